@@ -1,0 +1,34 @@
+# Every way to work on Hutch. `make` alone lists them; ARGS goes to the program behind the target.
+
+SHELL := /bin/bash
+export PATH := $(PATH):/usr/sbin:/sbin
+PYTHON := .venv/bin/python
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-rootless check bench prove
+
+help: ## list the targets
+	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
+
+setup: ## system packages (as root) and .venv; quick when both are there
+	@tools/setup.sh
+
+demo: setup ## a box, a command, a file, a limit: the short tour
+	$(PYTHON) examples/demo.py $(ARGS)
+
+check: setup ## linters, types, import contracts, file lengths
+	@tools/check.sh
+
+test: setup check ## check, every test as this user, then (as root) the brief run as an ordinary user
+	tools/test.sh $(ARGS)
+	tools/test-rootless.sh --brief
+
+test-rootless: setup ## every test as an ordinary user
+	tools/test-rootless.sh $(ARGS)
+
+bench: setup ## measure, e.g. make bench ARGS="--help"
+	$(PYTHON) -m bench $(ARGS)
+
+prove: setup ## the tests marked proof, with full counts
+	tools/prove.sh $(ARGS)

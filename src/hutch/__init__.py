@@ -1,0 +1,3 @@
+"""Hutch: isolated boxes for AI agents that start in milliseconds."""
+
+__version__ = "0.1.0"

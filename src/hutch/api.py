@@ -1,0 +1,193 @@
+"""The public protocols: `Hutch`, `Box`, `Job`, `Files`. The embedded and the remote form both implement them."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from hutch.model.capabilities import Capabilities
+from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.state import State
+
+Shell = str
+Argv = Sequence[str]
+
+
+class Files(Protocol):
+    """Files as the box's user sees them. Relative paths start at the workdir; errors are also the builtin ones."""
+
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        """A range, or all. Without a limit a file over 64 MB raises FileTooLarge: use `open` or a range."""
+
+    async def read_text(self, path: str) -> str:
+        """UTF-8 with replacement."""
+
+    async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[list[str], bool]:
+        """Lines from the `start`-th on, and whether that reached the end of the file."""
+
+    def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        """The content in pieces, with back-pressure, of any size."""
+
+    async def write(
+        self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
+        sync: bool = False, parents: bool = True,
+    ) -> FileInfo:  # fmt: skip
+        """Atomic (temporary file and rename) unless appending; keeps the mode of a file that exists."""
+
+    async def edit(
+        self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
+    ) -> Edited:
+        """Replace an exact match, bytes in, bytes out. NoMatch unless it is there once (or `replace_all`);
+        FileChanged if `expect` (a digest from an earlier edit or `digest`) is not the file's."""
+
+    async def digest(self, path: str) -> str: ...
+
+    async def stat(self, path: str) -> FileInfo: ...
+
+    async def exists(self, path: str) -> bool: ...
+
+    async def list(self, path: str = ".") -> list[FileInfo]:
+        """Entries of one directory, by name."""
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None: ...
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None: ...
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None: ...
+
+    async def glob(self, pattern: str, *, root: str = ".", limit: int = 10_000) -> Matches:
+        """`**` crosses directories; hidden names match only a pattern that names the dot."""
+
+    async def grep(
+        self, pattern: str, *, root: str = ".", glob: str | None = None, ignore_case: bool = False,
+        limit: int = 1000, timeout_sec: float = 10.0,
+    ) -> GrepResult:  # fmt: skip
+        """A Python regular expression over text files; what was found until a bound is returned, and says so."""
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+        """Changes from now on; the watch is in place when the first item is awaited or `async with` is entered."""
+
+    async def copy_in(self, source: str | Path, target: str) -> int:
+        """A host file or tree into the box, streamed; returns bytes copied."""
+
+    async def copy_out(self, source: str, target: str | Path) -> int:
+        """A box's file or tree to the host, streamed. Names that would leave `target` are refused."""
+
+
+class Job(Protocol):
+    """A process as a resource."""
+
+    @property
+    def id(self) -> str: ...
+
+    async def info(self) -> JobInfo: ...
+
+    async def read(
+        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
+    ) -> Chunk:
+        """From `cursor`; None goes on where this handle's last read of that stream ended."""
+
+    def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]: ...
+
+    async def write(self, data: bytes | str) -> None: ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def signal(self, number: int = 15) -> None: ...
+
+    async def resize(self, rows: int, cols: int) -> None: ...
+
+    async def wait(self, timeout_sec: float | None = None) -> Result: ...
+
+
+class Box(Protocol):
+    """A handle on one box."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def spec(self) -> EffectiveSpec: ...
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]: ...
+
+    @property
+    def files(self) -> Files: ...
+
+    async def exec(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+        keep_output: int = 1 << 20,
+    ) -> Result:  # fmt: skip
+        """Run to the end. Returns a result whatever the command did, and raises only if it could not be run."""
+
+    def stream(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+    ) -> "Stream":  # fmt: skip
+        """Run and read along: iterate for ("stdout" | "stderr", bytes); `.result` is there at the end."""
+
+    async def start(
+        self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
+        timeout: float | None = None, user: str | None = None, pty: bool = False, rows: int = 24, cols: int = 80,
+        name: str = "",
+    ) -> Job:  # fmt: skip
+        """Start a job; stdin stays open."""
+
+    async def jobs(self) -> tuple[JobInfo, ...]: ...
+
+    async def job(self, job_id: str) -> Job: ...
+
+    async def usage(self) -> Usage: ...
+
+    async def state(self) -> State: ...
+
+    async def pause(self) -> None: ...
+
+    async def resume(self) -> None: ...
+
+    async def destroy(self) -> None: ...
+
+
+class Stream(Protocol):
+    """A command that is read while it runs. Leaving the iteration early kills it."""
+
+    def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]: ...
+
+    @property
+    def result(self) -> Result:
+        """Set when the iteration has ended."""
+
+
+class Hutch(Protocol):
+    """The front door."""
+
+    def box(self, **spec: Any) -> AbstractAsyncContextManager[Box]:
+        """A new box, destroyed at exit."""
+
+    async def create(self, **spec: Any) -> Box:
+        """A new box that stays until it is destroyed or its clocks end it."""
+
+    async def attach(self, box_id: str) -> Box: ...
+
+    async def boxes(self) -> tuple["BoxInfo", ...]: ...
+
+    async def providers(self) -> tuple[Capabilities, ...]: ...
+
+    async def close(self) -> None: ...
+
+
+class BoxInfo(Protocol):
+    """What a listing shows of a box."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def state(self) -> State: ...
+
+    @property
+    def spec(self) -> EffectiveSpec: ...

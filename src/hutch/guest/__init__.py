@@ -1,0 +1,1 @@
+"""What runs inside a box. Standard library only; imports nothing else of hutch."""

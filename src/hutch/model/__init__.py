@@ -1,0 +1,1 @@
+"""What all layers speak: frozen, slotted, validated records with JSON both ways."""

@@ -1,0 +1,68 @@
+"""What file operations answer: entries, matches, changes."""
+
+from enum import StrEnum
+
+from hutch.model.record import Record
+
+
+class FileKind(StrEnum):
+    FILE = "file"
+    DIRECTORY = "directory"
+    SYMLINK = "symlink"
+    OTHER = "other"
+
+
+class FileInfo(Record, frozen=True, kw_only=True):
+    """One file, not followed if it is a symlink."""
+
+    path: str
+    kind: FileKind
+    size: int
+    mode: int
+    uid: int
+    gid: int
+    mtime: float
+    target: str | None = None
+    """Where a symlink points."""
+
+
+class Matches(Record, frozen=True, kw_only=True):
+    """Paths that a glob found; `complete` is False when a bound was met, and `note` says which."""
+
+    paths: tuple[str, ...]
+    complete: bool = True
+    note: str = ""
+
+
+class GrepHit(Record, frozen=True, kw_only=True):
+    path: str
+    line: int
+    text: str
+
+
+class GrepResult(Record, frozen=True, kw_only=True):
+    """Lines that a grep found; partial results are returned and say so (lesson 20)."""
+
+    hits: tuple[GrepHit, ...]
+    complete: bool = True
+    note: str = ""
+    files_searched: int = 0
+
+
+class Edited(Record, frozen=True, kw_only=True):
+    """What an edit did."""
+
+    path: str
+    replaced: int
+    size: int
+    digest: str
+    """Pass it as `expect` to the next edit to be told if somebody else changed the file."""
+
+
+class Change(Record, frozen=True, kw_only=True):
+    """One event of a watch."""
+
+    path: str
+    kind: str
+    """created | modified | deleted | moved_from | moved_to | overflow"""
+    directory: bool = False

@@ -1,0 +1,132 @@
+"""What a caller asks for (`Spec`) and what policy made of it (`EffectiveSpec`, with every adjustment)."""
+
+from enum import StrEnum
+
+import msgspec
+
+from hutch.model.ids import BoxId
+from hutch.model.limits import Limits, LimitsAsked
+from hutch.model.record import Record
+
+
+class NetworkMode(StrEnum):
+    OFF = "off"
+    ON = "on"
+    ALLOWLIST = "allowlist"
+
+
+class MountMode(StrEnum):
+    RO = "ro"
+    RW = "rw"
+    NONE = "none"
+
+
+class Retention(StrEnum):
+    TEMPORARY = "temporary"
+    PERSISTENT = "persistent"
+
+
+class Isolation(StrEnum):
+    """How strong a provider's wall is, weakest first."""
+
+    NONE = "none"
+    NAMESPACES = "namespaces"
+    GVISOR = "gvisor"
+    VM = "vm"
+
+
+class Mount(Record, frozen=True, kw_only=True):
+    """A host directory or file shown inside the box; policy checks the source against the allow-list."""
+
+    source: str
+    target: str
+    mode: MountMode = MountMode.RO
+
+
+class Workspace(Record, frozen=True, kw_only=True):
+    """`source` is "own", "volume:NAME" or a host path; it appears at /workspace."""
+
+    source: str = "own"
+    mode: MountMode = MountMode.RW
+
+
+class Spec(Record, frozen=True, kw_only=True):
+    """None always means "not asked": the profile, then the provider decides."""
+
+    profile: str = "default"
+    provider: str | None = None
+    image: str | None = None
+    """host | dir:PATH | tar:PATH | oci:REF"""
+    workspace: Workspace | None = None
+    workdir: str | None = None
+    user: str | None = None
+    """Default user of commands: "user" (an ordinary one), "root" (of the box) or a number."""
+    mounts: tuple[Mount, ...] = ()
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    secrets: dict[str, str] = msgspec.field(default_factory=dict)
+    """Like env, but never shown in a record, a log, an error or a receipt."""
+    network: NetworkMode | None = None
+    allow_private: tuple[str, ...] = ()
+    """Private ranges (CIDR) that network `on` may reach all the same."""
+    limits: LimitsAsked = msgspec.field(default_factory=LimitsAsked)
+    read_only_root: bool | None = None
+    retention: Retention | None = None
+    idle_timeout_sec: float | None = None
+    ttl_sec: float | None = None
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+    ports: tuple[int, ...] = ()
+    name: str | None = None
+
+
+class Adjustment(Record, frozen=True, kw_only=True):
+    """One thing policy changed: `timeout_sec 600 → 120: maximum of profile default`."""
+
+    field: str
+    asked: str
+    given: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.field} {self.asked} → {self.given}: {self.reason}"
+
+
+class EffectiveSpec(Record, frozen=True, kw_only=True):
+    """A spec with every question answered: what the provider builds."""
+
+    profile: str
+    provider: str
+    image: str
+    workspace: Workspace
+    workdir: str
+    user: str
+    mounts: tuple[Mount, ...]
+    env: dict[str, str]
+    secrets: dict[str, str]
+    network: NetworkMode
+    allow_private: tuple[str, ...]
+    limits: Limits
+    read_only_root: bool
+    retention: Retention
+    idle_timeout_sec: float
+    """0: never by idleness."""
+    ttl_sec: float
+    """0: no end of life."""
+    labels: dict[str, str]
+    ports: tuple[int, ...]
+    name: str
+    min_isolation: Isolation = Isolation.NAMESPACES
+    adjustments: tuple[Adjustment, ...] = ()
+
+    def shown(self) -> "EffectiveSpec":
+        """The spec as records, logs and people may see it: secrets keep their names only."""
+        return self.but(secrets=dict.fromkeys(self.secrets, "***")) if self.secrets else self
+
+
+class Order(Record, frozen=True, kw_only=True):
+    """What a provider is told to make: the box's id, its keeper and its effective spec."""
+
+    box_id: BoxId
+    keeper: str
+    spec: EffectiveSpec
+    orphan_grace_sec: float = 10.0
+    """Dead-man's clock: how long the box lives without any keeper."""

@@ -1,0 +1,1 @@
+"""Engines: each makes, re-attaches and destroys boxes behind the contract in `base`."""

@@ -1,0 +1,179 @@
+"""The system calls Python has no name for: mounts, namespaces, capabilities, seccomp.
+
+Every wrapper raises OSError with the name of the call, so that a message can say which step the kernel refused.
+Standard library only: this runs in the spawner and in the fork that becomes a guest.
+"""
+
+import ctypes
+import os
+import platform
+
+libc = ctypes.CDLL(None, use_errno=True)
+_syscall = libc.syscall
+_syscall.restype = ctypes.c_long
+
+MACHINE = platform.machine()
+
+# clone(2), unshare(2)
+CLONE_NEWTIME = 0x00000080
+CLONE_NEWNS = 0x00020000
+CLONE_NEWCGROUP = 0x02000000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+CLONE_INTO_CGROUP = 0x200000000
+SIGCHLD = 17
+
+# mount(2), umount2(2)
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_NOSYMFOLLOW = 256
+MS_BIND = 4096
+MS_MOVE = 8192
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MS_SLAVE = 1 << 19
+MS_RELATIME = 1 << 21
+MNT_DETACH = 2
+UMOUNT_NOFOLLOW = 8
+
+# open_tree(2), move_mount(2), mount_setattr(2)
+OPEN_TREE_CLONE = 1
+OPEN_TREE_CLOEXEC = os.O_CLOEXEC
+AT_FDCWD = -100
+AT_RECURSIVE = 0x8000
+AT_EMPTY_PATH = 0x1000
+MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOUNT_ATTR_RDONLY = 0x1
+MOUNT_ATTR_NOSUID = 0x2
+MOUNT_ATTR_NODEV = 0x4
+MOUNT_ATTR_NOEXEC = 0x8
+MOUNT_ATTR_IDMAP = 0x100000
+
+# prctl(2)
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_SET_KEEPCAPS = 8
+PR_SET_NAME = 15
+PR_CAPBSET_READ = 23
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+PR_CAP_AMBIENT = 47
+PR_CAP_AMBIENT_CLEAR_ALL = 4
+
+_COMMON = {"open_tree": 428, "move_mount": 429, "pidfd_open": 434, "clone3": 435, "close_range": 436,
+           "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
+           "landlock_restrict_self": 446}  # fmt: skip
+_NUMBERS = {
+    "x86_64": {"clone": 56, "pivot_root": 155, "seccomp": 317, "capset": 126, "openat2": 437, "keyctl": 250},
+    "aarch64": {"clone": 220, "pivot_root": 41, "seccomp": 277, "capset": 91, "openat2": 437, "keyctl": 219},
+}
+NR: dict[str, int] = {**_COMMON, **_NUMBERS.get(MACHINE, {})}
+
+CString = str | bytes | None
+
+
+def _bytes(text: CString) -> bytes | None:
+    return os.fsencode(text) if text is not None else None
+
+
+def _check(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), what)
+    return result
+
+
+def syscall(name: str, *args: object) -> int:
+    """Make the system call `name`; integers are passed as 64 bit, bytes and ctypes objects as pointers."""
+    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
+    return _check(int(_syscall(ctypes.c_long(NR[name]), *wide)), name)
+
+
+def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
+    words = [ctypes.c_ulong(value) for value in (a, b, c, d)]
+    return _check(int(libc.prctl(ctypes.c_int(option), *words)), f"prctl({option})")
+
+
+def unshare(flags: int) -> None:
+    _check(libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def setns(fd: int, kind: int = 0) -> None:
+    _check(libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+
+
+def mount(source: CString, target: CString, kind: CString = None, flags: int = 0, data: CString = None) -> None:
+    result = libc.mount(_bytes(source), _bytes(target), _bytes(kind), ctypes.c_ulong(flags), _bytes(data))
+    _check(result, f"mount {target!s}")
+
+
+def umount(target: CString, flags: int = 0) -> None:
+    _check(libc.umount2(_bytes(target), ctypes.c_int(flags)), f"umount {target!s}")
+
+
+def pivot_root(new: CString, old: CString) -> None:
+    syscall("pivot_root", _bytes(new), _bytes(old))
+
+
+def open_tree(directory: int, path: CString, flags: int) -> int:
+    return syscall("open_tree", directory, _bytes(path), flags)
+
+
+def move_mount(mount_fd: int, directory: int, path: CString) -> None:
+    """Attach the detached mount `mount_fd` at `path`."""
+    syscall("move_mount", mount_fd, b"", directory, _bytes(path), MOVE_MOUNT_F_EMPTY_PATH)
+
+
+class _MountAttributes(ctypes.Structure):
+    _fields_ = (
+        ("set", ctypes.c_uint64),
+        ("clear", ctypes.c_uint64),
+        ("propagation", ctypes.c_uint64),
+        ("userns", ctypes.c_uint64),
+    )
+
+
+def mount_setattr(directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, userns: int = 0) -> None:
+    attributes = _MountAttributes(add, remove, 0, userns)
+    pointer, size = ctypes.byref(attributes), ctypes.sizeof(attributes)
+    syscall("mount_setattr", directory, _bytes(path), flags, pointer, size)
+
+
+def pidfd_open(pid: int) -> int:
+    return os.pidfd_open(pid)
+
+
+def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
+    """Close every descriptor from `first` to `last`: nothing of the launching shell reaches a box."""
+    syscall("close_range", first, last, 0)
+
+
+class _CapHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapData(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+def capset(effective: int, permitted: int, inheritable: int = 0) -> None:
+    """Set this thread's capability sets, given as 64-bit masks (capabilities(7))."""
+    header = _CapHeader(0x20080522, 0)
+    data = (_CapData * 2)()
+    for index in range(2):
+        shift = 32 * index
+        data[index].effective = (effective >> shift) & 0xFFFFFFFF
+        data[index].permitted = (permitted >> shift) & 0xFFFFFFFF
+        data[index].inheritable = (inheritable >> shift) & 0xFFFFFFFF
+    syscall("capset", ctypes.byref(header), ctypes.byref(data))

@@ -1,0 +1,73 @@
+"""What every test relies on: default signals, fixed seeds, coroutine tests, and Hutch directories of its own."""
+
+import asyncio
+import inspect
+import os
+import shutil
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A machine under load is slow, and slowness is not a finding: only counterexamples fail a property.
+settings.register_profile(
+    "ci", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("ci")
+
+
+def pytest_configure() -> None:
+    """Undo what a parent ignored or blocked: exec keeps both, so every process of every test would inherit them."""
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a coroutine test in a fresh event loop. Async fixtures do not exist here: a test says `async with`."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = inspect.signature(pyfuncitem.obj).parameters
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    return True
+
+
+@pytest.fixture(scope="session")
+def rootless() -> bool:
+    """Whether the tests run as an ordinary user."""
+    return os.geteuid() != 0
+
+
+@pytest.fixture(scope="session", autouse=True)
+def hutch_directories() -> Iterator[Path]:
+    """State and run directory for this test process (each xdist worker is one), which Hutch itself has to make.
+
+    Right under /tmp, because a Unix socket's path has 108 bytes and TMPDIR may use up most of them.
+    """
+    parent = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
+    parent.chmod(0o755)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("HUTCH_STATE_DIR", str(parent / "s"))
+        environment.setenv("HUTCH_RUN_DIR", str(parent / "r"))
+        yield parent
+    remove(parent)
+
+
+def remove(directory: Path) -> None:
+    """Remove a tree that boxes have used, and say so if something still holds it."""
+    # A mount left under it may show the host's own files, and rmtree would follow it into them.
+    if f" {directory}/" in Path("/proc/self/mountinfo").read_text():
+        warnings.warn(f"{directory} is kept: something is still mounted under it", stacklevel=2)
+        return
+    if os.geteuid() != 0:
+        # overlayfs leaves work directories of mode 0, which only root may remove as they are.
+        for path, _, _ in os.walk(directory, onerror=lambda error: os.chmod(error.filename, 0o700)):
+            os.chmod(path, 0o700)
+    shutil.rmtree(directory, ignore_errors=True)
+    if directory.exists():
+        warnings.warn(f"{directory} could not be removed: a process of the tests still uses it", stacklevel=2)

@@ -1,0 +1,88 @@
+#!/usr/bin/env bash
+# Make a clone ready to work in: the system packages that the tests use, and .venv. Safe to run again at any time.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+# Debian's own interpreter: every user may read it, which the rootless tests and the boxes rely on.
+# The first python3 on PATH may lie in a home directory that other users cannot enter.
+python="${HUTCH_PYTHON:-/usr/bin/python3}"
+packages=(
+  python3-venv        # .venv
+  gcc libc6-dev       # the attack programs of tests/security
+  util-linux          # setpriv, unshare, nsenter
+  iproute2 nftables   # boxes with network, as root
+  passt               # boxes with network, rootless
+  bubblewrap          # a peer to measure beside
+  file git            # what commands in the tests call
+)
+
+missing_packages() {
+  local name
+  for name in "${packages[@]}"; do
+    [[ $(dpkg-query -W -f '${db:Status-Status}' "$name" 2>/dev/null) == installed ]] || echo "$name"
+  done
+}
+
+install_packages() {
+  export DEBIAN_FRONTEND=noninteractive
+  local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+  # A fresh machine has no package lists, and old lists name versions that the mirror has dropped.
+  "${apt[@]}" update || echo "setup: apt-get update failed; trying with the lists that are there" >&2
+  "${apt[@]}" install -y --no-install-recommends "$@" </dev/null
+}
+
+system_packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    echo "setup: not a Debian system; the tests need your distribution's form of: ${packages[*]}"
+    return
+  fi
+  local missing
+  mapfile -t missing < <(missing_packages)
+  ((${#missing[@]})) || return 0
+  if ((EUID == 0)); then
+    echo "setup: installing ${missing[*]}"
+    install_packages "${missing[@]}" || echo "setup: apt-get failed" >&2
+    mapfile -t missing < <(missing_packages)
+    ((${#missing[@]})) || return 0
+  fi
+  echo "setup: MISSING packages: ${missing[*]}" >&2
+  echo "setup: tests that need them will skip and say so. To install: sudo apt-get install ${missing[*]}" >&2
+}
+
+# What .venv was made from. The path is part of it: a virtual environment does not survive a move.
+fingerprint() {
+  { pwd -P; "$python" -VV; sha256sum pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1
+}
+
+# An environment made here by the same interpreter is brought up to date; any other is made anew.
+usable() {
+  [[ -x .venv/bin/pip && $(head -n1 .venv/bin/pip) == "#!$PWD/.venv/bin/python"* ]] &&
+    [[ $(.venv/bin/python -VV 2>/dev/null) == "$("$python" -VV)" ]]
+}
+
+virtual_environment() {
+  local stamp=.venv/.hutch-setup made_from
+  made_from=$(fingerprint)
+  [[ -f $stamp && $(<"$stamp") == "$made_from" ]] && .venv/bin/python -c '' && return 0
+
+  "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
+    { echo "setup: $python is older than 3.11; name a newer one with HUTCH_PYTHON" >&2; exit 1; }
+  "$python" -c 'import ensurepip, venv' 2>/dev/null ||
+    { echo "setup: $python cannot make virtual environments: install python3-venv" >&2; exit 1; }
+
+  echo "setup: making .venv with $("$python" -V)"
+  usable || "$python" -m venv --clear "$PWD/.venv"
+  local try
+  for try in 1 2 3; do
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null && break
+    ((try < 3)) || { echo "setup: pip could not install the development packages, in three tries" >&2; exit 1; }
+    sleep $((try * 5))
+  done
+  echo "$made_from" >"$stamp"
+}
+
+# One setup at a time in a clone: the lock sits on a file that is there anyway and goes with this process.
+exec 9<pyproject.toml
+flock 9
+system_packages 9<&-
+virtual_environment 9<&-

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Run the tests: first those that may run beside each other, then those marked `alone`, one by one.
+#
+# A test that fails is run once more, alone. If it passes then, the run goes on and names it as unsteady at the
+# end; if it fails or skips, the run fails. Nothing else gets a second chance: a collection error, an internal
+# error or a pytest that died is the result. Arguments go to pytest (paths, -k, ...).
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+umask 022
+
+export PYTHONHASHSEED=0
+scratch=$(mktemp -d "${TMPDIR:-/tmp}/hutch-test.XXXXXX")
+# Not if a mount was left there: rm would follow it into the host's own files.
+trap 'grep -qF " $scratch/" /proc/self/mountinfo || rm -rf --one-file-system "$scratch"' EXIT
+export HYPOTHESIS_STORAGE_DIRECTORY=$scratch/hypothesis
+
+python=.venv/bin/python
+arguments=("$@")
+runs=()     # names of the pytest runs, in order
+unsteady=() # tests that passed at their second run only
+empty=0     # phases that selected no test
+
+# run NAME OPTION...: one pytest, its output shown and kept in $scratch/NAME.log. Returns pytest's exit code.
+run() {
+  local name=$1 log=$scratch/$1.log pid
+  shift
+  runs+=("$name")
+  echo "== ${name//-/ }"
+  # Written to a file, not through a pipe: a process that a test left behind would hold the pipe open for ever.
+  "$python" -m pytest --basetemp="$scratch/$name" "$@" "${arguments[@]}" >"$log" 2>&1 </dev/null &
+  pid=$!
+  tail -n +1 -f --pid="$pid" "$log"
+  wait "$pid"
+}
+
+# phase NAME MARK OPTION...: run the tests that MARK selects, and those that failed a second time.
+phase() {
+  local name=$1 mark=$2 code before
+  shift 2
+  local cache=$scratch/cache-$name
+  run "$name" -m "$mark" -o cache_dir="$cache" "$@"
+  code=$?
+  case $code in
+    0) return 0 ;;
+    1) ;;
+    5) empty=$((empty + 1)); return 0 ;;
+    *) finish "$code" "$name ended with pytest's exit code $code" ;;
+  esac
+
+  before=$("$python" tools/failed_tests.py "$cache") || finish 1 "$name failed in a way that has no second run"
+  run "$name-second-run" -m "$mark" -o cache_dir="$cache" -p no:xdist --last-failed --last-failed-no-failures=none \
+    --junit-xml="$scratch/second.xml"
+  code=$?
+  ((code == 0)) || finish "$code" "$name failed twice"
+  # A test that was not selected again stays in the list of failures; one that skipped has proven nothing.
+  [[ -z $("$python" tools/failed_tests.py "$cache") ]] && grep -q 'skipped="0"' "$scratch/second.xml" ||
+    finish 1 "$name: not every failed test passed at its second run"
+  mapfile -t -O "${#unsteady[@]}" unsteady <<<"$before"
+}
+
+# finish CODE [REASON]: name what was unsteady, repeat the summary line of every pytest run, and end.
+finish() {
+  local name
+  echo
+  ((${#unsteady[@]})) && printf 'unsteady: %s\n' "${unsteady[@]}"
+  [[ -n ${2-} ]] && echo "FAILED: $2"
+  for name in "${runs[@]}"; do
+    echo "-- ${name//-/ }"
+    grep -aE '^=+ .* in [0-9.]+s.* =+$' "$scratch/$name.log" | tail -n 1
+  done
+  exit "$1"
+}
+
+phase together "not alone and not proof" -n 2 --dist loadfile
+phase alone "alone and not proof" -p no:xdist
+((empty < 2)) || finish 5 "no test was selected"
+finish 0
