@@ -7,8 +7,11 @@ Standard library only: this runs in the spawner and in the fork that becomes a g
 import ctypes
 import os
 import platform
+from collections.abc import Iterable
 
-libc = ctypes.CDLL(None, use_errno=True)
+# PyDLL keeps the interpreter's lock over a call: none of these waits long, and a clone must not happen between
+# letting go of the lock and taking it again.
+libc = ctypes.PyDLL(None, use_errno=True)
 _syscall = libc.syscall
 _syscall.restype = ctypes.c_long
 
@@ -24,6 +27,7 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
+CLONE_PIDFD = 0x00001000
 SIGCHLD = 17
 
 # mount(2), umount2(2)
@@ -49,11 +53,18 @@ AT_FDCWD = -100
 AT_RECURSIVE = 0x8000
 AT_EMPTY_PATH = 0x1000
 MOVE_MOUNT_F_EMPTY_PATH = 0x4
+MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY = 0x1
 MOUNT_ATTR_NOSUID = 0x2
 MOUNT_ATTR_NODEV = 0x4
 MOUNT_ATTR_NOEXEC = 0x8
 MOUNT_ATTR_IDMAP = 0x100000
+
+# openat2(2)
+RESOLVE_NO_MAGICLINKS = 0x02
+RESOLVE_NO_SYMLINKS = 0x04
+RESOLVE_BENEATH = 0x08
+RESOLVE_IN_ROOT = 0x10
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
@@ -123,12 +134,18 @@ def pivot_root(new: CString, old: CString) -> None:
 
 
 def open_tree(directory: int, path: CString, flags: int) -> int:
-    return syscall("open_tree", directory, _bytes(path), flags)
+    """A detached copy (OPEN_TREE_CLONE) of the mount at `path`; with AT_RECURSIVE also of what is mounted below."""
+    try:
+        return syscall("open_tree", directory, _bytes(path), flags | OPEN_TREE_CLOEXEC)
+    except OSError as error:
+        error.filename = f"open_tree {os.fsdecode(path or b'')}"
+        raise
 
 
 def move_mount(mount_fd: int, directory: int, path: CString) -> None:
-    """Attach the detached mount `mount_fd` at `path`."""
-    syscall("move_mount", mount_fd, b"", directory, _bytes(path), MOVE_MOUNT_F_EMPTY_PATH)
+    """Attach the detached mount `mount_fd` at `path`; an empty path means the directory itself."""
+    flags = MOVE_MOUNT_F_EMPTY_PATH | (0 if path else MOVE_MOUNT_T_EMPTY_PATH)
+    syscall("move_mount", mount_fd, b"", directory, _bytes(path or b""), flags)
 
 
 class _MountAttributes(ctypes.Structure):
@@ -140,14 +157,85 @@ class _MountAttributes(ctypes.Structure):
     )
 
 
-def mount_setattr(directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, userns: int = 0) -> None:
-    attributes = _MountAttributes(add, remove, 0, userns)
+def mount_setattr(
+    directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, propagation: int = 0, userns: int = 0
+) -> None:
+    """Change a mount; with an empty path and AT_EMPTY_PATH the one that the descriptor `directory` stands for."""
+    attributes = _MountAttributes(add, remove, propagation, userns)
     pointer, size = ctypes.byref(attributes), ctypes.sizeof(attributes)
     syscall("mount_setattr", directory, _bytes(path), flags, pointer, size)
 
 
-def pidfd_open(pid: int) -> int:
-    return os.pidfd_open(pid)
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def openat2(directory: int, path: CString, flags: int, resolve: int, mode: int = 0) -> int:
+    """open(2) that says which ways a path may take; the descriptor is close-on-exec."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    try:
+        return syscall("openat2", directory, _bytes(path), ctypes.byref(how), ctypes.sizeof(how))
+    except OSError as error:
+        error.filename = os.fsdecode(path or b"")
+        raise
+
+
+class _CloneArguments(ctypes.Structure):
+    _fields_ = tuple(
+        (name, ctypes.c_uint64)
+        for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls",
+                     "set_tid", "set_tid_size", "cgroup")
+    )  # fmt: skip
+
+
+def clone(flags: int, cgroup: int | None = None) -> int:
+    """fork(2) into new namespaces, and into the v2 group of the descriptor `cgroup`: 0 in the child, its pid here.
+
+    The raw call does not refresh glibc's cached thread id, which nothing in a single-threaded Python uses. The caller
+    must be single-threaded: locks of other threads would stay taken in the child for ever.
+    """
+    ctypes.pythonapi.PyOS_BeforeFork()
+    if cgroup is None:
+        pid = int(_syscall(ctypes.c_long(NR["clone"]), ctypes.c_ulong(flags | SIGCHLD), None, None, None, None))
+    else:
+        arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=SIGCHLD, cgroup=cgroup)
+        pid = int(_syscall(ctypes.c_long(NR["clone3"]), ctypes.byref(arguments), ctypes.sizeof(arguments)))
+    if pid == 0:
+        ctypes.pythonapi.PyOS_AfterFork_Child()
+        return 0
+    number = ctypes.get_errno()
+    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    if pid < 0:
+        raise OSError(number, os.strerror(number), "clone")
+    return pid
+
+
+class CommandLine:
+    """The words that ps and /proc/<pid>/cmdline show: a box must not read the host's paths there."""
+
+    def __init__(self) -> None:
+        with open("/proc/self/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+        # proc(5): arg_start to env_end are fields 48 to 51; the list starts with field 3.
+        self._start, _, _, end = (int(fields[number - 3]) for number in (48, 49, 50, 51))
+        self._length = end - self._start
+
+    def show(self, name: str) -> None:
+        """Replace arguments and environment, and the name of the thread."""
+        words = name.encode()[: self._length - 1]
+        ctypes.memset(self._start, 0, self._length)
+        ctypes.memmove(self._start, words, len(words))
+        libc.prctl(ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(words[:15]), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0))
+
+
+def close_but(kept: Iterable[int]) -> None:
+    """Close every descriptor from 3 on that is not in `kept`."""
+    first = 3
+    for fd in sorted(set(kept)):
+        if fd > first:
+            close_from(first, fd - 1)
+        first = max(first, fd + 1)
+    close_from(first)
 
 
 def close_from(first: int, last: int = 0xFFFFFFFF) -> None:

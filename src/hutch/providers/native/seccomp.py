@@ -13,7 +13,7 @@ import ctypes
 import enum
 import errno
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hutch.providers.native import kernel
 from hutch.providers.native.syscalls import AUDIT_ARCH, NUMBERS
@@ -107,8 +107,7 @@ _REFUSED: dict[str, str] = {
 # their attack surface.
 
 
-@dataclass(frozen=True, slots=True)
-class Check:
+class Check(NamedTuple):
     """A question about one argument: is it one of `values`, or (`bits`) does it share a bit with one of them?
 
     Only the low 32 bits are compared: every argument checked here is an int, or a mask whose upper half the

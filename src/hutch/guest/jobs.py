@@ -1,0 +1,324 @@
+"""Jobs: started, read, reaped, timed out, killed, remembered within bounds.
+
+A job has *ended* when its process was reaped, and is *settled* when what it wrote has been read. Descendants that hold
+its output open are not waited for: the job is `lingering`, and what they write is still read while they live.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+
+from hutch.guest import terminal
+from hutch.guest.loop import Loop, Timer
+from hutch.guest.output import Output, Spill
+from hutch.guest.pipes import Input, Pump
+from hutch.guest.starting import environment, kill_session, spawn
+from hutch.guest.steps import Failure
+
+MAX_ENDED = 4096
+MAX_LINGERING = 64
+"""Ended jobs whose descendants' output is still read; each holds two descriptors."""
+ENDED_MEMORY = 8 << 20
+"""Output of ended jobs that stays in memory; the oldest moves to the spill file first."""
+AFTERMATH = 0.5
+"""How long a killed job's descendants may take to let go of its output before it settles without them."""
+
+
+class Job:
+    """One process and what it wrote."""
+
+    __slots__ = (
+        "argv", "began", "cancelled", "duration", "err", "exit_code", "id", "input", "killed", "lingering", "name", "on_news",
+        "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal", "started_at", "timed_out", "timer", "usage",
+    )  # fmt: skip
+
+    def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
+        self.id = job_id
+        self.argv = argv
+        self.name = name
+        self.out = out
+        self.err = err
+        self.pid = 0
+        self.pty = -1
+        self.pumps: tuple[Pump, ...] = ()
+        self.input: Input | None = None
+        self.timer: Timer | None = None
+        self.started_at = time.time()
+        self.began = time.monotonic()
+        self.duration: float | None = None
+        self.exit_code: int | None = None
+        self.signal: int | None = None
+        self.usage = (0.0, 0.0, 0)
+        """User and system seconds, largest resident set in kB; never below the guest's own, whose image it had at first."""
+        self.timed_out = False
+        self.cancelled = False
+        self.killed = False
+        self.lingering = False
+        self.settled = False
+        self.shared = False
+        """Another job ran at some time during this one: what happened to the box may have been its doing."""
+        self.seen = False
+        """Its output was read to the end by somebody."""
+        self.on_news: list[Callable[[], None]] = []
+        """Called after output came and when the job has settled."""
+
+    @property
+    def ended(self) -> bool:
+        return self.duration is not None
+
+    def news(self) -> None:
+        for listener in tuple(self.on_news):
+            listener()
+
+    def let_go(self) -> None:
+        """Whoever read along is gone: the process no longer waits for anybody."""
+        for pump in self.pumps:
+            if pump.reader_at is not None:
+                pump.reader_at = None
+                pump.output.discard = False
+                pump.resume()
+
+    def kill(self) -> None:
+        self.killed = True
+        kill_session(self.pid)
+
+
+class Jobs:
+    """The table of a guest's jobs."""
+
+    def __init__(
+        self, loop: Loop, spill: Spill, prefix: str, workdir: str, env: Mapping[str, str], shell: str, oom_fd: int | None
+    ) -> None:
+        self.by_id: dict[str, Job] = {}
+        self._by_pid: dict[int, Job] = {}
+        self._ended: dict[str, Job] = {}
+        self._loop = loop
+        self._spill = spill
+        self._prefix = prefix
+        self._number = 0
+        self._workdir = workdir
+        self._env = environment({}, env)
+        self._shell = shell
+        self._oom_fd = oom_fd
+        self._nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        spill.make_room = self._make_room
+        loop.on_child(self.reap)
+
+    @property
+    def running(self) -> int:
+        return len(self._by_pid)
+
+    def find(self, job_id: str) -> Job:
+        job = self.by_id.get(job_id)
+        if job is None:
+            raise Failure("not_found", f"there is no job {job_id!r} in this box")
+        return job
+
+    # --- starting ----------------------------------------------------------------------------------------------
+
+    def start(
+        self,
+        command: str | list[str],
+        *,
+        cwd: str | None = None,
+        env: Mapping[str, str] | None = None,
+        name: str = "",
+        timeout: float | None = None,
+        with_input: bool = False,
+        pty: tuple[int, int] | None = None,
+        patient: bool = False,
+    ) -> Job:
+        argv = [self._shell, "-c", command] if isinstance(command, str) else command
+        if not argv or not command:
+            raise Failure("invalid", "the command is empty")
+        self._number += 1
+        job_id = f"{self._prefix}{self._number}"
+        job = Job(job_id, argv, name, Output(self._spill, f"{job_id}.out"), Output(self._spill, f"{job_id}.err"))
+        where = os.path.join(self._workdir, cwd) if cwd else self._workdir
+        try:
+            if pty is not None:
+                self._start_in_terminal(job, where, environment(self._env, env), *pty)
+            else:
+                self._start_on_pipes(job, where, environment(self._env, env), with_input)
+        except OSError as error:
+            raise Failure("not_runnable", f"cannot make pipes: {error.strerror}", errno="EMFILE", what="pipes") from error
+        if self._by_pid or any(other.lingering for other in self._ended.values()):
+            job.shared = True
+            for other in self._by_pid.values():
+                other.shared = True
+        self._by_pid[job.pid] = job
+        self.by_id[job_id] = job
+        if patient:
+            for pump in job.pumps:
+                pump.reader_at = 0
+                pump.output.discard = True
+        if timeout is not None:
+            job.timer = self._loop.after(timeout, lambda: self._time_out(job))
+        return job
+
+    def _start_on_pipes(self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool) -> None:
+        fds: list[int] = []
+        try:
+            fds += os.pipe()
+            fds += os.pipe()
+            if with_input:
+                fds += os.pipe()
+            actions = (
+                (os.POSIX_SPAWN_DUP2, fds[4] if with_input else self._nothing, 0),
+                (os.POSIX_SPAWN_DUP2, fds[1], 1),
+                (os.POSIX_SPAWN_DUP2, fds[3], 2),
+            )
+            job.pid = spawn(job.argv, env, cwd, actions, self._oom_fd)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        os.close(fds[1])
+        os.close(fds[3])
+        os.set_blocking(fds[0], False)
+        os.set_blocking(fds[2], False)
+        if with_input:
+            os.close(fds[4])
+            os.set_blocking(fds[5], False)
+            job.input = Input(self._loop, fds[5])
+        self._attend(job, fds[0], fds[2])
+
+    def _start_in_terminal(self, job: Job, cwd: str, env: Mapping[bytes, bytes], rows: int, cols: int) -> None:
+        master, slave = terminal.open_pair(rows, cols)
+        try:
+            writer = os.dup(master)
+            job.pid = spawn(job.argv, env, cwd, terminal.child_actions(slave), self._oom_fd)
+        except BaseException:
+            os.close(master)
+            raise
+        finally:
+            os.close(slave)
+        job.pty = writer
+        job.input = Input(self._loop, writer)
+        self._attend(job, master)
+
+    def _attend(self, job: Job, *fds: int) -> None:
+        def progress() -> None:
+            if job.ended and not job.settled:
+                self._settle(job)
+            elif job.on_news:
+                job.news()
+
+        job.pumps = tuple(
+            Pump(self._loop, fd, output, progress) for fd, output in zip(fds, (job.out, job.err), strict=False)
+        )
+
+    # --- ending ------------------------------------------------------------------------------------------------
+
+    def reap(self) -> None:
+        """Every child that has ended: ours, and as PID 1 also the orphans of the box."""
+        while True:
+            try:
+                pid, status, usage = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            job = self._by_pid.pop(pid, None)
+            if job is None:
+                continue
+            job.duration = time.monotonic() - job.began
+            job.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
+            if os.WIFSIGNALED(status):
+                job.signal = os.WTERMSIG(status)
+            else:
+                job.exit_code = os.WEXITSTATUS(status)
+            if job.timer is not None:
+                job.timer.cancel()
+            if job.input is not None:
+                job.input.close()
+            if job.killed:
+                job.timer = self._loop.after(AFTERMATH, lambda job=job: self._settle(job, patience=False))  # type: ignore[misc]
+            self._settle(job)
+
+    def _settle(self, job: Job, patience: bool = True) -> None:
+        """Take what the job wrote; it is settled unless a reader, or the death of killed descendants, must be waited for."""
+        if job.settled:
+            return
+        for pump in job.pumps:
+            pump.drain()
+        waiting = any(pump.open for pump in job.pumps)
+        if waiting and (any(pump.paused for pump in job.pumps) or (job.killed and patience)):
+            job.news()
+            return
+        if job.timer is not None:
+            job.timer.cancel()
+        job.settled = True
+        job.lingering = waiting
+        self._ended[job.id] = job
+        job.news()
+        job.on_news.clear()
+        if waiting:
+            job.let_go()
+        if job.id in self._ended:
+            self._keep_bounds()
+
+    def _time_out(self, job: Job) -> None:
+        if not job.ended:
+            job.timed_out = True
+            job.kill()
+
+    def cancel(self, job: Job) -> None:
+        if not job.ended:
+            job.cancelled = True
+            job.kill()
+
+    def signal(self, job: Job, number: int) -> None:
+        """To the process group; SIGKILL to the whole session. Nothing happens to a job that has ended alone."""
+        if job.ended and not (job.lingering and any(pump.open for pump in job.pumps)):
+            return
+        if number == signal.SIGKILL:
+            kill_session(job.pid)
+            return
+        with suppress(ProcessLookupError):
+            os.killpg(job.pid, number)
+
+    def kill_all(self, everything: bool) -> None:
+        """`everything`: all processes of the pid namespace but the guest, which must be its init."""
+        if everything:
+            with suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+        for job in tuple(self._by_pid.values()):
+            job.cancelled = True
+            job.kill()
+
+    # --- remembering -------------------------------------------------------------------------------------------
+
+    def forget(self, job: Job) -> None:
+        for pump in job.pumps:
+            pump.close()
+        job.out.forget()
+        job.err.forget()
+        self.by_id.pop(job.id, None)
+        self._ended.pop(job.id, None)
+
+    def _keep_bounds(self) -> None:
+        if len(self._ended) > MAX_ENDED:
+            self.forget(next((job for job in self._ended.values() if job.seen), next(iter(self._ended.values()))))
+        lingering = [job for job in self._ended.values() if any(pump.open for pump in job.pumps)]
+        for job in lingering[:-MAX_LINGERING]:
+            for pump in job.pumps:
+                pump.close()
+        held = sum(job.out.held + job.err.held for job in self._ended.values())
+        for job in self._ended.values():
+            if held <= ENDED_MEMORY:
+                return
+            held -= job.out.held + job.err.held
+            job.out.park()
+            job.err.park()
+
+    def _make_room(self, size: int) -> None:
+        """Newer output is worth more than an ended job's: first what was read, then the oldest."""
+        for job in sorted(self._ended.values(), key=lambda job: not job.seen):
+            if self._spill.left >= size:
+                return
+            if job.out.spilled or job.err.spilled:
+                job.out.forget()
+                job.err.forget()

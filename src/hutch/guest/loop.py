@@ -1,0 +1,116 @@
+"""One epoll loop: descriptors, timers and child signals of the guest, in one thread."""
+
+from __future__ import annotations
+
+import heapq
+import os
+import select
+import signal
+import time
+from collections.abc import Callable
+
+READ = select.EPOLLIN
+WRITE = select.EPOLLOUT
+
+
+class Timer:
+    """A callback at a time; cancelling it is free, the heap forgets it when its time comes."""
+
+    __slots__ = ("callback", "when")
+
+    def __init__(self, when: float, callback: Callable[[], None]) -> None:
+        self.when = when
+        self.callback: Callable[[], None] | None = callback
+
+    def cancel(self) -> None:
+        self.callback = None
+
+    def __lt__(self, other: Timer) -> bool:
+        return self.when < other.when
+
+
+class Loop:
+    """Callbacks by descriptor. A callback must not block: it is everybody's time."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._callbacks: dict[int, Callable[[int], None]] = {}
+        self._timers: list[Timer] = []
+        self._soon: list[Callable[[], None]] = []
+        self._stopped = False
+
+    def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        self._epoll.register(fd, events)
+        self._callbacks[fd] = callback
+
+    def change(self, fd: int, events: int) -> None:
+        self._epoll.modify(fd, events)
+
+    def unwatch(self, fd: int) -> None:
+        """Before the descriptor is closed: its number may be another file's in the same round."""
+        if self._callbacks.pop(fd, None) is not None:
+            self._epoll.unregister(fd)
+
+    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return self.at(time.monotonic() + seconds, callback)
+
+    def at(self, when: float, callback: Callable[[], None]) -> Timer:
+        timer = Timer(when, callback)
+        heapq.heappush(self._timers, timer)
+        return timer
+
+    def soon(self, callback: Callable[[], None]) -> None:
+        """In the next round, after descriptors that are ready now: how long work is done in slices."""
+        self._soon.append(callback)
+
+    def on_child(self, callback: Callable[[], None]) -> None:
+        """Call back whenever a child may have ended."""
+        reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        # Only a signal with a handler wakes the descriptor; the work is done by the loop, not in the handler.
+        signal.signal(signal.SIGCHLD, _nothing)
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+        def woken(_events: int) -> None:
+            os.read(reader, 4096)
+            callback()
+
+        self.watch(reader, READ, woken)
+
+    def stop(self) -> None:
+        self._stopped = True
+
+    def run(self) -> None:
+        poll = self._epoll.poll
+        callbacks = self._callbacks
+        while not self._stopped:
+            for fd, events in poll(self._patience(), 64):
+                callback = callbacks.get(fd)
+                if callback is not None:  # an earlier callback of this round may have closed it
+                    callback(events)
+            self._run_due()
+
+    def _patience(self) -> float | None:
+        if self._soon:
+            return 0
+        while self._timers and self._timers[0].callback is None:
+            heapq.heappop(self._timers)
+        if not self._timers:
+            return None
+        return max(0.0, self._timers[0].when - time.monotonic())
+
+    def _run_due(self) -> None:
+        if self._soon:
+            due, self._soon = self._soon, []
+            for callback in due:
+                callback()
+        if not self._timers:
+            return
+        now = time.monotonic()
+        while self._timers and self._timers[0].when <= now:
+            timer = heapq.heappop(self._timers)
+            if timer.callback is not None:
+                timer.callback()
+
+
+def _nothing(_number: int, _frame: object) -> None:
+    """A handler must exist for the signal to be delivered at all."""

@@ -1,0 +1,89 @@
+"""Removing a tree without ever following a symlink, of any depth, while others may rename in it."""
+
+import errno
+import os
+import stat
+from collections.abc import Generator, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+_OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_PASS = 4096
+"""Entries of one directory looked at in one go, so that a huge one does not fill the memory."""
+
+
+@dataclass
+class _Level:
+    """A directory on the way down: its name, the identity of the one it is in, and what is still below it."""
+
+    name: str
+    inside: tuple[int, int]
+    below: list[str]
+
+
+def remove_tree(parent: int, name: str) -> Iterator[None]:
+    """Remove `name` in the directory `parent`, whatever it is. Yields after each entry.
+
+    One directory is open at a time, so depth costs no descriptors. The way back up is "..", which somebody may have
+    changed by moving the directory elsewhere: it is taken only if it leads to where we came from.
+    """
+    if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+        os.unlink(name, dir_fd=parent)
+        return
+    current = os.open(name, _OPEN, dir_fd=parent)
+    trail = [_Level(name, _identity(parent), [])]
+    try:
+        while trail:
+            level = trail[-1]
+            if not level.below:
+                level.below = yield from _remove_files(current)
+            if level.below:
+                below = _descend(current, level.below.pop(), trail)
+                if below is not None:
+                    os.close(current)
+                    current = below
+                continue
+            trail.pop()
+            above = os.open("..", _OPEN, dir_fd=current) if trail else os.dup(parent)
+            os.close(current)
+            current = above
+            if _identity(current) != level.inside:
+                raise OSError(errno.ESTALE, "moved while it was being removed")
+            os.rmdir(level.name, dir_fd=current)
+            yield
+    finally:
+        os.close(current)
+
+
+def _descend(current: int, name: str, trail: list[_Level]) -> int | None:
+    try:
+        below = os.open(name, _OPEN, dir_fd=current)
+    except OSError as error:
+        # No directory any more: the next look at `current` sees what it is now.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise
+    trail.append(_Level(name, _identity(current), []))
+    return below
+
+
+def _remove_files(directory: int) -> Generator[None, None, list[str]]:
+    """Unlink all that is not a directory; the directories that were seen are the result, none if it is empty."""
+    while True:
+        with os.scandir(directory) as entries:
+            seen = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _PASS)]
+        for name, is_directory in seen:
+            if is_directory:
+                continue
+            with suppress(FileNotFoundError, IsADirectoryError):
+                os.unlink(name, dir_fd=directory)
+            yield
+        below = [name for name, is_directory in seen if is_directory]
+        if below or not seen:
+            return below
+
+
+def _identity(directory: int) -> tuple[int, int]:
+    info = os.fstat(directory)
+    return info.st_dev, info.st_ino

@@ -1,0 +1,147 @@
+"""Starting a process: one posix_spawn, because it is a vfork, and the guest has no privilege that must be dropped first.
+
+`posix_spawn` knows no working directory, so the guest goes there itself and returns: it has one thread and uses no
+relative path of its own.
+"""
+
+import errno
+import os
+import signal
+import stat
+from collections.abc import Mapping, Sequence
+
+from hutch.guest.steps import Failure
+
+Actions = Sequence[tuple[object, ...]]
+
+# What Python or `serve` ignores would stay ignored across exec: a shell pipeline needs its SIGPIPE.
+_DEFAULT_SIGNALS = (
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGQUIT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGCHLD,
+    signal.SIGXFSZ,
+)
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
+
+def spawn(
+    argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, oom_fd: int | None
+) -> int:
+    """The pid of a new session's leader; a Failure `not_runnable` says what was wrong, with the kernel's reason."""
+    try:
+        os.chdir(cwd)
+    except OSError as error:
+        raise _not_runnable(error, "cwd", f"cannot work in {cwd!r}") from error
+    except ValueError as error:
+        raise _impossible("cwd", f"cannot work in {cwd!r}: {error}") from error
+    try:
+        program = find_program(argv[0], env)
+        _prefer_as_victim(oom_fd, b"800")
+        return os.posix_spawn(
+            os.fsencode(program),
+            [os.fsencode(argument) for argument in argv],
+            env,
+            file_actions=actions,
+            setsid=True,
+            setsigmask=(),
+            setsigdef=_DEFAULT_SIGNALS,
+        )
+    except OSError as error:
+        what = {errno.E2BIG: "arguments", errno.EAGAIN: "process", errno.ENOMEM: "process"}.get(error.errno or 0)
+        raise _not_runnable(error, what or "program", f"cannot run {argv[0][:200]!r}") from error
+    except ValueError as error:
+        raise _impossible("arguments", f"cannot run {argv[0][:200]!r}: {error}") from error
+    finally:
+        _prefer_as_victim(oom_fd, b"0")
+        os.chdir("/")
+
+
+def _prefer_as_victim(oom_fd: int | None, score: bytes) -> None:
+    """Children inherit the score at the moment of the start: when memory runs out they go, not the guest."""
+    if oom_fd is not None:
+        os.pwrite(oom_fd, score, 0)
+
+
+def find_program(name: str, env: Mapping[bytes, bytes]) -> str:
+    """Search the command's own PATH, as a shell would; one failed vfork for each directory would be dear."""
+    if "/" in name:
+        return name
+    denied = False
+    for directory in os.fsdecode(env.get(b"PATH", b"") or _DEFAULT_PATH.encode()).split(":"):
+        candidate = f"{directory or '.'}/{name}"
+        try:
+            if not stat.S_ISREG(os.stat(candidate).st_mode):
+                continue
+        except OSError:
+            continue
+        if os.access(candidate, os.X_OK):
+            return candidate
+        denied = True
+    number = errno.EACCES if denied else errno.ENOENT
+    raise OSError(number, os.strerror(number))
+
+
+def _not_runnable(error: OSError, what: str, message: str) -> Failure:
+    number = error.errno or 0
+    name = errno.errorcode.get(number, str(number))
+    return Failure("not_runnable", f"{message}: {os.strerror(number)}", errno=name, what=what)
+
+
+def _impossible(what: str, message: str) -> Failure:
+    """A text that no kernel could be given: a NUL byte, an environment name with `=`."""
+    return Failure("not_runnable", message, errno="EINVAL", what=what)
+
+
+def environment(base: Mapping[bytes, bytes], asked: Mapping[str, str] | None) -> Mapping[bytes, bytes]:
+    if not asked:
+        return base
+    merged = dict(base)
+    for name, value in asked.items():
+        merged[os.fsencode(name)] = os.fsencode(value)
+    return merged
+
+
+def session_members(session: int) -> list[int]:
+    """Every process of this session, whatever its process group: field 6 of /proc/PID/stat."""
+    members = []
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return []
+    for name in names:
+        if not name.isdigit():
+            continue
+        try:
+            file = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            # The command's name may hold anything, also ") R 1": fields count from the last parenthesis.
+            fields = os.read(file, 1024).rpartition(b")")[2].split()
+        except OSError:
+            continue
+        finally:
+            os.close(file)
+        if len(fields) > 3 and int(fields[3]) == session:
+            members.append(int(name))
+    return members
+
+
+def kill_session(leader: int) -> None:
+    """End the group at once, then what formed groups of its own in the session; a few rounds catch late forks."""
+    try:
+        os.killpg(leader, signal.SIGKILL)
+    except OSError:
+        pass
+    for _ in range(4):
+        members = [pid for pid in session_members(leader) if pid != os.getpid()]
+        for pid in members:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except OSError:
+                continue
+        if len(members) <= 1:
+            return

@@ -1,0 +1,212 @@
+"""Changes below a directory, by inotify. Sent under credit: a reader that is too slow is told that it missed some."""
+
+import ctypes
+import errno
+import json
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+
+from hutch.guest.paths import TEMPORARY, open_file, spelled
+from hutch.guest.steps import STEP_SECONDS, Operation, Readable, Request, Steps, failure
+
+MAX_WATCHES = 8192
+"""Directories of one watch; the kernel counts them per user (fs.inotify.max_user_watches)."""
+
+# Looked up before the box's root is entered, where there may be no libc to find.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_CREATE, _DELETE, _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x100, 0x200, 0x2, 0x4, 0x8
+_MOVED_FROM, _MOVED_TO, _DELETE_SELF, _MOVE_SELF = 0x40, 0x80, 0x400, 0x800
+_OVERFLOW, _IGNORED, _ISDIR, _ONLYDIR, _EXCL_UNLINK = 0x4000, 0x8000, 0x40000000, 0x01000000, 0x04000000
+_MASK = _CREATE | _DELETE | _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _EXCL_UNLINK
+_KINDS = (
+    (_CREATE, "created"), (_DELETE, "deleted"), (_MOVED_FROM, "moved_from"), (_MOVED_TO, "moved_to"),
+    (_MODIFY, "modified"), (_ATTRIB, "modified"),
+)  # fmt: skip
+_EVENT = struct.Struct("iIII")
+
+
+def watch(request: Request, workdir: str) -> Steps:
+    """Lines of JSON: first {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
+    path = spelled(request)
+    top = os.path.normpath(os.path.join(workdir, path))
+    try:
+        info = os.fstat(descriptor := open_file(path, os.O_PATH, workdir))
+        os.close(descriptor)
+    except OSError as error:
+        raise failure(error, "watch", path) from None
+    watcher = _Watcher(top, _prefix(path), bool(request.get("recursive")))
+    try:
+        if stat.S_ISDIR(info.st_mode):
+            pause = time.monotonic() + STEP_SECONDS
+            for _ in watcher.add_tree("", report=False):
+                if time.monotonic() >= pause:
+                    yield None
+                    pause = time.monotonic() + STEP_SECONDS
+        else:
+            watcher.add_file(path)
+        yield _line("ready", "", False) + watcher.pending()
+        while True:
+            yield Readable(watcher.descriptor)
+            yield watcher.read() or None
+            if watcher.ended:
+                return {}
+    except OSError as error:
+        raise failure(error, "watch", path) from None
+    finally:
+        watcher.close()
+
+
+def _prefix(path: str) -> str:
+    return "" if path == "." else path.rstrip("/") + "/"
+
+
+def _line(kind: str, path: str, directory: bool) -> bytes:
+    return json.dumps({"kind": kind, "path": path, "directory": directory}).encode() + b"\n"
+
+
+class _Watcher:
+    """One inotify instance; its directories by watch number, as paths below the top."""
+
+    def __init__(self, top: str, prefix: str, recursive: bool) -> None:
+        self.descriptor: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
+        if self.descriptor < 0:
+            raise failure(_error(), "watch", top)
+        self.ended = False
+        self._top = top
+        self._prefix = prefix
+        self._recursive = recursive
+        self._below: dict[int, str] = {}
+        self._full = False
+        self._out = bytearray()
+
+    def close(self) -> None:
+        os.close(self.descriptor)
+
+    def pending(self) -> bytes:
+        out = bytes(self._out)
+        self._out.clear()
+        return out
+
+    def add_file(self, path: str) -> None:
+        self._prefix = path
+        self._below[self._add(self._top, _MASK)] = ""
+
+    def add_tree(self, below: str, *, report: bool) -> Iterator[None]:
+        """Watch a directory and, if asked, those below it. `report`: it is new, and so is whatever is found in it."""
+        waiting = [below]
+        while waiting:
+            yield
+            current = waiting.pop()
+            if not self._add_directory(current):
+                continue
+            if not self._recursive and not report:
+                continue
+            # Listed after it is watched: what is made in between is seen twice rather than never.
+            for name, is_directory in _entries(os.path.join(self._top, current)):
+                inside = os.path.join(current, name)
+                if report:
+                    self._say("created", inside, is_directory)
+                if is_directory and self._recursive:
+                    waiting.append(inside)
+
+    def _add_directory(self, below: str) -> bool:
+        if len(self._below) >= MAX_WATCHES:
+            self._overflow(below)
+            return False
+        try:
+            self._below[self._add(os.path.join(self._top, below), _MASK | _ONLYDIR)] = below
+        except OSError as error:
+            if not below:
+                raise
+            # The user's watches are used up. Other errors: it is gone again, or may not be read.
+            if error.errno == errno.ENOSPC:
+                self._overflow(below)
+            return False
+        return True
+
+    def _overflow(self, below: str) -> None:
+        """Said once: from here on some changes are not seen."""
+        if not self._full:
+            self._full = True
+            self._say("overflow", below, True)
+
+    def _add(self, path: str, mask: int) -> int:
+        number: int = _libc.inotify_add_watch(self.descriptor, os.fsencode(path), ctypes.c_uint32(mask))
+        if number < 0:
+            raise _error()
+        return number
+
+    def _say(self, kind: str, below: str, directory: bool) -> None:
+        if os.path.basename(below).startswith(TEMPORARY):
+            return
+        self._out += _line(kind, self._prefix + below if below else self._prefix.rstrip("/") or ".", directory)
+
+    def read(self) -> bytes:
+        """What happened since."""
+        try:
+            events = os.read(self.descriptor, 64 << 10)
+        except BlockingIOError:
+            return b""
+        position = 0
+        while position < len(events):
+            number, mask, _, length = _EVENT.unpack_from(events, position)
+            position += _EVENT.size
+            name = os.fsdecode(events[position : position + length].rstrip(b"\0"))
+            position += length
+            self._take(number, mask, name)
+        return self.pending()
+
+    def _take(self, number: int, mask: int, name: str) -> None:
+        if mask & _OVERFLOW:
+            self._say("overflow", "", True)
+            return
+        above = self._below.get(number)
+        if above is None:
+            return
+        if mask & _IGNORED:
+            del self._below[number]
+            self.ended = self.ended or not self._below
+            return
+        if mask & (_DELETE_SELF | _MOVE_SELF):
+            if not above:
+                self._say("deleted" if mask & _DELETE_SELF else "moved_from", "", bool(mask & _ISDIR))
+                self.ended = True
+            return
+        inside = os.path.join(above, name) if name else above
+        directory = bool(mask & _ISDIR)
+        for bit, kind in _KINDS:
+            if mask & bit:
+                self._say(kind, inside, directory)
+        if directory and self._recursive:
+            if mask & _MOVED_FROM:
+                self._forget(inside)
+            if mask & (_CREATE | _MOVED_TO):
+                for _ in self.add_tree(inside, report=True):
+                    pass
+
+    def _forget(self, below: str) -> None:
+        """A directory that was moved away would go on reporting under its old name."""
+        gone = [number for number, path in self._below.items() if path == below or path.startswith(below + "/")]
+        for number in gone:
+            del self._below[number]
+            _libc.inotify_rm_watch(self.descriptor, number)
+
+
+def _entries(path: str) -> list[tuple[str, bool]]:
+    try:
+        with os.scandir(path) as entries:
+            return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+    except OSError:
+        return []  # gone again
+
+
+def _error() -> OSError:
+    number = ctypes.get_errno()
+    return OSError(number, os.strerror(number))
+
+
+OPERATIONS: dict[str, Operation] = {"files.watch": watch}

@@ -1,0 +1,92 @@
+"""The clocks of all boxes in one task: leases of live handles are renewed, idle boxes end, old boxes end."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from contextlib import suppress
+
+from hutch.errors import HutchError
+from hutch.keeper.leases import renewed, worth_writing
+from hutch.keeper.live import Live
+from hutch.logs import log
+from hutch.model.results import JobState
+from hutch.model.state import State
+
+TICK_SECONDS = 1.0
+GRACE_SECONDS = 30.0
+"""How long past its ttl a box may finish the operations that were running when it ended (lesson 6)."""
+WARNING_SECONDS = 60.0
+
+End = Callable[[Live, str], Awaitable[None]]
+Warn = Callable[[Live, str], Awaitable[None]]
+Renew = Callable[[Live], Awaitable[None]]
+
+
+class Clocks:
+    """Looks at every box once a second; knows when a box should end, not how."""
+
+    def __init__(self, boxes: Callable[[], Iterable[Live]], end: End, warn: Warn, renew: Renew) -> None:
+        self._boxes = boxes
+        self._end = end
+        self._warn = warn
+        self._renew = renew
+        self._warned: set[str] = set()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name="hutch-clocks")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+            self._task = None
+
+    async def _run(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_SECONDS)
+            for live in list(self._boxes()):
+                try:
+                    await self.look(live, time.time())
+                except HutchError as error:  # one box's trouble must not stop the others' clocks (lesson 12)
+                    log("clocks").warning("clock failed", box=live.record.id, error=str(error))
+
+    async def look(self, live: Live, now: float) -> None:
+        """What the clocks say of one box at `now` (Unix time)."""
+        record = live.record
+        if record.state not in (State.RUNNING, State.PAUSED):
+            return
+        lease = record.lease
+        if lease is not None and live.handles and worth_writing(lease, now):
+            await self._renew(live)
+            lease = renewed(lease, now)
+        if record.spec.ttl_sec and await self._ttl(live, record.created_at + record.spec.ttl_sec, now):
+            return
+        idle_for = time.monotonic() - live.used
+        held = lease is not None and lease.live(now) and live.handles > 0
+        if record.spec.idle_timeout_sec and not live.pins and not held and idle_for > record.spec.idle_timeout_sec:
+            if await self._works(live):
+                live.used = time.monotonic()
+                return
+            await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s")
+
+    async def _ttl(self, live: Live, deadline: float, now: float) -> bool:
+        left = deadline - now
+        if left > 0:
+            if left < WARNING_SECONDS and live.record.id not in self._warned:
+                self._warned.add(live.record.id)
+                await self._warn(live, f"ends in {left:.0f} s: its time to live of {live.record.spec.ttl_sec:g} s")
+            return False
+        if live.pins and -left < GRACE_SECONDS:
+            return False
+        self._warned.discard(live.record.id)
+        await self._end(live, f"lived its time of {live.record.spec.ttl_sec:g} s")
+        return True
+
+    async def _works(self, live: Live) -> bool:
+        """A running job is work, attached or not (B8)."""
+        if live.instance is None or live.record.state is State.PAUSED:
+            return False
+        return any(job.state is JobState.RUNNING for job in await live.instance.jobs())

@@ -1,0 +1,73 @@
+"""`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
+
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from hutch.config import Config
+from hutch.keeper.handles import BoxHandle
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.records import BoxRecord, Event
+from hutch.model.asking import ask
+from hutch.model.capabilities import Capabilities
+from hutch.providers import registry
+
+
+class Hutch:
+    """`async with Hutch() as hutch: async with hutch.box() as box: ...`
+
+    Keyword arguments are fields of the configuration (`state_dir=`, `provider=`, `max_boxes=`, ...); they win over
+    `hutch.toml` and `HUTCH_*`.
+    """
+
+    def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
+        self._keeper = keeper or Keeper(Config.load(**configuration))
+        self.session = "s" + secrets.token_hex(8)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def config(self) -> Config:
+        return self._keeper.config
+
+    @asynccontextmanager
+    async def box(self, **spec: Any) -> AsyncIterator[BoxHandle]:
+        """A new box, destroyed at exit."""
+        box = await self.create(**spec)
+        try:
+            yield box
+        finally:
+            await box.destroy()
+
+    async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
+        """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""
+        live = await self._keeper.create(ask(**spec), session=self.session, key=key)
+        return BoxHandle(self._keeper, live, self.session)
+
+    async def attach(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
+        """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
+        live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
+        return BoxHandle(self._keeper, live, self.session)
+
+    async def destroy(self, box_id: str) -> None:
+        await self._keeper.destroy(box_id)
+
+    async def boxes(self) -> tuple[BoxRecord, ...]:
+        return self._keeper.boxes()
+
+    async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        return await self._keeper.events(after, limit)
+
+    async def providers(self) -> tuple[Capabilities, ...]:
+        return tuple([await self._keeper.engines.capabilities(name) for name in sorted(registry.names())])
+
+    async def close(self) -> None:
+        await self._keeper.close()

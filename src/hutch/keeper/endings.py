@@ -1,0 +1,95 @@
+"""How boxes end: one path for a call, a clock, a failure and a shutdown."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hutch.errors import Conflict, HutchError
+from hutch.keeper.engines import Engines
+from hutch.keeper.live import Live
+from hutch.keeper.records import BoxRecord
+from hutch.keeper.states import States, in_words
+from hutch.logs import log
+from hutch.model.ids import BoxId
+from hutch.model.spec import Retention
+from hutch.model.state import State
+
+Hook = Callable[[BoxRecord], Awaitable[None]]
+
+TRIES = 3
+
+
+class Endings:
+    """Destroys and stops; `boxes` is the keeper's own dictionary, from which a box that is gone is taken."""
+
+    def __init__(self, states: States, engines: Engines, boxes: dict[BoxId, Live]) -> None:
+        self._states = states
+        self._engines = engines
+        self._boxes = boxes
+        self.hooks: list[Hook] = []
+        """Run after every destruction, on every path (P10)."""
+
+    async def destroy(self, live: Live, reason: str) -> None:
+        """Whoever comes second waits for the first, and finds the box gone."""
+        async with live.changing:
+            if live.record.id not in self._boxes:
+                return
+            if live.record.state is not State.STOPPING:
+                live.record = await self._states.change(live.record, State.STOPPING, reason=reason)
+            await self._let_go(live)
+            await self._at_engine(live)
+            await self._states.forget(live.record, reason)
+            del self._boxes[live.record.id]
+        for hook in self.hooks:
+            await self._call(hook, live.record)
+
+    async def stop(self, live: Live, reason: str) -> None:
+        """End a persistent box's processes and keep its files."""
+        async with live.changing:
+            if live.record.spec.retention is not Retention.PERSISTENT:
+                raise Conflict(
+                    f"box {live.record.id} is temporary: stopping it would lose its files",
+                    remedy="destroy it, or create boxes with retention=persistent",
+                )
+            if live.record.state not in (State.RUNNING, State.PAUSED):
+                raise Conflict(in_words(live.record))
+            live.record = await self._states.change(live.record, State.STOPPING, reason=reason)
+            await self._let_go(live)
+            await self._engines.provider(live.record.instance.provider).stop(live.record.instance)
+            live.record = await self._states.change(live.record, State.STOPPED, reason=reason)
+
+    async def close(self, live: Live) -> None:
+        """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper."""
+        reason = "its keeper closed"
+        try:
+            if live.record.spec.retention is not Retention.PERSISTENT:
+                await self.destroy(live, reason)
+            elif live.record.state in (State.RUNNING, State.PAUSED):
+                await self.stop(live, reason)
+        except HutchError as error:
+            log("keeper").error("box not ended at close", box=live.record.id, error=str(error))
+
+    async def _let_go(self, live: Live) -> None:
+        if live.instance is not None:
+            await live.instance.close()
+            live.instance = None
+
+    async def _at_engine(self, live: Live) -> None:
+        """Bounded tries; then the box is `error`, inspectable, and still counted while its resource lives (P9)."""
+        provider = self._engines.provider(live.record.instance.provider)
+        for attempt in range(1, TRIES + 1):
+            try:
+                await provider.destroy(live.record.instance)
+            except HutchError as error:
+                if attempt == TRIES:
+                    reason = f"could not be destroyed: {error.message}"
+                    live.record = await self._states.change(live.record, State.ERROR, reason=reason)
+                    raise
+                await asyncio.sleep(0.1 * 2**attempt)
+            else:
+                return
+
+    async def _call(self, hook: Hook, record: BoxRecord) -> None:
+        try:
+            await hook(record)
+        except Exception as error:  # an application's hook: its failure is reported, the box is gone all the same
+            log("keeper").error("destroyed hook failed", box=record.id, error=repr(error))

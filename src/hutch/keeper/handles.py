@@ -1,0 +1,324 @@
+"""The handles an application holds: `BoxHandle` and `JobHandle` keep the public protocols over a live box."""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+from hutch.errors import BoxBroken, HutchError, Invalid, Unavailable
+from hutch.keeper.files import GuardedFiles
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.live import Live
+from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.state import State
+from hutch.policy.effective import clamp_timeout
+from hutch.providers.base import Command, Instance, Process
+
+
+class BoxHandle:
+    """One session's handle on one box. It works as long as the session's epoch is the box's."""
+
+    def __init__(self, keeper: Keeper, live: Live, session: str) -> None:
+        self._keeper = keeper
+        self._live = live
+        self._session = session
+        self._epoch = live.record.epoch
+        self._open = True
+        live.handles += 1
+        self.files = GuardedFiles(self)
+
+    @property
+    def id(self) -> str:
+        return self._live.record.id
+
+    @property
+    def spec(self) -> EffectiveSpec:
+        return self._live.record.spec
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        return self._live.record.spec.adjustments
+
+    # --- one operation, guarded -----------------------------------------------------------------------------
+
+    async def begin(self) -> Instance:
+        """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
+        live = self._live
+        live.pin(self._epoch)
+        if live.record.state is State.PAUSED:
+            try:
+                await self._keeper.wake(live)
+            except BaseException:
+                live.unpin()
+                raise
+        return live.running
+
+    def end(self) -> None:
+        self._live.unpin()
+
+    async def failed(self, error: HutchError) -> None:
+        """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14)."""
+        if isinstance(error, BoxBroken | Unavailable):
+            await self._keeper.suspect(self._live)
+
+    # --- commands -------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        keep_output: int = 1 << 20,
+    ) -> Result:
+        order, notes = self._command(command, cwd, env, stdin, timeout, user, keep_output=keep_output)
+        instance = await self.begin()
+        try:
+            result = await instance.run(order)
+        except HutchError as error:
+            await self.failed(error)
+            raise
+        finally:
+            self.end()
+        return result.but(notes=(*notes, *result.notes)) if notes else result
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> "StreamHandle":
+        order, notes = self._command(command, cwd, env, stdin, timeout, user, follow=True)
+        return StreamHandle(self, order, notes)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        pty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+        name: str = "",
+    ) -> "JobHandle":
+        order = Command(
+            command=_checked(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty, rows=rows,
+            cols=cols, name=name,
+        )  # fmt: skip
+        instance = await self.begin()
+        try:
+            return JobHandle(self, await instance.start(order))
+        except HutchError as error:
+            await self.failed(error)
+            raise
+        finally:
+            self.end()
+
+    async def jobs(self) -> tuple[JobInfo, ...]:
+        instance = await self.begin()
+        try:
+            return await instance.jobs()
+        finally:
+            self.end()
+
+    async def job(self, job_id: str) -> "JobHandle":
+        instance = await self.begin()
+        try:
+            return JobHandle(self, await instance.job(job_id))
+        finally:
+            self.end()
+
+    def _command(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None,
+        env: dict[str, str] | None,
+        stdin: bytes | str | None,
+        timeout: float | None,
+        user: str | None,
+        *,
+        follow: bool = False,
+        keep_output: int = 1 << 20,
+    ) -> tuple[Command, tuple[str, ...]]:
+        seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
+        order = Command(
+            command=_checked(command),
+            cwd=cwd,
+            env=env or {},
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            timeout_sec=seconds or None,
+            user=user,
+            keep_output=keep_output,
+            follow=follow,
+        )
+        return order, (str(adjustment),) if adjustment else ()
+
+    # --- the box --------------------------------------------------------------------------------------------
+
+    async def usage(self) -> Usage:
+        instance = await self.begin()
+        try:
+            return await instance.usage()
+        finally:
+            self.end()
+
+    async def state(self) -> State:
+        return self._live.record.state
+
+    async def pause(self) -> None:
+        await self._keeper.pause(self._live)
+
+    async def resume(self) -> None:
+        await self._keeper.wake(self._live)
+
+    async def release(self) -> None:
+        """Give up the lease; the box goes on until its clocks end it."""
+        self._close()
+        await self._keeper.release(self._live, self._session)
+
+    async def destroy(self) -> None:
+        self._close()
+        await self._keeper.destroy(self._live.record.id)
+
+    def _close(self) -> None:
+        if self._open:
+            self._open = False
+            self._live.handles -= 1
+
+
+class JobHandle:
+    """A job; its handle remembers how far it has read each stream."""
+
+    def __init__(self, box: BoxHandle, process: Process) -> None:
+        self._box = box
+        self._process = process
+        self._cursors = {"stdout": 0, "stderr": 0}
+
+    @property
+    def id(self) -> str:
+        return self._process.id
+
+    async def info(self) -> JobInfo:
+        await self._box.begin()
+        try:
+            return await self._process.info()
+        finally:
+            self._box.end()
+
+    async def read(
+        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
+    ) -> Chunk:
+        if stream not in self._cursors:
+            raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
+        await self._box.begin()
+        try:
+            start = self._cursors[stream] if cursor is None else cursor
+            chunk = await self._process.read(start, stream=stream, limit=limit, wait=wait)
+        finally:
+            self._box.end()
+        self._cursors[stream] = chunk.cursor
+        return chunk
+
+    async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
+        await self._box.begin()
+        try:
+            async for piece in self._process.follow(stdout, stderr):
+                yield piece
+        finally:
+            self._box.end()
+
+    async def write(self, data: bytes | str) -> None:
+        await self._box.begin()
+        try:
+            await self._process.write(data.encode() if isinstance(data, str) else data)
+        finally:
+            self._box.end()
+
+    async def close_stdin(self) -> None:
+        await self._box.begin()
+        try:
+            await self._process.close_stdin()
+        finally:
+            self._box.end()
+
+    async def signal(self, number: int = 15) -> None:
+        await self._box.begin()
+        try:
+            await self._process.signal(number)
+        finally:
+            self._box.end()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._box.begin()
+        try:
+            await self._process.resize(rows, cols)
+        finally:
+            self._box.end()
+
+    async def wait(self, timeout_sec: float | None = None) -> Result:
+        await self._box.begin()
+        try:
+            return await self._process.wait(timeout_sec)
+        finally:
+            self._box.end()
+
+
+class StreamHandle:
+    """A command read while it runs. Leaving the iteration early kills it; the result is there at the end."""
+
+    def __init__(self, box: BoxHandle, order: Command, notes: tuple[str, ...]) -> None:
+        self._box = box
+        self._order = order
+        self._notes = notes
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        if self._result is None:
+            raise Invalid("the command has not ended: iterate to the end first", op="stream")
+        return self._result
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
+        instance = await self._box.begin()
+        process: Process | None = None
+        try:
+            process = await instance.start(self._order)
+            if self._order.stdin is not None:
+                await process.write(self._order.stdin)
+            await process.close_stdin()
+            async for piece in process.follow():
+                yield piece
+            result = await process.wait()
+            self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
+        finally:
+            self._box.end()
+            if process is not None:
+                await asyncio.shield(_put_away(instance, process, ended=self._result is not None))
+
+
+async def _put_away(instance: Instance, process: Process, *, ended: bool) -> None:
+    if not ended:
+        await process.signal(9)
+        await process.wait()
+    await instance.forget(process.id)
+
+
+def _checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
+    """B7: an empty command is refused when it is to be run, not when the box is made."""
+    if isinstance(command, str):
+        if not command.strip():
+            raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
+        return command
+    argv = tuple(command)
+    if not argv or not argv[0]:
+        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
+    return argv

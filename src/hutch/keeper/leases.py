@@ -1,0 +1,42 @@
+"""Leases, as pure functions on a record: who may hold it, until when, and what a takeover changes."""
+
+from hutch.errors import BoxBusy
+from hutch.keeper.records import BoxRecord, Lease
+
+LEASE_SECONDS = 600.0
+
+
+def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
+    """The fields that give `session` the box. BoxBusy while another session's lease is live (P6)."""
+    lease = record.lease
+    if lease is not None and lease.live(now) and lease.holder != session:
+        raise BoxBusy(
+            f"box {record.id} is held by another session",
+            details={"expires_in_seconds": round(lease.expires_at - now, 1) if lease.expires_at else None},
+            retry_after=max(0.0, lease.expires_at - now) if lease.expires_at else None,
+            remedy="wait until its lease ends, take it over, or create a box of your own",
+        )
+    if lease is not None and lease.holder == session and lease.live(now):
+        return {"lease": renewed(lease, now, seconds)}
+    return {"lease": granted(session, now, seconds), "epoch": record.epoch + 1}
+
+
+def taken_over(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
+    """The fields that give `session` the box whoever holds it; old handles are of an older epoch from now on."""
+    return {"lease": granted(session, now, seconds), "epoch": record.epoch + 1}
+
+
+def granted(session: str, now: float, seconds: float = LEASE_SECONDS) -> Lease:
+    return Lease(holder=session, acquired_at=now, expires_at=now + seconds if seconds else 0.0)
+
+
+def renewed(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
+    """Never shorter than before."""
+    if lease.expires_at == 0:
+        return lease
+    return lease.but(expires_at=max(lease.expires_at, now + seconds))
+
+
+def worth_writing(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:
+    """The store sees a renewal only when it moves the expiry by more than 5 %."""
+    return lease.expires_at != 0 and now + seconds - lease.expires_at > 0.05 * seconds

@@ -1,0 +1,53 @@
+"""A box in this keeper's memory: its record, its instance, and who is using it right now."""
+
+import asyncio
+import time
+
+from hutch.errors import BoxBroken, Conflict, LeaseLost
+from hutch.keeper.records import BoxRecord
+from hutch.keeper.states import in_words
+from hutch.model.state import State
+from hutch.providers.base import Instance
+
+
+class Live:
+    """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
+
+    __slots__ = ("changing", "checked", "handles", "instance", "pins", "record", "used")
+
+    def __init__(self, record: BoxRecord) -> None:
+        self.record = record
+        self.instance: Instance | None = None
+        self.pins = 0
+        self.handles = 0
+        """Open handles of sessions in this process: while there are any, the lease is kept alive."""
+        self.used = time.monotonic()
+        self.checked = 0.0
+        """When a health check last passed (monotonic)."""
+        self.changing = asyncio.Lock()
+        """Protects `record` while a transition is being written, so that two tasks of one keeper take turns
+        instead of losing races against each other. Other keepers are kept out by compare-and-set."""
+
+    def pin(self, epoch: int) -> None:
+        """Begin an operation under `epoch`; every pin needs its `unpin`."""
+        record = self.record
+        if record.epoch != epoch:
+            raise LeaseLost(
+                f"box {record.id} was taken over by another session",
+                remedy="attach to it again, or create a box of your own",
+                details={"epoch": record.epoch, "yours": epoch},
+            )
+        if record.state is not State.RUNNING and record.state is not State.PAUSED:
+            kind = BoxBroken if record.state is State.ERROR else Conflict
+            raise kind(in_words(record), details={"state": str(record.state)})
+        self.pins += 1
+
+    def unpin(self) -> None:
+        self.pins -= 1
+        self.used = time.monotonic()
+
+    @property
+    def running(self) -> Instance:
+        if self.instance is None:
+            raise Conflict(in_words(self.record), details={"state": str(self.record.state)})
+        return self.instance

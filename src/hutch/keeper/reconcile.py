@@ -1,0 +1,101 @@
+"""After a restart: boxes of dead keepers are taken over and re-attached, or destroyed and then forgotten.
+
+Nothing of a live keeper is touched (lesson 10), nothing is forgotten before its engine has let it go (lessons 1, 2).
+"""
+
+import time
+from collections.abc import Callable
+
+from hutch.errors import Conflict, HutchError, NotFound, Unavailable
+from hutch.keeper.engines import Engines
+from hutch.keeper.live import Live
+from hutch.keeper.records import BoxRecord
+from hutch.keeper.states import States
+from hutch.keeper.store import Store
+from hutch.logs import log
+from hutch.model.spec import Retention
+from hutch.model.state import State
+
+_HALF_MADE = (State.CREATING, State.STOPPING, State.ERROR)
+
+
+class Reconciler:
+    """Brings one keeper's memory, the store and the engines to agree."""
+
+    def __init__(
+        self, keeper: str, store: Store, states: States, engines: Engines, alive: Callable[[str], bool]
+    ) -> None:
+        self._keeper = keeper
+        self._store = store
+        self._states = states
+        self._engines = engines
+        self._alive = alive
+
+    async def run(self) -> list[Live]:
+        """The boxes that are ours now."""
+        adopted: list[Live] = []
+        for record in await self._store.all():
+            if record.keeper == self._keeper or self._alive(record.keeper):
+                continue
+            try:
+                live = await self._take(record)
+            except Conflict:
+                continue  # another keeper was faster
+            except HutchError as error:
+                log("reconcile").warning("box left for later", box=record.id, error=str(error))
+                continue
+            if live is not None:
+                adopted.append(live)
+        await self._sweep_engines()
+        return adopted
+
+    async def _take(self, record: BoxRecord) -> Live | None:
+        record = await self._states.update(record, keeper=self._keeper, kind="adopted", reason="its keeper died")
+        if record.state in _HALF_MADE:
+            await self._finish_end(record, "left half made by a keeper that died")
+            return None
+        if record.state is State.STOPPED:
+            return Live(record)
+        return await self._reattach(record)
+
+    async def _reattach(self, record: BoxRecord) -> Live | None:
+        provider = self._engines.provider(record.instance.provider)
+        was_paused = record.state is State.PAUSED
+        live = Live(record)
+        try:
+            live.instance = await provider.attach(record.instance, record.spec)
+        except NotFound as gone:
+            if record.spec.retention is Retention.PERSISTENT:
+                record = await self._states.change(record, State.STOPPING, reason=gone.message)
+                live.record = await self._states.change(record, State.STOPPED, reason=gone.message)
+                return live
+            await self._finish_end(record, f"lost: {gone.message}")
+            return None
+        except Unavailable as error:
+            if record.state is not State.UNKNOWN:
+                live.record = await self._states.change(record, State.UNKNOWN, reason=error.message)
+            return live
+        if was_paused or record.state is State.UNKNOWN:
+            middle = State.RUNNING if was_paused else State.RESTORING
+            if was_paused:
+                await live.instance.resume()
+            record = await self._states.change(record, middle, reason="adopted after a restart")
+        if record.state is not State.RUNNING:
+            record = await self._states.change(record, State.RUNNING, reason="adopted after a restart")
+        live.record = record
+        live.used = time.monotonic()
+        return live
+
+    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+        if record.state is not State.STOPPING:
+            record = await self._states.change(record, State.STOPPING, reason=reason)
+        await self._engines.provider(record.instance.provider).destroy(record.instance)
+        await self._states.forget(record, reason)
+
+    async def _sweep_engines(self) -> None:
+        """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store."""
+        known = {record.id for record in await self._store.all()}
+        for provider in self._engines.in_use():
+            for instance in await provider.list():
+                if instance.box_id not in known and not self._alive(instance.keeper):
+                    await provider.destroy(instance)

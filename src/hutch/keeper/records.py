@@ -1,0 +1,68 @@
+"""What the keeper remembers of a box: the one durable record, its lease, its tombstone, its events."""
+
+import msgspec
+
+from hutch.model.ids import BoxId
+from hutch.model.record import Record
+from hutch.model.spec import EffectiveSpec
+from hutch.model.state import State
+from hutch.providers.base import InstanceRecord
+
+SCHEMA = 1
+LOCAL_OWNER = "local"
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """Which session may change a box now. It ends for good when it expires; a takeover bumps the record's epoch."""
+
+    holder: str
+    acquired_at: float
+    expires_at: float
+    """Unix time; 0: until it is released."""
+
+    def live(self, now: float) -> bool:
+        return self.expires_at == 0 or self.expires_at > now
+
+
+class BoxRecord(Record, frozen=True, kw_only=True):
+    """One box, as the store holds it. Written through `States` only; `version` is what compare-and-set compares."""
+
+    schema: int = SCHEMA
+    id: BoxId
+    owner: str = LOCAL_OWNER
+    keeper: str
+    state: State
+    version: int = 1
+    reason: str = ""
+    spec: EffectiveSpec
+    """As people may see it: secrets keep their names only."""
+    instance: InstanceRecord
+    created_at: float
+    used_at: float
+    epoch: int = 1
+    lease: Lease | None = None
+    idempotency_key: str = ""
+    labels: dict[str, str] = msgspec.field(default_factory=dict)
+
+
+class Tombstone(Record, frozen=True, kw_only=True):
+    """What stays of a destroyed box for a week: enough to say "gone, then and because"."""
+
+    id: BoxId
+    owner: str
+    reason: str
+    at: float
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Something that happened to a box; `seq` grows by one and never repeats within a store."""
+
+    seq: int
+    at: float
+    box_id: BoxId
+    owner: str
+    kind: str
+    """created | state | gone | warning | lease"""
+    old: str = ""
+    new: str = ""
+    reason: str = ""

@@ -1,0 +1,88 @@
+"""The one door: every change of a box's record is made here, by compare-and-set, with a reason and an event."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from hutch.errors import Conflict
+from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.store import Store
+from hutch.model.state import State, may_move
+
+Listener = Callable[[Event], None]
+
+_IN_WORDS = {
+    State.CREATING: "is still being created",
+    State.RESTORING: "is being restored",
+    State.PAUSED: "is paused",
+    State.STOPPING: "is being destroyed",
+    State.STOPPED: "is stopped",
+    State.ERROR: "encountered an error",
+    State.UNKNOWN: "cannot be reached now",
+    State.RUNNING: "is running",
+}
+
+
+def in_words(record: BoxRecord) -> str:
+    """ "box x is being destroyed": the state as an error message says it (P4)."""
+    reason = f": {record.reason}" if record.reason and record.state in (State.ERROR, State.UNKNOWN) else ""
+    return f"box {record.id} {_IN_WORDS[record.state]}{reason}"
+
+
+class States:
+    """Moves boxes from state to state. Whoever lost a race gets Conflict and must look again."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.listeners: list[Listener] = []
+
+    async def open(self, record: BoxRecord) -> BoxRecord:
+        """Write the intent: from now on the box can be found and destroyed, whatever happens."""
+        event = _event(record, "created", new=record.state, reason=record.reason)
+        await self._store.insert(record, event)
+        self._tell(event)
+        return record
+
+    async def change(self, record: BoxRecord, to: State, *, reason: str, **fields: Any) -> BoxRecord:
+        if not may_move(record.state, to):
+            raise Conflict(f"{in_words(record)}, it cannot become {to}", details={"state": str(record.state)})
+        moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
+        event = _event(moved, "state", old=record.state, new=to, reason=reason)
+        return await self._write(record, moved, event)
+
+    async def update(self, record: BoxRecord, *, kind: str = "", reason: str = "", **fields: Any) -> BoxRecord:
+        """Change a record within its state (lease, instance facts); an event only if `kind` names one."""
+        updated = record.but(version=record.version + 1, **fields)
+        event = _event(updated, kind, reason=reason) if kind else None
+        return await self._write(record, updated, event)
+
+    async def forget(self, record: BoxRecord, reason: str) -> None:
+        """The box is gone from its engine: drop the record, leave a tombstone."""
+        if record.state is not State.STOPPING:
+            raise Conflict(f"{in_words(record)}: only a box that is being destroyed can be forgotten")
+        event = _event(record, "gone", old=record.state, reason=reason)
+        tombstone = Tombstone(id=record.id, owner=record.owner, reason=reason, at=event.at)
+        if not await self._store.remove(tombstone, record.version, event):
+            raise _lost_race(record)
+        self._tell(event)
+
+    async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None) -> BoxRecord:
+        if not await self._store.replace(new, old.version, event):
+            raise _lost_race(old)
+        if event is not None:
+            self._tell(event)
+        return new
+
+    def _tell(self, event: Event) -> None:
+        for listener in self.listeners:
+            listener(event)
+
+
+def _lost_race(record: BoxRecord) -> Conflict:
+    return Conflict(f"box {record.id} was changed by somebody else meanwhile", retryable=True)
+
+
+def _event(record: BoxRecord, kind: str, *, old: str = "", new: str = "", reason: str = "") -> Event:
+    return Event(
+        seq=0, at=time.time(), box_id=record.id, owner=record.owner, kind=kind, old=old, new=new, reason=reason
+    )

@@ -1,0 +1,79 @@
+"""From keyword arguments to a `Spec`: the flat, forgiving form people write, checked field by field."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hutch.errors import Invalid
+from hutch.model.limits import LimitsAsked
+from hutch.model.spec import Mount, Spec, Workspace
+
+_LIMITS = frozenset(LimitsAsked.__struct_fields__)
+_FIELDS = frozenset(Spec.__struct_fields__)
+
+
+def ask(**fields: Any) -> Spec:
+    """`ask(profile="code", memory_mb=256, mounts=["./data:/data:ro"])` and the like.
+
+    Limits may be given flat or as `limits={...}`; a mount as `Mount`, "SOURCE:TARGET[:MODE]" or a mapping.
+    """
+    plain: dict[str, Any] = {}
+    limits: dict[str, Any] = {}
+    for name, value in fields.items():
+        if name in _LIMITS:
+            limits[name] = value
+        elif name not in _FIELDS:
+            raise Invalid(f"a box has no {name!r}", op="create", remedy=_nearest(name))
+        elif value is not None:
+            plain[name] = value
+    if "limits" in plain:
+        limits = {**_limits(plain["limits"]), **limits}
+    if limits:
+        plain["limits"] = limits
+    if "workspace" in plain:
+        plain["workspace"] = _workspace(plain["workspace"])
+    if "mounts" in plain:
+        plain["mounts"] = [_mount(mount) for mount in plain["mounts"]]
+    return Spec.from_plain({name: _plain(value) for name, value in plain.items()})
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mount | Workspace | LimitsAsked):
+        return value.to_plain()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _limits(value: Any) -> dict[str, Any]:
+    if isinstance(value, LimitsAsked):
+        return {name: item for name, item in value.to_plain().items() if item is not None}
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise Invalid(f"limits must be a mapping, not {type(value).__name__}", op="create")
+
+
+def _workspace(value: Any) -> Any:
+    if isinstance(value, str):
+        source, colon, mode = value.rpartition(":")
+        if colon and mode in ("ro", "rw", "none"):
+            return Workspace.from_plain({"source": source, "mode": mode})
+        return Workspace(source=value)
+    return value
+
+
+def _mount(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    parts = value.split(":")
+    if len(parts) == 2:
+        return Mount(source=parts[0], target=parts[1])
+    if len(parts) == 3:
+        return Mount.from_plain({"source": parts[0], "target": parts[1], "mode": parts[2]})
+    raise Invalid(f"mount {value!r} is not SOURCE:TARGET[:ro|rw]", op="create")
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, sorted(_FIELDS | _LIMITS), n=1)
+    return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(_FIELDS | _LIMITS))}"

@@ -1,0 +1,254 @@
+"""From what a caller asked to what the box gets: every question answered, every change listed, or a refusal.
+
+Pure: nothing here looks at the machine. What the machine can do comes in as capabilities; whether a mount's source may
+be shown is decided by `policy.mounts`, which has to open it.
+"""
+
+import os
+from typing import Any, TypeVar
+
+import msgspec
+
+from hutch.errors import Invalid, Unavailable
+from hutch.model.capabilities import Capabilities
+from hutch.model.ids import is_name
+from hutch.model.limits import Limits
+from hutch.model.spec import (
+    Adjustment,
+    EffectiveSpec,
+    Mount,
+    MountMode,
+    Spec,
+    Workspace,
+)
+from hutch.policy import grades, needs, values
+from hutch.policy.profiles import Profile
+
+T = TypeVar("T")
+
+
+def provider_of(spec: Spec, profile: Profile, default: str) -> str:
+    """Which provider makes the box: the caller's, the profile's, the configuration's; a locked one is the profile's."""
+    own = profile.provider or default
+    return own if profile.locks("provider") else spec.provider or own
+
+
+def effective(
+    spec: Spec,
+    profile: Profile,
+    capabilities: Capabilities,
+    *,
+    provider: str,
+    default_image: str | None = None,
+    provider_image: str = "host",
+    strict: bool = False,
+) -> EffectiveSpec:
+    """Invalid: the request is wrong; Refused: policy says no; Unsupported: the provider cannot do that; Unavailable: it
+    can do nothing here. `default_image` is the configuration's, `provider_image` the last resort."""
+    spec = _decoded(spec)
+    if not capabilities.usable:
+        raise Unavailable(
+            f"provider {provider} is not usable here: {capabilities.reason or 'it does not say why'}",
+            remedy=capabilities.remedy or None,
+            details={"provider": provider},
+        )
+    ledger = _Ledger(profile)
+    workspace = _workspace(spec, profile, ledger)
+    limits = _limits(spec, profile, ledger)
+    for limit in grades.check(profile, capabilities, strict=strict):
+        ledger.note(limit, getattr(limits, limit), "not enforced", f"accepted by profile {profile.name}")
+    answer = EffectiveSpec(
+        profile=profile.name,
+        provider=ledger.told("provider", spec.provider, provider),
+        image=_image(spec, profile, ledger, default_image, provider_image),
+        workspace=workspace,
+        workdir=_workdir(spec, profile, ledger, workspace),
+        user=ledger.choose("user", spec.user, profile.user),
+        mounts=_mounts(spec, profile, ledger),
+        env=ledger.merge("env", spec.env, profile.env),
+        secrets=ledger.merge("secrets", spec.secrets, {}),
+        network=ledger.choose("network", spec.network, profile.network),
+        allow_private=ledger.choose("allow_private", spec.allow_private or None, profile.allow_private),
+        limits=limits,
+        read_only_root=ledger.choose("read_only_root", spec.read_only_root, profile.read_only_root),
+        retention=ledger.choose("retention", spec.retention, profile.retention),
+        idle_timeout_sec=ledger.clock("idle_timeout_sec", spec.idle_timeout_sec, profile.idle_timeout_sec),
+        ttl_sec=ledger.clock("ttl_sec", spec.ttl_sec, profile.ttl_sec),
+        labels=ledger.merge("labels", spec.labels, profile.labels),
+        ports=ledger.choose("ports", spec.ports or None, profile.ports),
+        name=spec.name or "",
+        min_isolation=profile.min_isolation,
+    )
+    _check_values(answer, spec)
+    needs.check(answer, capabilities)
+    return answer.but(adjustments=tuple(ledger.adjustments))
+
+
+def clamp_timeout(asked: float | None, limits: Limits) -> tuple[float, Adjustment | None]:
+    """How long one command may run: its own timeout, the box's default, never over the box's maximum (B4)."""
+    if asked is None:
+        return limits.timeout_sec, None
+    if isinstance(asked, bool) or not isinstance(asked, int | float):
+        raise Invalid(f"timeout_sec is {asked!r}, but must be a number of seconds", details={"field": "timeout_sec"})
+    values.check_number("timeout_sec", asked)
+    if not limits.max_timeout_sec or asked <= limits.max_timeout_sec:
+        return float(asked), None
+    return limits.max_timeout_sec, Adjustment(
+        field="timeout_sec",
+        asked=values.text_of(float(asked)),
+        given=values.text_of(limits.max_timeout_sec),
+        reason="maximum of the box's profile",
+    )
+
+
+class _Ledger:
+    """Chooses between caller and profile, and writes down every time the caller did not get what was asked."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.adjustments: list[Adjustment] = []
+
+    def note(self, field: str, asked: object, given: object, reason: str) -> None:
+        self.adjustments.append(
+            Adjustment(field=field, asked=values.text_of(asked), given=values.text_of(given), reason=reason)
+        )
+
+    def choose(self, field: str, asked: T | None, default: T) -> T:
+        if asked is None or asked == default:
+            return default
+        if not self.profile.locks(field):
+            return asked
+        self.note(field, asked, default, f"locked by profile {self.profile.name}")
+        return default
+
+    def told(self, field: str, asked: str | None, given: str) -> str:
+        """The choice was made before; only say so if it is another."""
+        if asked is not None and asked != given:
+            reason = (
+                f"locked by profile {self.profile.name}" if self.profile.locks(field) else "chosen by configuration"
+            )
+            self.note(field, asked, given, reason)
+        return given
+
+    def merge(self, field: str, asked: dict[str, str], default: dict[str, str]) -> dict[str, str]:
+        """The caller's entries over the profile's; only the names are ever shown."""
+        if not self.profile.locks(field):
+            return default | asked
+        if any(default.get(name) != value for name, value in asked.items()):
+            self.note(field, asked, default, f"locked by profile {self.profile.name}")
+        return dict(default)
+
+    def number(self, field: str, asked: Any, default: Any, maximum: Any) -> Any:
+        if asked is not None:
+            values.check_number(field, asked)
+        value = self.choose(field, asked, default)
+        if maximum is None or value <= maximum:
+            return value
+        # Only a caller's value can be over: a profile's own defaults lie within its maxima.
+        self.note(field, value, maximum, f"maximum of profile {self.profile.name}")
+        return maximum
+
+    def clock(self, field: str, asked: float | None, default: float) -> float:
+        """A time after which the box ends; 0 means never, which is over every maximum."""
+        maximum: float | None = getattr(self.profile.maxima, field)
+        if asked == 0 and maximum is not None and not self.profile.locks(field):
+            self.note(field, "never", maximum, f"maximum of profile {self.profile.name}")
+            return maximum
+        return float(self.number(field, asked, default, maximum))
+
+
+def _decoded(spec: Spec) -> Spec:
+    """The same spec with every type checked: constructing a record checks none."""
+    try:
+        return Spec.from_plain(msgspec.to_builtins(spec, enc_hook=_path_as_text))
+    except TypeError as error:
+        raise Invalid(f"not a valid Spec: {error}") from error
+
+
+def _path_as_text(value: object) -> str:
+    if isinstance(value, os.PathLike):
+        return os.fsdecode(value)
+    raise TypeError(f"a value of type {type(value).__name__} has no place in a spec")
+
+
+def _limits(spec: Spec, profile: Profile, ledger: _Ledger) -> Limits:
+    longest = profile.limits.max_timeout_sec
+    if profile.locks("timeout_sec"):
+        longest = profile.limits.timeout_sec
+    numbers = {
+        field: ledger.number(
+            field,
+            getattr(spec.limits, field),
+            getattr(profile.limits, field),
+            (longest or None) if field == "timeout_sec" else getattr(profile.maxima, field),
+        )
+        for field in values.LIMIT_NAMES
+    }
+    return Limits(**numbers, max_timeout_sec=longest)
+
+
+def _image(spec: Spec, profile: Profile, ledger: _Ledger, default: str | None, last: str) -> str:
+    """B19: the caller's, the configuration's, the profile's, the provider's. A locked one is the profile's."""
+    if profile.locks("image"):
+        return ledger.choose("image", spec.image, profile.image or default or last)
+    return spec.image or default or profile.image or last
+
+
+def _workspace(spec: Spec, profile: Profile, ledger: _Ledger) -> Workspace:
+    if spec.workspace is None:
+        return profile.workspace
+    return Workspace(
+        source=ledger.choose("workspace.source", spec.workspace.source, profile.workspace.source),
+        mode=ledger.choose("workspace.mode", spec.workspace.mode, profile.workspace.mode),
+    )
+
+
+def _workdir(spec: Spec, profile: Profile, ledger: _Ledger, workspace: Workspace) -> str:
+    default = profile.workdir or ("/" if workspace.mode is MountMode.NONE else "/workspace")
+    chosen = ledger.choose("workdir", spec.workdir, default)
+    plain = values.plain_path("workdir", chosen)
+    if plain != chosen and chosen == spec.workdir:
+        ledger.note("workdir", chosen, plain, "written plainly")
+    return plain
+
+
+def _mounts(spec: Spec, profile: Profile, ledger: _Ledger) -> tuple[Mount, ...]:
+    asked = spec.mounts
+    if asked and profile.locks("mounts"):
+        ledger.note("mounts", asked, profile.mounts, f"locked by profile {profile.name}")
+        asked = ()
+    mounts = values.plain_mounts((*profile.mounts, *asked))
+    for old, new in zip(asked, mounts[len(profile.mounts) :], strict=True):
+        if old != new:
+            ledger.note("mounts", old.target, new.target, "written plainly")
+    return mounts
+
+
+def _check_values(answer: EffectiveSpec, spec: Spec) -> None:
+    if spec.name is not None and not is_name(spec.name):
+        raise Invalid(
+            f"name is {spec.name!r}: letters, digits and _ . - only, 63 at most, a letter or digit first",
+            details={"field": "name"},
+        )
+    _check_workspace(answer.workspace)
+    values.check_user(answer.user)
+    values.check_ports(answer.ports)
+    values.check_environment("env", answer.env)
+    values.check_environment("secrets", answer.secrets)
+    if both := sorted(answer.env.keys() & answer.secrets.keys()):
+        raise Invalid(f"{both[0]} is named in env and in secrets", details={"field": "secrets"}, remedy="keep one")
+    values.check_labels(answer.labels)
+    values.check_private_ranges(answer.allow_private)
+
+
+def _check_workspace(workspace: Workspace) -> None:
+    values.check_text("workspace source", workspace.source)
+    if workspace.source.startswith("volume:"):
+        if is_name(workspace.source.removeprefix("volume:")):
+            return
+        raise Invalid(f"{workspace.source!r} does not name a volume", details={"field": "workspace.source"})
+    if workspace.source != "own" and not workspace.source.startswith("/"):
+        raise Invalid(
+            f"workspace source is {workspace.source!r}, but must be 'own', 'volume:NAME' or an absolute host path",
+            details={"field": "workspace.source"},
+        )

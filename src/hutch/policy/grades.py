@@ -1,0 +1,51 @@
+"""Grades: by what each limit is held on this machine, and whether a profile accepts that. Fails closed.
+
+Every profile refuses a limit that nothing enforces, unless it names it in `accept_unenforced`. `strict` asks for a
+cgroup or a quota wherever the kernel has one to give: open files are counted for each process by an rlimit and time by
+a clock, and nothing stronger exists for these two.
+"""
+
+from hutch.errors import Refused
+from hutch.model.capabilities import Capabilities
+from hutch.model.limits import EnforcedBy
+from hutch.policy.needs import missing
+from hutch.policy.profiles import Profile
+from hutch.policy.values import LIMIT_NAMES
+
+_STRONG = (EnforcedBy.CGROUP, EnforcedBy.QUOTA)
+_STRONGEST = {"open_files": EnforcedBy.RLIMIT, "timeout_sec": EnforcedBy.WATCHDOG}
+
+
+def check(profile: Profile, capabilities: Capabilities, *, strict: bool = False) -> tuple[str, ...]:
+    """Refused if a limit is held too weakly; else the limits that go unenforced because the profile accepts it."""
+    strict = strict or profile.strict
+    unenforced: list[str] = []
+    for limit in LIMIT_NAMES:
+        grade: EnforcedBy = getattr(capabilities.grades, limit)
+        if grade is EnforcedBy.NONE:
+            if strict or limit not in profile.accept_unenforced:
+                raise _refusal(limit, grade, profile, capabilities, "nothing enforces it here")
+            unenforced.append(limit)
+            continue
+        if strict and grade not in _STRONG and grade is not _STRONGEST.get(limit):
+            raise _refusal(limit, grade, profile, capabilities, f"only a {grade} enforces it here, and strict is set")
+    return tuple(unenforced)
+
+
+def _refusal(limit: str, grade: EnforcedBy, profile: Profile, capabilities: Capabilities, why: str) -> Refused:
+    told = missing(capabilities, "grades", limit)
+    reason = f": {told.reason}" if told else ""
+    way_out = (
+        f'or use a profile with accept_unenforced = ["{limit}"]'
+        if grade is EnforcedBy.NONE
+        else "or do without strict = true"
+    )
+    remedy = (
+        told.remedy if told and told.remedy else f"give provider {capabilities.provider} a cgroup (see hutch doctor)"
+    )
+    return Refused(
+        f"profile {profile.name} refuses a box whose {limit} is not held on provider {capabilities.provider}: "
+        f"{why}{reason}",
+        remedy=f"{remedy}, {way_out}",
+        details={"field": limit, "enforced_by": str(grade), "provider": capabilities.provider},
+    )

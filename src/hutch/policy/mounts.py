@@ -1,0 +1,280 @@
+"""The allow-list of mounts: which files of the host may be shown in a box (B11, B18, lesson 27).
+
+A source must lie under a configured root, whatever symlinks lead to it. Always refused, even under a root:
+
+1. closed trees and everything below them: the system's directories, engines' data, credentials in the homes,
+   Hutch's own state and run directory (so also other boxes), and what the configuration adds;
+2. every directory above a closed tree, because it would show it: `/`, `/var`, a home that holds a `.ssh`;
+3. homes themselves (`/root`, `/home`, `/home/NAME`): what lies in them may be shown, not all of them at once;
+4. anything but a directory or a regular file, since a socket or a device is a door that a read-only mount does not
+   close, and a directory with an engine's socket right in it. Sockets deeper down are not searched for.
+
+Trees are compared by path and by inode, so a bind mount of one under another name is found as well. The answer carries
+device and inode: whoever mounts opens the real path again and compares, so a swap in between is noticed.
+"""
+
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from hutch.errors import FileMissing, Invalid, Refused
+from hutch.model.record import Record
+from hutch.model.spec import Mount, MountMode, Workspace
+from hutch.policy.values import at_or_below
+
+SYSTEM_TREES = (
+    "/bin", "/boot", "/dev", "/etc", "/lib", "/lib32", "/lib64", "/libx32", "/lost+found", "/proc", "/run", "/sbin",
+    "/sys", "/usr", "/var/log", "/var/run", "/var/spool", "/var/lib/apt", "/var/lib/dpkg", "/var/lib/rpm",
+    "/var/lib/systemd", "/var/lib/containerd", "/var/lib/containers", "/var/lib/docker", "/var/lib/hutch",
+    "/var/lib/incus", "/var/lib/kubelet", "/var/lib/libvirt", "/var/lib/lxc", "/var/lib/lxd", "/var/lib/machines",
+    "/var/lib/rancher", "/var/snap",
+)  # fmt: skip
+CREDENTIALS = (
+    ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/gcloud", ".colima", ".lima", ".rd", ".netrc",
+)  # fmt: skip
+"""In each home; some also hold the socket of a rootless or desktop engine."""
+ENGINE_SOCKETS = (
+    "docker.sock", "podman.sock", "containerd.sock", "containerd.sock.ttrpc", "crio.sock", "buildkitd.sock",
+    "libpod.sock", "cri-dockerd.sock",
+)  # fmt: skip
+
+_WINDOWS_TREES = (
+    "windows", "program files", "program files (x86)", "programdata", "system volume information", "$recycle.bin",
+    "recovery", "boot", "perflogs",
+)  # fmt: skip
+
+
+class CheckedMount(Record, frozen=True, kw_only=True):
+    """A mount that may be made: the place with no symlink in its path, and the inode that was found there."""
+
+    real: str
+    target: str
+    mode: MountMode
+    dev: int
+    ino: int
+
+
+class CheckedMounts(Record, frozen=True, kw_only=True):
+    """Everything of the host that a box will show."""
+
+    mounts: tuple[CheckedMount, ...] = ()
+    """Without those of mode none."""
+    workspace: CheckedMount | None = None
+    """None: the box's own, a volume, or none."""
+    image: CheckedMount | None = None
+    """The directory or archive of a `dir:` or `tar:` image."""
+
+
+def check(
+    mounts: Sequence[Mount],
+    workspace: Workspace,
+    image: str = "host",
+    *,
+    roots: Sequence[str | Path],
+    refused: Sequence[str | Path] = (),
+) -> CheckedMounts:
+    """Raises Invalid (not an absolute path), FileMissing (no such source) or Refused.
+
+    `refused` are closed trees besides the system's: at least the state and the run directory.
+    """
+    rules: _Rules | None = None
+
+    def checked(source: str, target: str, mode: MountMode) -> CheckedMount:
+        nonlocal rules
+        # Made on first use: most boxes mount nothing, and then nothing has to be looked up.
+        rules = rules or _Rules(roots, refused)
+        return rules.check(source, target, mode)
+
+    shown = [mount for mount in mounts if mount.mode is not MountMode.NONE]
+    kind, _, reference = image.partition(":")
+    from_host = workspace.source != "own" and not workspace.source.startswith("volume:")
+    return CheckedMounts(
+        mounts=tuple(checked(mount.source, mount.target, mount.mode) for mount in shown),
+        workspace=checked(workspace.source, "/workspace", workspace.mode)
+        if from_host and workspace.mode is not MountMode.NONE
+        else None,
+        image=checked(reference, "/", MountMode.RO) if kind in ("dir", "tar") else None,
+    )
+
+
+def windows_refusal(path: str) -> str | None:
+    """Why a Windows path may never be shown, or None if it may, as far as its text tells (B18, B31)."""
+    text = path.replace("/", "\\").removeprefix("\\\\?\\").lower()
+    if text.startswith("\\\\"):
+        device = text.startswith(("\\\\.\\", "\\\\?\\"))
+        return "it names a device or a pipe" if device else "it is on another machine"
+    drive, colon, rest = text.partition(":")
+    if not (colon and len(drive) == 1 and rest.startswith("\\")):
+        return "it is not an absolute path with a drive"
+    # Windows ignores dots and blanks at the end of a name, so `C:\Windows. ` is C:\Windows.
+    names = [name.rstrip(". ") for name in rest.split("\\") if name not in ("", ".")]
+    if any(name == "" for name in names):
+        return "it contains '..'"
+    if any(":" in name for name in names):
+        return "it names an alternate stream"
+    if not names:
+        return "it is a whole drive"
+    if names[0] in _WINDOWS_TREES or any("~" in name and name[-1:].isdigit() for name in names[:1]):
+        return "it is a system directory, or a short name that may be one"
+    if names[0] == "users" and len(names) <= 2:
+        return "it is a whole home directory"
+    return None
+
+
+class _Rules:
+    """Roots and refusals of one check, looked up once."""
+
+    def __init__(self, roots: Sequence[str | Path], refused: Sequence[str | Path]) -> None:
+        self.roots = [os.path.realpath(root) for root in roots]
+        self.homes = _homes()
+        closed = {
+            *SYSTEM_TREES,
+            *(os.path.abspath(path) for path in refused),
+            *(f"{home}/{name}" for home in self.homes for name in CREDENTIALS),
+            *_engine_addresses(),
+        }
+        self.closed = closed | {os.path.realpath(path) for path in closed}
+        self.inodes = {inode: path for path in sorted(self.closed) if (inode := _inode(path))}
+
+    def check(self, source: str, target: str, mode: MountMode) -> CheckedMount:
+        real, found = _resolve(source)
+        self._check_kind(source, real, found)
+        self._check_closed(source, real, found)
+        if not any(at_or_below(real, root) for root in self.roots):
+            allowed = ", ".join(self.roots) or "none"
+            raise _refusal(
+                source,
+                f"{real} does not lie under an allowed root (roots: {allowed})",
+                f"add {_root_to_suggest(real, found)!r} to mount_roots in hutch.toml",
+            )
+        return CheckedMount(real=real, target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
+
+    def _check_kind(self, source: str, real: str, found: os.stat_result) -> None:
+        if stat.S_ISREG(found.st_mode):
+            return
+        if not stat.S_ISDIR(found.st_mode):
+            # connect(2) and a device's driver ask for no writable mount: read-only would not help.
+            raise _refusal(source, f"{real} is neither a directory nor a regular file")
+        for name in ENGINE_SOCKETS:
+            inside = _lstat(f"{real}/{name}")
+            if inside and stat.S_ISSOCK(inside.st_mode):
+                raise _refusal(source, f"{real} holds the socket of a container engine, {name}")
+
+    def _check_closed(self, source: str, real: str, found: os.stat_result) -> None:
+        if real == "/" or (found.st_dev, found.st_ino) == _inode("/"):
+            raise _refusal(source, "it is the whole machine")
+        if real in self.homes or os.path.dirname(real) == "/home":
+            raise _refusal(source, f"{real} is a whole home", "name a directory in it")
+        for tree in sorted(self.closed):
+            if at_or_below(real, tree):
+                raise _refusal(source, f"{real} belongs to {tree}, which is never shown in a box")
+            # Whether the tree is there now does not matter: it may be made while the box runs.
+            if at_or_below(tree, real):
+                raise _refusal(
+                    source, f"{real} contains {tree}, which is never shown in a box", "name a directory in it"
+                )
+        for place, inode in _inodes_on_the_way(real, source, found):
+            if inode in self.inodes:
+                raise _refusal(source, f"{place} is {self.inodes[inode]} under another name")
+
+
+def _resolve(source: str) -> tuple[str, os.stat_result]:
+    """The true path of a source and what is there, from one open descriptor: no name is looked up twice."""
+    if source[1:3] in (":\\", ":/") or source.startswith("\\\\"):
+        reason = windows_refusal(source) or "Windows paths do not exist on this machine"
+        raise _refusal(source, reason)
+    if not source.startswith("/"):
+        raise Invalid(
+            f"mount source {source!r} is not an absolute path", remedy="write it from / on", details={"field": "mounts"}
+        )
+    try:
+        descriptor = os.open(source, os.O_PATH | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise FileMissing(
+            f"mount source {source} does not exist",
+            remedy="make it first, or leave the mount out",
+            details={"field": "mounts", "path": source},
+        ) from error
+    except OSError as error:
+        raise _refusal(source, f"it cannot be opened ({error.strerror})") from error
+    try:
+        real, found = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
+    finally:
+        os.close(descriptor)
+    if not real.isprintable():
+        # Records are JSON and messages are lines: a name that breaks either is not worth carrying through both.
+        raise _refusal(source, f"its real path {real!a} holds characters that cannot be printed")
+    return real, found
+
+
+def _inodes_on_the_way(real: str, source: str, found: os.stat_result) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Device and inode of each directory from / to `real`, walked without following a link.
+
+    The end must be what was opened. It is not after a swap, or when the source went through a magic link of /proc into
+    another mount namespace, whose paths mean something else here.
+    """
+    descriptor = os.open("/", os.O_PATH | os.O_CLOEXEC)
+    try:
+        place = ""
+        for name in real.strip("/").split("/"):
+            try:
+                following = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=descriptor)
+            except OSError as error:
+                raise _refusal(source, f"{real} changed while it was checked ({error.strerror})") from error
+            os.close(descriptor)
+            descriptor = following
+            here = os.fstat(descriptor)
+            place = f"{place}/{name}"
+            yield place, (here.st_dev, here.st_ino)
+        if (here.st_dev, here.st_ino) != (found.st_dev, found.st_ino):
+            raise _refusal(source, f"{real} is not what the source leads to")
+    finally:
+        os.close(descriptor)
+
+
+def _homes() -> frozenset[str]:
+    """Every home this machine is known to have, as written and as resolved."""
+    import pwd
+
+    homes = {"/root", "/home", os.path.expanduser("~")}
+    # Only people: the homes of services are /, /bin, /var/lib/..., which have rules of their own.
+    homes |= {entry.pw_dir for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534 or entry.pw_uid == os.getuid()}
+    homes |= {os.path.realpath(home) for home in homes}
+    return frozenset(home.rstrip("/") for home in homes if home.startswith("/") and home.strip("/"))
+
+
+def _engine_addresses() -> Iterator[str]:
+    """Sockets of engines that the environment points at."""
+    for variable in ("DOCKER_HOST", "CONTAINER_HOST", "CONTAINERD_ADDRESS"):
+        path = os.environ.get(variable, "").removeprefix("unix://")
+        if path.startswith("/"):
+            yield os.path.normpath(path)
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except OSError:
+        return None
+
+
+def _inode(path: str) -> tuple[int, int] | None:
+    """None where there is nothing, or nothing this user can see, so that no source can be it either."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def _root_to_suggest(real: str, found: os.stat_result) -> str:
+    return real if stat.S_ISDIR(found.st_mode) else os.path.dirname(real)
+
+
+def _refusal(source: str, reason: str, remedy: str = "") -> Refused:
+    return Refused(
+        f"{source} may not be shown in a box: {reason}",
+        remedy=remedy or None,
+        details={"field": "mounts", "path": source},
+    )

@@ -1,0 +1,229 @@
+"""What a single value of a spec must look like: numbers, paths, names, images, networks. Each check names the field."""
+
+import math
+import posixpath
+import re
+
+from hutch.errors import Invalid
+from hutch.model.spec import Isolation, Mount
+
+LIMIT_NAMES = ("cpus", "memory_mb", "pids", "disk_mb", "open_files", "timeout_sec")
+
+YEAR_SEC = 366 * 86400.0
+
+BOUNDS: dict[str, tuple[float, float]] = {
+    "cpus": (0.01, 4096),  # the smallest quota the kernel takes is 1 ms in a period of 100 ms
+    "memory_mb": (8, 1 << 26),
+    "pids": (4, 1 << 22),  # PID_MAX_LIMIT
+    "disk_mb": (1, 1 << 30),
+    "open_files": (16, 1 << 20),  # fs.nr_open as the kernel sets it
+    "timeout_sec": (0.001, YEAR_SEC),
+    "max_timeout_sec": (0, YEAR_SEC),
+    "idle_timeout_sec": (0, 10 * YEAR_SEC),
+    "ttl_sec": (0, 10 * YEAR_SEC),
+}
+"""The smallest and the largest number that makes sense; where 0 is allowed it means "none"."""
+
+STRENGTH = (Isolation.NONE, Isolation.NAMESPACES, Isolation.GVISOR, Isolation.VM)
+"""Weakest first."""
+
+IMAGE_KINDS = ("host", "dir", "tar", "oci")
+
+# Hiding or replacing these from outside would change what the box's own walls and programs rest on.
+_BOX_OWN_TREES = (
+    "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/boot", "/run",
+)  # fmt: skip
+_BOX_OWN_PLACES = ("/", "/workspace", "/tmp", "/var")
+
+# MAX_ARG_STRLEN of execve(2): one "NAME=value" with its NUL.
+_LONGEST_VARIABLE = 131072
+_LABEL = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_./-]{0,62}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PRIVATE_RANGES = (
+    "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10",
+)  # fmt: skip
+
+
+def check_number(field: str, value: float) -> None:
+    """Raises Invalid unless the number is finite and within the field's bounds."""
+    low, high = BOUNDS[field]
+    if math.isnan(value) or not low <= value <= high:
+        raise Invalid(
+            f"{field} is {value:g}, but must be a number from {low:g} to {high:g}",
+            details={"field": field},
+        )
+
+
+def plain_path(field: str, path: str) -> str:
+    """The absolute path without doubled or trailing slashes; `..` is Invalid, since symlinks give it two meanings."""
+    if not path.startswith("/"):
+        raise Invalid(
+            f"{field} is {path!r}, but must be an absolute path",
+            details={"field": field},
+            remedy="write it from / on",
+        )
+    check_text(field, path)
+    if ".." in path.split("/"):
+        raise Invalid(
+            f"{field} is {path!r}, but must not contain '..'",
+            details={"field": field},
+            remedy="write the path that is meant",
+        )
+    return posixpath.normpath("/" + path.lstrip("/"))
+
+
+def check_text(field: str, text: str) -> None:
+    """No NUL, which would end it early in the kernel, and nothing that UTF-8 cannot carry."""
+    if "\0" in text:
+        raise Invalid(f"{field} contains a NUL character", details={"field": field})
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Invalid(f"{field} is not valid Unicode", details={"field": field}) from error
+
+
+def check_environment(field: str, variables: dict[str, str]) -> None:
+    """Names and values that execve can pass on. A value is never quoted: it may be a secret."""
+    for name, value in variables.items():
+        check_text(f"a name in {field}", name)
+        if not name or "=" in name:
+            raise Invalid(
+                f"{field} has the name {name!r}: it must not be empty or contain '='", details={"field": field}
+            )
+        check_text(f"{field}.{name}", value)
+        if len(name.encode()) + len(value.encode()) + 2 > _LONGEST_VARIABLE:
+            raise Invalid(
+                f"{field}.{name} is longer than the {_LONGEST_VARIABLE} bytes that the kernel passes to a program",
+                details={"field": field},
+                remedy="write it to a file in the box",
+            )
+
+
+def check_labels(labels: dict[str, str]) -> None:
+    if len(labels) > 64:
+        raise Invalid(f"{len(labels)} labels are more than 64", details={"field": "labels"})
+    for key, value in labels.items():
+        if not _LABEL.fullmatch(key):
+            raise Invalid(
+                f"labels has the key {key!r}: letters, digits and _ . / - only, 63 at most", details={"field": "labels"}
+            )
+        if key.startswith("hutch."):
+            raise Invalid(f"labels has the key {key!r}: 'hutch.' is kept for Hutch itself", details={"field": "labels"})
+        check_text(f"labels.{key}", value)
+        if len(value) > 256 or _CONTROL.search(value):
+            raise Invalid(
+                f"labels.{key} must have at most 256 characters and no control character", details={"field": "labels"}
+            )
+
+
+def check_user(user: str) -> None:
+    """ "user", "root" or a number of the box's 65,536 ids."""
+    if user in ("user", "root"):
+        return
+    # isdigit alone also accepts digits of other scripts.
+    if not (user.isascii() and user.isdigit() and len(user) <= 5 and int(user) < 65536):
+        raise Invalid(
+            f"user is {user!r}, but must be 'user', 'root' or a number from 0 to 65535", details={"field": "user"}
+        )
+
+
+def check_ports(ports: tuple[int, ...]) -> None:
+    for port in ports:
+        if not 1 <= port <= 65535:
+            raise Invalid(f"ports has {port}, but a port is a number from 1 to 65535", details={"field": "ports"})
+    if len(set(ports)) != len(ports):
+        raise Invalid(f"ports names a port twice: {', '.join(map(str, ports))}", details={"field": "ports"})
+
+
+def check_image(image: str, kinds: tuple[str, ...]) -> str:
+    """The kind of an image reference; `kinds` are those a provider adds to ours."""
+    check_text("image", image)
+    kind, _, reference = image.partition(":")
+    if kind not in IMAGE_KINDS and kind not in kinds:
+        raise Invalid(
+            f"image is {image!r}, but must be host, dir:PATH, tar:PATH or oci:REF",
+            details={"field": "image"},
+            remedy=f"for an image of a registry write 'oci:{image}'" if image else "",
+        )
+    if kind == "host" and image != "host":
+        raise Invalid(f"image is {image!r}, but 'host' takes no reference", details={"field": "image"})
+    if kind != "host" and not reference:
+        raise Invalid(f"image is {image!r}, but {kind}: needs a reference", details={"field": "image"})
+    if kind in ("dir", "tar"):
+        plain_path("image", reference)
+    return kind
+
+
+def check_private_ranges(ranges: tuple[str, ...]) -> None:
+    """CIDRs within private space: a wider one would also open what nobody thought of."""
+    if not ranges:
+        return
+    from ipaddress import ip_network
+
+    private = tuple(ip_network(text) for text in _PRIVATE_RANGES)
+    for text in ranges:
+        try:
+            network = ip_network(text)
+        except ValueError as error:
+            raise Invalid(f"allow_private has {text!r}: {error}", details={"field": "allow_private"}) from error
+        within = (each for each in private if each.version == network.version)
+        if not any(network.subnet_of(each) for each in within):  # type: ignore[arg-type]  # versions are equal
+            raise Invalid(
+                f"allow_private has {text!r}, which does not lie within a private range",
+                details={"field": "allow_private"},
+                remedy=f"private ranges are {', '.join(_PRIVATE_RANGES)}; public addresses need no permission",
+            )
+
+
+def plain_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """The mounts with plain targets that cover no part of the box and not each other; sources are `mounts.check`'s."""
+    for mount in mounts:
+        check_text("mount source", mount.source)
+    plain = tuple(mount.but(target=plain_path("mount target", mount.target)) for mount in mounts)
+    _check_targets(plain)
+    return plain
+
+
+def _check_targets(mounts: tuple[Mount, ...]) -> None:
+    """Not over the box's own parts, not twice, not one inside the other."""
+    seen: list[str] = []
+    for mount in mounts:
+        target = mount.target
+        if target in _BOX_OWN_PLACES or any(at_or_below(target, tree) for tree in _BOX_OWN_TREES):
+            raise Invalid(
+                f"mount target {target!r} would cover a part of the box itself",
+                details={"field": "mounts"},
+                remedy="choose a directory of its own, such as /mnt/data; /workspace is set by `workspace`",
+            )
+        for other in seen:
+            if target == other:
+                raise Invalid(f"mount target {target!r} is named twice", details={"field": "mounts"})
+            if at_or_below(target, other) or at_or_below(other, target):
+                raise Invalid(
+                    f"mount targets {other!r} and {target!r} lie inside each other",
+                    details={"field": "mounts"},
+                    remedy="give them separate directories",
+                )
+        seen.append(target)
+
+
+def at_or_below(path: str, tree: str) -> bool:
+    return path == tree or path.startswith(tree.rstrip("/") + "/")
+
+
+def text_of(value: object) -> str:
+    """A value as an adjustment shows it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, dict):
+        return ", ".join(value) or "none"  # names only: values may be secret
+    if isinstance(value, tuple):
+        return (
+            ", ".join(
+                f"{item.source}:{item.target}:{item.mode}" if isinstance(item, Mount) else str(item) for item in value
+            )
+            or "none"
+        )
+    return str(value)

@@ -1,0 +1,173 @@
+"""Who a box's processes are: ranges of host ids, the maps of its user namespace, and giving up every privilege.
+
+As root each box has 65,536 host ids that no other box on the machine has; otherwise the box's ordinary user is the one
+who runs Hutch, and there is no second id. Standard library only: this runs in the spawner and in its children.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import secrets
+import time
+from dataclasses import dataclass
+
+from hutch.providers.native import kernel, processes
+
+USER = 1000
+"""The box's ordinary user, inside."""
+RANGE = 65536
+FIRST = 0x10000000
+"""Where the ranges begin: above what distributions hand out in /etc/subuid, below what a signed number can hold."""
+SLOTS = (0x7FFF0000 - FIRST) // RANGE
+SLOT_DIRECTORY = "/run/hutch/ids"
+"""One for the machine, whatever the state directory: two keepers must never share a range."""
+
+CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID = 0, 1, 3, 4, 5, 6, 7
+CAP_SYS_ADMIN = 21
+ROOT_KEEPS = frozenset({CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID})
+"""What the box's own root may do, in the box's namespaces only."""
+
+_YOUNG = 10.0
+
+
+def last_capability() -> int:
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        return int(file.read())
+
+
+def can_map_ranges() -> bool:
+    """Whether this process may give boxes id ranges: privileged, and the ranges are mapped where it runs itself."""
+    needed = (1 << CAP_SETUID) | (1 << CAP_SETGID) | (1 << CAP_SYS_ADMIN) | (1 << CAP_CHOWN)
+    with open("/proc/self/status") as file:
+        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    if os.geteuid() != 0 or held & needed != needed:
+        return False
+    return _covers("/proc/self/uid_map") and _covers("/proc/self/gid_map")
+
+
+def _covers(path: str) -> bool:
+    """Whether one line of the map holds every range; in a container's own user namespace it may not."""
+    with open(path) as file:
+        lines = [tuple(map(int, line.split())) for line in file]
+    return any(first <= FIRST and FIRST + SLOTS * RANGE <= first + length for first, _, length in lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Maps:
+    """What is written to /proc/<pid>/{uid,gid}_map of a new box."""
+
+    uid: str
+    gid: str
+    forbid_setgroups: bool
+
+    def write(self, pid: int) -> None:
+        if self.forbid_setgroups:
+            # Without CAP_SETGID outside the kernel takes a gid map only after this (user_namespaces(7)).
+            _write(f"/proc/{pid}/setgroups", "deny")
+        _write(f"/proc/{pid}/uid_map", self.uid)
+        _write(f"/proc/{pid}/gid_map", self.gid)
+
+
+def range_maps(slot: int) -> Maps:
+    line = f"0 {base(slot)} {RANGE}"
+    return Maps(line, line, forbid_setgroups=False)
+
+
+def single_maps() -> Maps:
+    """Inside, the caller is the ordinary user, never root: then every execve drops all capabilities by itself."""
+    return Maps(f"{USER} {os.geteuid()} 1", f"{USER} {os.getegid()} 1", forbid_setgroups=True)
+
+
+def base(slot: int) -> int:
+    return FIRST + slot * RANGE
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+class Slots:
+    """Which ranges are taken on this machine: a file for each, naming the process that uses it.
+
+    A range is free again when that process is gone, whoever killed it, so that nothing leaks with a crash.
+    """
+
+    def __init__(self, directory: str = SLOT_DIRECTORY) -> None:
+        self._directory = directory
+        os.makedirs(directory, 0o700, exist_ok=True)
+        # A start of its own for each spawner, so that two of them rarely meet.
+        self._numbers = itertools.count(secrets.randbelow(SLOTS))
+
+    def take(self, owner: processes.Identity) -> int:
+        for _ in range(SLOTS):
+            slot = next(self._numbers) % SLOTS
+            if self._try(slot, owner) or (self._release_if_stale(slot) and self._try(slot, owner)):
+                return slot
+        raise OSError(errno.ENOSPC, f"all {SLOTS} id ranges are in use", self._directory)
+
+    def give_back(self, slot: int, owner: processes.Identity) -> None:
+        """Free the range, if it is still the one of `owner`."""
+        path = self._path(slot)
+        if self._read(path) == str(owner):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+
+    def _path(self, slot: int) -> str:
+        return f"{self._directory}/{slot}"
+
+    def _try(self, slot: int, owner: processes.Identity) -> bool:
+        try:
+            fd = os.open(self._path(slot), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            return False
+        try:
+            os.write(fd, str(owner).encode())
+        finally:
+            os.close(fd)
+        return True
+
+    def _read(self, path: str) -> str:
+        try:
+            with open(path) as file:
+                return file.read()
+        except FileNotFoundError:
+            return ""
+
+    def _release_if_stale(self, slot: int) -> bool:
+        """Under a lock: of two spawners that find the same dead owner, the second must not free the first's claim."""
+        path = self._path(slot)
+        with open(f"{self._directory}/lock", "a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            try:
+                if time.time() - os.stat(path).st_mtime < _YOUNG:
+                    return False  # perhaps not written to yet
+                owner = processes.Identity.parse(self._read(path))
+                if owner is not None and owner.alive():
+                    return False
+                os.unlink(path)
+            except FileNotFoundError:
+                pass
+        return True
+
+
+def drop_bounding_set(kept: frozenset[int] = frozenset(), last: int = 40) -> None:
+    for capability in range(last + 1):
+        if capability not in kept:
+            kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+
+
+def become(uid: int, gid: int, *, ranged: bool, kept: frozenset[int] = frozenset()) -> None:
+    """Become this user of the box, for good, with no capability but `kept`."""
+    if ranged:
+        os.setgroups([])
+        os.setresgid(gid, gid, gid)
+        if uid != 0:
+            os.setresuid(uid, uid, uid)
+    mask = sum(1 << capability for capability in kept)
+    kernel.capset(mask, mask)

@@ -1,0 +1,107 @@
+"""A Landlock domain around a box: no path outside the box can be opened, whatever descriptor leaked into it.
+
+The box's mounts and namespaces already hide the host. This is the second wall behind them: a process in the domain
+that holds a descriptor of a host directory cannot open, create, rename or remove anything through it. Kernel facts
+(Landlock ABI 1 to 7, Linux 5.13 to 6.18):
+
+- What is already open stays usable; stat, chmod, chown and connecting to a socket by path are not covered.
+- A rule names an inode, and an access is allowed if the walk from the file up to the root meets one. At a mount the
+  walk goes on from the *parent* of the mount point. So mounts made later beneath a ruled directory are covered, but
+  a rule on the root of the box's merged view would be lost with the next layer switch, which puts another mount
+  there. The rule belongs on the directory above: the base.
+- A domain may no longer mount, umount or pivot. The surgeon does that, from outside.
+- ABI 1 refuses every rename and link from one directory to another, which no build or package manager survives, so a
+  domain is entered from ABI 2 (Linux 5.19) on.
+
+Standard library only: this runs in the spawner and in the fork that becomes a guest.
+"""
+
+import ctypes
+import errno
+import os
+
+from hutch.providers.native import kernel
+
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+
+# LANDLOCK_ACCESS_FS_*. EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_* and MAKE_* are bits 0 to 12.
+_RIGHTS_OF_ABI_1 = (1 << 13) - 1
+_RIGHTS_ADDED = {2: 1 << 13, 3: 1 << 14, 5: 1 << 15}  # REFER, TRUNCATE, IOCTL_DEV
+
+SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0
+SCOPE_SIGNAL = 1 << 1
+_SCOPES_SINCE = 6
+_USABLE_SINCE = 2
+
+# Not built in; not among the kernel's active LSMs; refused by the filter of an outer container.
+_ABSENT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+
+
+def abi() -> int:
+    """The Landlock version of this kernel; 0 where it is not built in or not switched on."""
+    try:
+        return kernel.syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
+    except OSError as error:
+        if error.errno in _ABSENT:
+            return 0
+        raise
+
+
+def rights(version: int) -> int:
+    """Every right on files that this version can govern: a right that is not governed would be open everywhere."""
+    return _RIGHTS_OF_ABI_1 | sum(bit for since, bit in _RIGHTS_ADDED.items() if since <= version)
+
+
+class _Ruleset(ctypes.Structure):
+    """struct landlock_ruleset_attr; older kernels take the longer struct as long as what they do not know is zero."""
+
+    _fields_ = (
+        ("handled_access_fs", ctypes.c_uint64),
+        ("handled_access_net", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    """struct landlock_path_beneath_attr"""
+
+    _pack_ = 1
+    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+
+
+class Domain:
+    """A domain made ready in the spawner, so that the child pays only the calls that name its own directories.
+
+    With scopes (ABI 6 on) a member cannot signal processes outside the domain, nor connect to their abstract sockets.
+    A process that a surgeon brings into the box later is outside: it has a domain of its own, because a domain
+    can only be inherited. Give such processes `scopes=0`, or their root could not signal the users' processes;
+    and a guest that has to signal them cannot be scoped for signals either.
+    """
+
+    def __init__(self, version: int, *, scopes: int = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) -> None:
+        governed = rights(version)
+        self.enforced = version >= _USABLE_SINCE
+        self.scopes = scopes if version >= _SCOPES_SINCE else 0
+        self._ruleset = _Ruleset(governed, 0, self.scopes)
+        self._rule = _PathBeneath(governed, -1)
+
+    def enter(self, root_fd: int, extra_fds: tuple[int, ...] = ()) -> None:
+        """Confine this thread and all it starts to what lies beneath the directories `root_fd` and `extra_fds`.
+
+        `root_fd` is a descriptor (O_PATH will do) of the box's base, above the mount that processes see as "/".
+        Close it afterwards: held, it would lead out of the chroot. `extra_fds` are further directories, such as
+        that of spilled output, whose files processes open again through /dev/stdout. The caller has set
+        no_new_privs. Where the kernel has no usable Landlock (`enforced` is False) this does nothing.
+        """
+        if not self.enforced:
+            return
+        size = ctypes.sizeof(self._ruleset)
+        ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(self._ruleset), size, 0)
+        try:
+            for directory in (root_fd, *extra_fds):
+                self._rule.parent_fd = directory
+                kernel.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, ctypes.byref(self._rule), 0)
+            kernel.syscall("landlock_restrict_self", ruleset, 0)
+        finally:
+            os.close(ruleset)

@@ -1,0 +1,75 @@
+"""Whether boxes can have a network on this machine, by which means, and what stands in the way."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hutch.providers.native.network import firewall
+
+ROUTED = "veth+nftables"
+CARRIED = "pasta"
+
+_FORWARDING = "/proc/sys/net/ipv4/ip_forward"
+_TUN = "/dev/net/tun"
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+
+
+@dataclass(frozen=True, slots=True)
+class Availability:
+    """Whether boxes can have a network here, how, and if not, what would help."""
+
+    usable: bool
+    how: str
+    reason: str = ""
+    remedy: str = ""
+
+
+def available() -> Availability:
+    """How an uplink of this process would work. To be asked before `leave_machine_network`."""
+    if firewall.find_program("nft") is None:
+        return Availability(False, ROUTED, "nft is not installed", "install the package nftables")
+    if not _privileged():
+        return _pasta_available(lambda: _opens(_TUN))
+    obstacle = _routing_obstacle()
+    if not obstacle:
+        return Availability(True, ROUTED)
+    carried = _pasta_available(lambda: os.stat(_TUN).st_mode & 0o006 == 0o006)
+    if carried.usable:
+        return carried
+    return Availability(
+        False, ROUTED, f"{obstacle}, and {carried.reason}", f"sysctl -w net.ipv4.ip_forward=1, or {carried.remedy}"
+    )
+
+
+def _privileged() -> bool:
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
+    needed = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
+    return int(effective, 16) & needed == needed
+
+
+def _routing_obstacle() -> str:
+    with open(_FORWARDING, encoding="ascii") as file:
+        if file.read().strip() != "1":
+            return "this machine does not forward packets (net.ipv4.ip_forward is 0)"
+    chain = firewall.closed_forward_chain()
+    return f"the chain «{chain}» drops forwarded packets" if chain else ""
+
+
+def _pasta_available(tun_opens: Callable[[], bool]) -> Availability:
+    if firewall.find_program("pasta") is None:
+        return Availability(False, CARRIED, "pasta is not installed", "install the package passt")
+    if not os.path.exists(_TUN):
+        return Availability(False, CARRIED, f"{_TUN} does not exist", "modprobe tun")
+    if not tun_opens():
+        remedy = f'chmod 0666 {_TUN}, and a udev rule KERNEL=="tun", MODE="0666" to keep it so'
+        return Availability(False, CARRIED, f"{_TUN} is not open to ordinary users", remedy)
+    return Availability(True, CARRIED)
+
+
+def _opens(path: str) -> bool:
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True

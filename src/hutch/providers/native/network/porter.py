@@ -1,0 +1,117 @@
+"""The spawner's handle on its porter, the one process of an uplink that stays on the machine's own network.
+
+The porter forwards DNS, keeps pasta where pasta carries the traffic, and tells which addresses the machine has.
+It is a process of its own, and not part of the spawner's loop, for two reasons. It parses what boxes send, and the
+spawner may be root. And a rootless spawner has left the machine's network namespace for good, while resolvers such
+as 127.0.0.53 answer only there; so the porter is forked before the spawner leaves.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from hutch.providers.native.network import outside
+
+_REPLY_SECONDS = 10.0
+
+
+class PorterGone(Exception):
+    """The porter ended, or said that pasta did; the message has its last words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What the machine's network namespace looked like a moment ago."""
+
+    addresses: list[IPv4Address]
+    routes: list[IPv4Network]
+
+
+class Porter:
+    """The spawner's handle on its porter."""
+
+    def __init__(self, pidfd: int, channel: socket.socket) -> None:
+        self._pidfd = pidfd
+        self._channel = channel
+
+    @classmethod
+    def fork(cls) -> "Porter":
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            outside.live(theirs.detach(), parent)
+        theirs.close()
+        ours.settimeout(_REPLY_SECONDS)
+        return cls(os.pidfd_open(pid), ours)
+
+    def fileno(self) -> int:
+        return self._channel.fileno()
+
+    def survey(self) -> Survey:
+        self._send({"do": "survey"})
+        return _survey_of(self._receive()[0])
+
+    def make_namespace(self) -> tuple[int, int]:
+        """A network namespace in a user namespace of the porter's own id: a descriptor, and a pid that is in it."""
+        self._send({"do": "namespace"})
+        message, descriptors = self._receive()
+        return descriptors[0], int(message["pid"])
+
+    def forward(self, listeners: Sequence[socket.socket], share: IPv4Network, resolv_conf: str) -> None:
+        """Answer the boxes of `share` on these two sockets, UDP and TCP."""
+        message = {"do": "forward", "share": str(share), "resolv_conf": resolv_conf}
+        self._send(message, [each.fileno() for each in listeners])
+        self._receive()
+
+    def carry(self, pid: int, interface: str) -> None:
+        """Have pasta carry the traffic of the namespace `pid` is in; it is up when a default route appears."""
+        self._send({"do": "carry", "pid": pid, "interface": interface})
+        self._receive()
+
+    def news(self) -> Survey | None:
+        """What the porter has told since; None if nothing. Never blocks."""
+        latest = None
+        self._channel.setblocking(False)
+        try:
+            while True:
+                latest = _survey_of(self._receive()[0])
+        except BlockingIOError:
+            return latest
+        finally:
+            self._channel.settimeout(_REPLY_SECONDS)
+
+    def close(self) -> None:
+        """End the porter, and pasta with it. Doing it twice is once too often, and harmless."""
+        if self._pidfd < 0:
+            return
+        self._channel.close()
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+        with contextlib.suppress(ChildProcessError):  # the spawner's loop may have reaped it
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._pidfd = -1
+
+    def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))
+
+    def _receive(self) -> tuple[dict[str, Any], list[int]]:
+        data, descriptors = outside.receive(self._channel)
+        if not data:
+            raise PorterGone("the network porter ended; its last words are in the spawner's log")
+        message: dict[str, Any] = json.loads(data)
+        if "error" in message:
+            raise PorterGone(message["error"])
+        return message, descriptors
+
+
+def _survey_of(message: dict[str, Any]) -> Survey:
+    addresses = [IPv4Address(text) for text in message["addresses"]]
+    return Survey(addresses, [IPv4Network(text) for text in message["routes"]])

@@ -1,0 +1,72 @@
+"""Processes that stay the same process: a pid with its start time and the machine's boot.
+
+A pid alone may name somebody else by the time it is used; no signal is sent on the strength of one.
+Standard library only.
+"""
+
+import contextlib
+import os
+import select
+import signal
+from dataclasses import dataclass
+
+
+def boot_id() -> str:
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        return file.read().strip()
+
+
+def start_time(pid: int) -> int | None:
+    """Field 22 of /proc/<pid>/stat, in clock ticks since boot; None if there is no such process or it is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """One process of one boot."""
+
+    pid: int
+    start: int
+    boot: str
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.start} {self.boot}"
+
+    @staticmethod
+    def parse(text: str) -> "Identity | None":
+        words = text.split()
+        if len(words) != 3 or not words[0].isdigit() or not words[1].isdigit():
+            return None
+        return Identity(int(words[0]), int(words[1]), words[2])
+
+    def alive(self) -> bool:
+        return start_time(self.pid) == self.start and boot_id() == self.boot
+
+    def open(self) -> int | None:
+        """A pidfd of exactly this process, or None if it is gone."""
+        if boot_id() != self.boot:
+            return None
+        try:
+            fd = os.pidfd_open(self.pid)
+        except (ProcessLookupError, OSError):
+            return None
+        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        if start_time(self.pid) == self.start:
+            return fd
+        os.close(fd)
+        return None
+
+
+def kill(pidfd: int, number: int = signal.SIGKILL) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def wait(pidfd: int, timeout: float) -> bool:
+    """Whether the process has ended within `timeout` seconds. Blocks: for tests and command lines."""
+    return bool(select.select([pidfd], [], [], timeout)[0])

@@ -1,0 +1,53 @@
+"""How a conversation finds its box."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hutch.errors import Invalid
+from hutch.keeper.scopes import READY_MADE, scope
+
+VALUES = {
+    "launcher_type": "group", "launcher_id": "7", "sender_id": "3", "conversation_id": "c1", "query_id": "q9",
+    "pipeline_id": "p", "project_id": "x", "kind": "app", "user": "u", "task": "t",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(READY_MADE))
+def test_every_ready_made_scope_is_one_setting(name: str) -> None:
+    """B9: each of the scenarios is the name of a scope."""
+    assert scope(name, VALUES, owner="o") == scope(READY_MADE[name], VALUES, owner="o")
+
+
+def test_group_chats_share_or_separate_as_named() -> None:
+    """B9: a shared group assistant and a group isolated per user differ only in the scope's name."""
+    other = VALUES | {"sender_id": "4"}
+    assert scope("chat", VALUES, owner="o").key == scope("chat", other, owner="o").key
+    assert scope("user_in_chat", VALUES, owner="o").key != scope("user_in_chat", other, owner="o").key
+
+
+@pytest.mark.parametrize("missing", [{}, {"user": None}, {"user": ""}])
+def test_a_missing_variable_is_an_error_not_a_shared_box(missing: dict[str, object]) -> None:
+    """Lesson 33: no identity, no sharing."""
+    with pytest.raises(Invalid, match="needs user"):
+        scope("{chat}_{user}", {"chat": 1} | missing, owner="o")
+
+
+@pytest.mark.parametrize("template", ["", "plain", "{}", "{0}", "{a.b}", "{a[0]}", "{a", "}{"])
+def test_what_is_no_template_is_refused(template: str) -> None:
+    with pytest.raises(Invalid):
+        scope(template, {"a": 1}, owner="o")
+
+
+@given(st.text(min_size=1), st.text(min_size=1), st.text(min_size=1), st.text(min_size=1))
+def test_different_values_never_meet(a: str, b: str, c: str, d: str) -> None:
+    """Lesson 30: the rendered text may be equal, the key is not."""
+    first = scope("{x}_{y}", {"x": a, "y": b}, owner="o")
+    second = scope("{x}_{y}", {"x": c, "y": d}, owner="o")
+    assert (first.key == second.key) == ((a, b) == (c, d))
+
+
+def test_owners_and_kinds_never_meet() -> None:
+    """B15: the tenant is part of the key."""
+    keys = {scope("user", VALUES, owner=owner, kind=kind).key for owner in "ab" for kind in ("", "app", "desktop")}
+    assert len(keys) == 6

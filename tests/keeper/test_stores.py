@@ -1,0 +1,159 @@
+"""Every store keeps the same promises: compare-and-set, one transaction, nothing half done."""
+
+import asyncio
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import Conflict, Unavailable
+from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store import MemoryStore, Store
+from hutch.model.ids import BoxId, new_box_id
+from hutch.model.state import State
+from tests.keeper.making import record
+
+Open = Callable[[], Store]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    if request.param == "memory":
+        return MemoryStore
+    return lambda: SqliteStore(tmp_path / "hutch.db")
+
+
+def event(box: BoxRecord, kind: str = "state") -> Event:
+    return Event(seq=0, at=1.0, box_id=box.id, owner=box.owner, kind=kind)
+
+
+async def test_a_record_comes_back_as_it_went_in(opened: Open) -> None:
+    store = opened()
+    box = record(labels={"a": "ü"})
+    await store.insert(box, event(box, "created"))
+    assert await store.get(box.id) == box
+    assert await store.all() == (box,)
+    assert await store.get(new_box_id()) is None
+    await store.close()
+
+
+async def test_of_many_writers_of_one_version_one_wins(opened: Open) -> None:
+    """Lesson 3: compare-and-set, whatever the timing."""
+    store = opened()
+    box = record()
+    await store.insert(box, event(box, "created"))
+    tries = [store.replace(box.but(version=2, reason=str(n)), 1, event(box)) for n in range(50)]
+    won = await asyncio.gather(*tries)
+    assert won.count(True) == 1
+    kept = await store.get(box.id)
+    assert kept is not None
+    assert kept.reason == str(won.index(True))
+    assert len(await store.events(0, 100)) == 2, "a write that lost leaves no event"
+    await store.close()
+
+
+async def test_removal_compares_too_and_leaves_a_tombstone(opened: Open) -> None:
+    store = opened()
+    box = record()
+    await store.insert(box, event(box, "created"))
+    grave = Tombstone(id=box.id, owner=box.owner, reason="done", at=2e9)
+    assert not await store.remove(grave, 7, event(box, "gone"))
+    assert await store.remove(grave, 1, event(box, "gone"))
+    assert await store.get(box.id) is None
+    assert await store.tombstone(box.id) == grave
+    assert await store.tombstone(BoxId("z" * 20)) is None
+    await store.close()
+
+
+async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:
+    store = opened()
+    box = record(key="k")
+    await store.insert(box, event(box, "created"))
+    with pytest.raises(Conflict):
+        await store.insert(box, event(box, "created"))
+    twin = record(key="k")
+    with pytest.raises(Conflict):
+        await store.insert(twin, event(twin, "created"))
+    found = await store.by_key(box.owner, "k")
+    assert found == box
+    assert await store.by_key("somebody else", "k") is None
+    await store.insert(record(), event(box))
+    await store.insert(record(), event(box))
+    assert len(await store.all()) == 3, "boxes without a key do not exclude each other"
+    await store.close()
+
+
+async def test_events_are_numbered_in_order(opened: Open) -> None:
+    store = opened()
+    box = record()
+    await store.insert(box, event(box, "created"))
+    for version in range(1, 6):
+        assert await store.replace(box.but(version=version + 1), version, event(box))
+    numbers = [happened.seq for happened in await store.events(0, 100)]
+    assert numbers == sorted(set(numbers))
+    assert [happened.seq for happened in await store.events(numbers[2], 2)] == numbers[3:5]
+    await store.close()
+
+
+async def test_notes(opened: Open) -> None:
+    store = opened()
+    assert await store.put_note("volume", "b", b"1", new=True)
+    assert not await store.put_note("volume", "b", b"2", new=True)
+    assert await store.put_note("volume", "a", b"3")
+    assert await store.notes("volume") == {"a": b"3", "b": b"1"}
+    assert await store.notes("other") == {}
+    assert await store.drop_note("volume", "b")
+    assert not await store.drop_note("volume", "b")
+    await store.close()
+
+
+async def test_what_was_answered_is_there_after_reopening(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "hutch.db")
+    boxes = [record() for _ in range(20)]
+    await asyncio.gather(*(store.insert(box, event(box, "created")) for box in boxes))
+    await store.close()
+    again = SqliteStore(tmp_path / "hutch.db")
+    assert {box.id for box in await again.all()} == {box.id for box in boxes}
+    await again.close()
+
+
+async def test_two_stores_on_one_file_see_each_other(tmp_path: Path) -> None:
+    """Two keepers share a state directory; their compare-and-set is the file's."""
+    one, two = SqliteStore(tmp_path / "hutch.db"), SqliteStore(tmp_path / "hutch.db")
+    box = record()
+    await one.insert(box, event(box, "created"))
+    won = await asyncio.gather(
+        one.replace(box.but(version=2, state=State.RUNNING), 1, None), two.replace(box.but(version=2), 1, None)
+    )
+    assert sorted(won) == [False, True]
+    await one.close()
+    await two.close()
+
+
+async def test_a_newer_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.db"
+    with sqlite3.connect(path) as db:
+        db.execute("PRAGMA user_version = 99")
+    store = SqliteStore(path)
+    with pytest.raises(Unavailable, match="schema 99") as caught:
+        await store.all()
+    assert caught.value.remedy
+    await store.close()
+
+
+async def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "hutch.db"
+    path.write_bytes(b"this is not a database" * 100)
+    store = SqliteStore(path)
+    with pytest.raises(Unavailable):
+        await store.all()
+    await store.close()
+
+
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "hutch.db")
+    await store.close()
+    with pytest.raises(Unavailable):
+        await store.all()
