@@ -9,6 +9,7 @@ import tempfile
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -26,6 +27,22 @@ def pytest_configure() -> None:
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+
+
+WORKER_DIED = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Note that an xdist worker died: the tests it still had are then never run."""
+    if error:
+        node.config.stash[WORKER_DIED] = True
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run that lost a worker is broken, not failed: running the failed tests again would hide the lost ones."""
+    if session.config.stash.get(WORKER_DIED, False):
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
 
 
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
@@ -66,8 +83,10 @@ def remove(directory: Path) -> None:
         return
     if os.geteuid() != 0:
         # overlayfs leaves work directories of mode 0, which only root may remove as they are.
-        for path, _, _ in os.walk(directory, onerror=lambda error: os.chmod(error.filename, 0o700)):
-            os.chmod(path, 0o700)
+        for path, names, _ in os.walk(directory):
+            for child in (Path(path, name) for name in names):
+                if not child.is_symlink():
+                    child.chmod(0o700)
     shutil.rmtree(directory, ignore_errors=True)
     if directory.exists():
         warnings.warn(f"{directory} could not be removed: a process of the tests still uses it", stacklevel=2)

@@ -226,6 +226,29 @@ while True:
 
 
 @needs_groups
+def test_v1_freezer_where_there_is_no_v2(tmp_path: Path) -> None:
+    """The same machine without its v2 mount: a killed process of a frozen box ends at the thaw."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines(keepends=True)
+    (tmp_path / "mountinfo").write_text("".join(line for line in lines if " - cgroup2 " not in line))
+    machine = detect(mountinfo=str(tmp_path / "mountinfo"))
+    if not machine.freezer:
+        pytest.skip(f"needs the v1 freezer: {machine.reason}")
+    assert machine.mode == "v1"
+    tree = Tree(machine, f"test-v1-{os.getpid()}")
+    try:
+        with limited(tree) as group, running(group, *python("while True: pass")) as process:
+            group.freeze(timeout=20)
+            assert control.read(f"{group.paths[-1]}/freezer.state") == b"FROZEN\n"
+            process.kill()
+            again = tree.open(group.paths)
+            again.thaw()
+            assert process.wait(30) == -signal.SIGKILL
+    finally:
+        tree.close()
+    assert not os.path.exists(os.path.dirname(group.paths[-1]))
+
+
+@needs_groups
 def test_frozen_box_is_thawed_from_its_record(tree: Tree) -> None:
     """A keeper that died left a paused box; the next one has only the paths."""
     with limited(tree) as group:

@@ -31,7 +31,8 @@ from hutch.guest.steps import (
     number,
     optional_number,
 )
-from hutch.guest.trees import Unpacker, pack
+from hutch.guest.trees import pack
+from hutch.guest.unpacking import Unpacker
 
 MAX_ENTRIES = 200_000
 """Entries of one directory that `list` answers; the names are sorted, so all of them are in memory at once."""
@@ -234,22 +235,29 @@ def mkdir(request: Request, workdir: str) -> Reply:
 
 def remove(request: Request, workdir: str) -> Steps:
     path = spelled(request)
-    recursive, missing_ok = bool(request.get("recursive")), bool(request.get("missing_ok"))
+    if request.get("missing_ok") and not _is_there(path, workdir):
+        return {}
+    with located(path, workdir, "remove") as place:
+        info = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)
+        if place.name == ".":
+            raise Failure("invalid", f"cannot remove {path!r}: name the directory itself, not a dot")
+        if not modes.S_ISDIR(info.st_mode):
+            os.unlink(place.name, dir_fd=place.directory)
+        elif request.get("recursive"):
+            yield from paced(remove_tree(place.directory, place.name))
+        else:
+            os.rmdir(place.name, dir_fd=place.directory)
+    return {}
+
+
+def _is_there(path: str, workdir: str) -> bool:
     try:
         with located(path, workdir, "remove") as place:
-            info = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)
-            if place.name == ".":
-                raise Failure("invalid", f"cannot remove {path!r}: name the directory itself, not a dot")
-            if not modes.S_ISDIR(info.st_mode):
-                os.unlink(place.name, dir_fd=place.directory)
-            elif recursive:
-                yield from paced(remove_tree(place.directory, place.name))
-            else:
-                os.rmdir(place.name, dir_fd=place.directory)
+            return place.lstat() is not None
     except Failure as error:
-        if not (missing_ok and error.code == "file_not_found"):
-            raise
-    return {}
+        if error.code == "file_not_found":
+            return False
+        raise
 
 
 def move(request: Request, workdir: str) -> Steps:

@@ -1,4 +1,4 @@
-"""The job operations of the guest: run, start, read, follow, wait, write, signal, resize, list, forget, kill_all."""
+"""The job operations of the guest: run, start, read, follow, wait, write, signal, resize, list, info, forget, kill_all."""
 
 from typing import Any
 
@@ -6,65 +6,66 @@ from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
 from hutch.guest.loop import Loop
+from hutch.guest.reading import Follow, Read, end_facts, listen, send_result
 from hutch.guest.steps import Failure
 
-PIECE = 1 << 18
-"""Output is sent along in pieces of at most so many bytes."""
+KEEP = 1 << 20
+READER_COMES = 10.0
+"""How long a job that was started to be followed waits for its reader before it goes on without."""
 
 
 def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
     def run(channel: Channel, fields: Fields) -> None:
         job = _start(jobs, fields, with_input=bool(fields.get("stdin")))
-        keep = int(fields.get("keep", 1 << 20))
+        keep = int(fields.get("keep", KEEP))
 
         def finished() -> None:
-            if job.settled:
-                whole = _send_result(channel, job, keep)
-                if whole and not job.lingering:
-                    jobs.forget(job)
+            if not job.settled:
+                return
+            whole = send_result(channel, job, keep)
+            if (whole and not job.lingering) or job.cancelled:
+                jobs.forget(job)
 
         job.on_news.append(finished)
         channel.on_gone = lambda: jobs.cancel(job)
-        if job.input is not None:
-            _feed(channel, job)
+        _feed(channel, job)
 
     def start(channel: Channel, fields: Fields) -> None:
         job = _start(jobs, fields, with_input=True)
-        if job.pumps[0].reader_at is not None:
-            _wait_for_reader(loop, job)
-        channel.reply({"job": job.id, "pid": job.pid, "started_at": job.started_at})
+        if fields.get("follow"):
+            loop.after(READER_COMES, lambda: None if job.on_news else job.let_go())
+        channel.reply({"job": job.id, "pid": job.pid, "command": job.argv, "started_at": job.started_at})
 
     def read(channel: Channel, fields: Fields) -> None:
-        job = jobs.find(fields["job"])
-        _Read(loop, channel, job, fields)
+        Read(loop, channel, jobs.find(fields["job"]), fields)
 
     def follow(channel: Channel, fields: Fields) -> None:
-        _Follow(channel, jobs.find(fields["job"]), int(fields.get("stdout", 0)), int(fields.get("stderr", 0)))
+        Follow(channel, jobs.find(fields["job"]), int(fields.get("stdout", 0)), int(fields.get("stderr", 0)))
 
     def wait(channel: Channel, fields: Fields) -> None:
         job = jobs.find(fields["job"])
-        keep = int(fields.get("keep", 1 << 20))
+        keep = int(fields.get("keep", KEEP))
 
         def settled() -> None:
             if job.settled:
-                _send_result(channel, job, keep)
+                send_result(channel, job, keep)
 
         if job.settled:
             settled()
-            return
-        _listen(channel, job, settled)
+        else:
+            listen(channel, job, settled)
 
     def write(channel: Channel, fields: Fields) -> None:
         job = jobs.find(fields["job"])
         if job.input is None or not job.input.accepting:
-            raise Failure("conflict", f"job {job.id} takes no more input: it has ended, or its input was closed")
+            raise _takes_no_input(job)
         _feed(channel, job)
 
         def closed() -> None:
             if job.input is not None and not job.input.open:
-                channel.fail(Failure("conflict", f"job {job.id} takes no more input: it has ended, or closed its end"))
+                channel.fail(_takes_no_input(job))
 
-        _listen(channel, job, closed)
+        listen(channel, job, closed)
         channel.event({"open": True})
 
     def signal(channel: Channel, fields: Fields) -> None:
@@ -73,10 +74,10 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
 
     def resize(channel: Channel, fields: Fields) -> None:
         job = jobs.find(fields["job"])
-        if job.pty < 0:
-            raise Failure("unsupported", f"job {job.id} has no terminal")
+        if not job.pty:
+            raise Failure("unsupported", f"job {job.id} has no terminal", remedy="start it with pty")
         if job.input is not None and job.input.open:
-            terminal.resize(job.pty, int(fields["rows"]), int(fields["cols"]))
+            terminal.resize(job.input.fd, int(fields["rows"]), int(fields["cols"]))
         channel.reply()
 
     def list_jobs(channel: Channel, _fields: Fields) -> None:
@@ -116,22 +117,28 @@ def _start(jobs: Jobs, fields: Fields, with_input: bool) -> Job:
     )
 
 
+def _feed(channel: Channel, job: Job) -> None:
+    """Content of this channel is the job's input; its end closes the input. Credit comes back as the process reads."""
+    target = job.input
+    if target is None:
+        return
+
+    def end() -> None:
+        target.end()
+        if not job.settled and channel.on_gone is None:
+            return
+
+    channel.on_data = lambda data: target.write(data, channel.grant)
+    channel.on_end = end
+
+
+def _takes_no_input(job: Job) -> Failure:
+    return Failure("conflict", f"job {job.id} takes no more input: it has ended, or its input was closed")
+
+
 def facts(job: Job) -> dict[str, Any]:
-    """What the host is told of a job, running or ended."""
-    return {
-        "job": job.id, "command": job.argv, "name": job.name, "pid": job.pid, "pty": job.pty >= 0,
-        "started_at": job.started_at, "ended": job.settled, "exit_code": job.exit_code, "signal": job.signal,
-        "timed_out": job.timed_out, "cancelled": job.cancelled, "lingering": job.lingering, "shared": job.shared,
-        "wall": job.duration, "usage": job.usage, "stdout_total": job.out.total, "stderr_total": job.err.total,
-        "dropped": job.out.dropped + job.err.dropped,
+    """What a listing shows of a job."""
+    about = {
+        "command": job.argv, "name": job.name, "pid": job.pid, "pty": job.pty, "started_at": job.started_at,
     }  # fmt: skip
-
-
-def end_facts(job: Job) -> dict[str, Any]:
-    """The same of an ended job, without what the caller knows already."""
-    return {
-        "job": job.id, "exit_code": job.exit_code, "signal": job.signal, "timed_out": job.timed_out,
-        "cancelled": job.cancelled, "lingering": job.lingering, "shared": job.shared, "wall": job.duration,
-        "usage": job.usage, "stdout_total": job.out.total, "stderr_total": job.err.total,
-        "dropped": job.out.dropped + job.err.dropped,
-    }  # fmt: skip
+    return end_facts(job) | about

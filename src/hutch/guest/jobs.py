@@ -41,7 +41,7 @@ class Job:
         self.out = out
         self.err = err
         self.pid = 0
-        self.pty = -1
+        self.pty = False
         self.pumps: tuple[Pump, ...] = ()
         self.input: Input | None = None
         self.timer: Timer | None = None
@@ -195,7 +195,7 @@ class Jobs:
             raise
         finally:
             os.close(slave)
-        job.pty = writer
+        job.pty = True
         job.input = Input(self._loop, writer)
         self._attend(job, master)
 

@@ -50,7 +50,9 @@ def remove_tree(parent: int, name: str) -> Iterator[None]:
             current = above
             if _identity(current) != level.inside:
                 raise OSError(errno.ESTALE, "moved while it was being removed")
-            os.rmdir(level.name, dir_fd=current)
+            # Below the top, a name that was moved away meanwhile is no loss: the next look sees what is there.
+            with suppress(*((FileNotFoundError, NotADirectoryError) if trail else ())):
+                os.rmdir(level.name, dir_fd=current)
             yield
     finally:
         os.close(current)

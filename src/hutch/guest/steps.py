@@ -94,6 +94,10 @@ def text(request: Request, key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str):
         raise Failure("invalid", f"{key} must be a text, not {value!r}")
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        raise Failure("invalid", f"{key} {value!r} is not a text that bytes could stand for") from None
     return value
 
 

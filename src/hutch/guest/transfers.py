@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import GeneratorType
 
-from hutch.guest import files, search, trees, watch, writing
+from hutch.guest import copying, files, search, watch, writing
 from hutch.guest.channels import Channel, Fields
 from hutch.guest.channels import Operation as ChannelOperation
 from hutch.guest.loop import READ, Loop, Timer
@@ -17,7 +17,7 @@ OPERATIONS: dict[str, Operation] = {
     **writing.OPERATIONS,
     **search.OPERATIONS,
     **watch.OPERATIONS,
-    **trees.OPERATIONS,
+    **copying.OPERATIONS,
 }
 
 

@@ -30,7 +30,7 @@ _EVENT = struct.Struct("iIII")
 
 
 def watch(request: Request, workdir: str) -> Steps:
-    """Lines of JSON: first {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
+    """Lines of JSON: {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
     path = spelled(request)
     top = os.path.normpath(os.path.join(workdir, path))
     try:

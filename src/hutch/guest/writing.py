@@ -169,7 +169,7 @@ class Append:
 
 
 class Edit:
-    """Replace an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text and then the new."""
+    """Replace an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text, then the new."""
 
     def __init__(self, request: Request, workdir: str) -> None:
         self._path = spelled(request)
@@ -194,7 +194,7 @@ class Edit:
                 require_regular(before, "edit", self._path)
                 if before.st_size > MAX_EDIT:
                     raise Failure(
-                        "too_large", f"{self._path!r} has {before.st_size} bytes, over the {MAX_EDIT} that edit changes",
+                        "too_large", f"{self._path!r} has {before.st_size} bytes, over the {MAX_EDIT} edit can change",
                         remedy="use a command such as sed", size=before.st_size, limit=MAX_EDIT,
                     )  # fmt: skip
                 draft = Draft(place, None)

@@ -1,38 +1,25 @@
 """What a caller asks for (`Spec`) and what policy made of it (`EffectiveSpec`, with every adjustment)."""
 
-from enum import StrEnum
-
 import msgspec
 
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits, LimitsAsked
+from hutch.model.places import CheckedMounts
 from hutch.model.record import Record
+from hutch.model.spec_kinds import Isolation, MountMode, NetworkMode, Retention
 
-
-class NetworkMode(StrEnum):
-    OFF = "off"
-    ON = "on"
-    ALLOWLIST = "allowlist"
-
-
-class MountMode(StrEnum):
-    RO = "ro"
-    RW = "rw"
-    NONE = "none"
-
-
-class Retention(StrEnum):
-    TEMPORARY = "temporary"
-    PERSISTENT = "persistent"
-
-
-class Isolation(StrEnum):
-    """How strong a provider's wall is, weakest first."""
-
-    NONE = "none"
-    NAMESPACES = "namespaces"
-    GVISOR = "gvisor"
-    VM = "vm"
+__all__ = [
+    "Adjustment",
+    "EffectiveSpec",
+    "Isolation",
+    "Mount",
+    "MountMode",
+    "NetworkMode",
+    "Order",
+    "Retention",
+    "Spec",
+    "Workspace",
+]
 
 
 class Mount(Record, frozen=True, kw_only=True):
@@ -128,5 +115,7 @@ class Order(Record, frozen=True, kw_only=True):
     box_id: BoxId
     keeper: str
     spec: EffectiveSpec
+    places: CheckedMounts = msgspec.field(default_factory=CheckedMounts)
+    """Mounts, workspace and image directory as policy allowed them: build from these, not from names."""
     orphan_grace_sec: float = 10.0
     """Dead-man's clock: how long the box lives without any keeper."""

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from hutch.errors import FileMissing, Invalid, Refused
-from hutch.model.record import Record
+from hutch.model.places import CheckedMount, CheckedMounts
 from hutch.model.spec import Mount, MountMode, Workspace
 from hutch.policy.values import at_or_below
 
@@ -43,27 +43,6 @@ _WINDOWS_TREES = (
     "windows", "program files", "program files (x86)", "programdata", "system volume information", "$recycle.bin",
     "recovery", "boot", "perflogs",
 )  # fmt: skip
-
-
-class CheckedMount(Record, frozen=True, kw_only=True):
-    """A mount that may be made: the place with no symlink in its path, and the inode that was found there."""
-
-    real: str
-    target: str
-    mode: MountMode
-    dev: int
-    ino: int
-
-
-class CheckedMounts(Record, frozen=True, kw_only=True):
-    """Everything of the host that a box will show."""
-
-    mounts: tuple[CheckedMount, ...] = ()
-    """Without those of mode none."""
-    workspace: CheckedMount | None = None
-    """None: the box's own, a volume, or none."""
-    image: CheckedMount | None = None
-    """The directory or archive of a `dir:` or `tar:` image."""
 
 
 def check(

@@ -1,114 +1,21 @@
-"""A small world of network namespaces: a machine, what lies outside of it, and boxes. None of them is the real one."""
+"""The world that the network tests play in."""
 
-import errno
 import os
-import select
-import socket
-import subprocess
-import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from ipaddress import IPv4Address, IPv4Network
+from contextlib import ExitStack
 
 import pytest
 
-from hutch.providers.native import kernel
-from hutch.providers.native.network import netlink
-from hutch.providers.native.network.netlink import Netlink
-from hutch.providers.native.network.uplink import Uplink
-from hutch.providers.native.network.wiring import inside, lo_up
-
-PORT = 8080
-OUTSIDE = "203.0.113.1"
-MACHINE = "203.0.113.2"
-PRIVATE = ("10.9.9.9", "172.20.0.1", "192.168.77.7", "100.64.1.1", "169.254.169.254")
-PATIENCE = 20.0
-
-
-def new_namespace() -> int:
-    """A descriptor of a fresh network namespace, made without moving the caller."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kernel.unshare(kernel.CLONE_NEWNET)
-        lo_up()
-        return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    finally:
-        kernel.setns(home, kernel.CLONE_NEWNET)
-        os.close(home)
-
-
-def connect(namespace: int, address: str, port: int = PORT) -> str:
-    """From inside `namespace`: "connected", or the name of the errno."""
-    with inside(namespace), socket.socket() as client:
-        client.settimeout(PATIENCE)
-        try:
-            client.connect((address, port))
-        except OSError as error:
-            return errno.errorcode.get(error.errno or 0, str(error))
-    return "connected"
-
-
-def ask(namespace: int, server: str, packet: bytes, seconds: float = PATIENCE) -> bytes | None:
-    """Send a datagram to port 53 from inside `namespace`; the answer, or None if none came."""
-    with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
-        client.connect((server, 53))
-        client.send(packet)
-        return client.recv(65536) if select.select([client], [], [], seconds)[0] else None
-
-
-class World:
-    """Two namespaces joined by one cable: the machine (forwarding, with services of its own) and outside."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
-        self.machine = self.namespace()
-        self.outside = self.namespace()
-        with inside(self.machine), Netlink() as link:
-            link.ask(netlink.add_veth("cable", 1, "cable", self.outside))
-            index = link.index_of("cable")
-            link.ask(netlink.add_address(index, IPv4Address(MACHINE), 24), netlink.set_up(index))
-        with inside(self.outside), Netlink() as link:
-            index = link.index_of("cable")
-            link.ask(netlink.add_address(index, IPv4Address(OUTSIDE), 24), netlink.set_up(index))
-            link.ask(*(netlink.add_address(1, IPv4Address(each), 32) for each in PRIVATE))
-        with inside(self.machine), Netlink() as link:
-            link.ask(netlink.route_via(IPv4Network("0.0.0.0/0"), IPv4Address(OUTSIDE)))
-        self.service = self.listen(self.machine)
-        self.server = self.listen(self.outside)
-
-    def namespace(self) -> int:
-        descriptor = new_namespace()
-        self._stack.callback(os.close, descriptor)
-        return descriptor
-
-    def listen(self, namespace: int, address: str = "0.0.0.0") -> socket.socket:
-        """A listening socket; the kernel completes connections to it by itself."""
-        with inside(namespace):
-            return self._stack.enter_context(socket.create_server((address, PORT), backlog=64))
-
-    def set_forwarding(self, value: str) -> None:
-        with inside(self.machine), open("/proc/sys/net/ipv4/ip_forward", "w") as file:
-            file.write(value)
-
-    def nft(self, script: str) -> str:
-        with inside(self.machine):
-            done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True, check=True)
-        return done.stdout
-
-    @contextmanager
-    def uplink(self, *allow: str, resolv_conf: str = "/dev/null") -> Iterator[Uplink]:
-        with inside(self.machine):
-            uplink = Uplink(uuid.uuid4().hex, allow, resolv_conf=resolv_conf)
-            try:
-                yield uplink
-            finally:
-                uplink.close()
+from hutch.providers.native.network.firewall import find_program
+from tests.native.network.world import World
 
 
 @pytest.fixture
 def world() -> Iterator[World]:
     if os.geteuid() != 0:
         pytest.skip("needs root: makes network namespaces")
+    if find_program("nft") is None:
+        pytest.skip("needs nft (package nftables)")
     with ExitStack() as stack:
         made = World(stack)
         made.set_forwarding("1")

@@ -66,11 +66,12 @@ def detect(
     positions = _positions(own)
     seats: dict[str, Seat] = {}
     reasons: list[str] = []
+    refused: dict[str, list[str]] = {}  # advice: the v1 controllers it is for
     unified = next((mount for mount in mounts if mount.version == 2), None)
     offered, complaint = _try_v2(unified, positions) if unified else ({}, "")
     for controller in (*CONTROLLERS, "freezer"):
         if controller == "freezer" and controller in offered:
-            # Preferred to v1's: SIGKILL reaches a process that cgroup v2 froze, and freezing waits for less.
+            # Preferred to v1's: SIGKILL reaches a process that cgroup v2 froze.
             seats[controller] = offered[controller]
             continue
         legacy = next((mount for mount in mounts if controller in mount.controllers), None)
@@ -83,9 +84,10 @@ def detect(
         directory = _own_directory(legacy, positions.get(controller, ""))
         refusal = _probe(directory)
         if refusal:
-            reasons.append(f"cgroup v1 {controller}: {refusal}")
+            refused.setdefault(refusal, []).append(controller)
         else:
             seats[controller] = Seat(1, directory)
+    reasons += [f"cgroup v1 {', '.join(names)}: {refusal}" for refusal, names in refused.items()]
     mode = "hybrid" if unified and len(mounts) > 1 else "v2" if unified else "v1"
     return Machine(
         mode=mode if seats else "none",
@@ -148,14 +150,14 @@ def _own_directory(mount: _Mount, position: str) -> str:
 
 
 def _probe(directory: str) -> str:
-    """Why no group can be made in `directory`; "" if one can."""
+    """Why no group can be made in `directory`, and what to do; "" if one can."""
     trial = f"{directory}/hutch-probe-{os.getpid()}"
     try:
         os.mkdir(trial, 0o755)
         os.rmdir(trial)
     except OSError as error:
         advice = _REFUSALS.get(error.errno or 0, error.strerror or "refused")
-        return f"no group can be made in {directory}: {advice}"
+        return f"no group can be made, {advice}"
     return ""
 
 
@@ -163,7 +165,7 @@ def _try_v2(mount: _Mount, positions: dict[str, str]) -> tuple[dict[str, Seat], 
     directory = _own_directory(mount, positions.get("", "")).removesuffix(f"/{SELF_LEAF}")
     refusal = _probe(directory)
     if refusal:
-        return {}, f"cgroup v2 has no delegated subtree ({refusal}): {_RUN_DELEGATED}"
+        return {}, f"cgroup v2 has no delegated subtree ({directory}: {refusal}): {_RUN_DELEGATED}"
     seat = Seat(2, directory)
     offered: dict[str, Seat] = {}
     # The top group has no such file, but each group below it does (since Linux 5.2).

@@ -11,6 +11,10 @@ import subprocess
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
+from hutch.providers.native import kernel
+
+_CAP_NET_ADMIN = 12
+_AMBIENT_RAISE = 2
 _SYSTEM_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
 
 
@@ -61,10 +65,9 @@ table inet {table(tag)} {{
   chain passing {{
     type filter hook forward priority filter - 5; policy accept;
     oifname {boxes} ct state established,related accept
-    oifname {boxes} drop comment "nobody opens a connection to a box, a neighbour least of all"
+    oifname {boxes} reject with icmp type admin-prohibited comment "nobody calls a box, a neighbour least of all"
     iifname != {boxes} accept
     ip daddr @machine reject with icmp type admin-prohibited
-    ip daddr {share} reject with icmp type admin-prohibited
     ip daddr @allowed accept
     ip daddr @refused reject with icmp type admin-prohibited
   }}
@@ -114,11 +117,25 @@ def closed_forward_chain() -> str | None:
     return None
 
 
+def _keep_net_admin() -> None:
+    """An exec takes every capability from a user other than root, but the ambient ones (capabilities(7))."""
+    mask = 1 << _CAP_NET_ADMIN
+    kernel.capset(mask, mask, mask)
+    kernel.prctl(kernel.PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_NET_ADMIN)
+
+
 def _nft(arguments: list[str], script: str) -> str:
     program = find_program("nft")
     if program is None:
         raise FirewallError("nft is not installed")
-    done = subprocess.run([program, *arguments], input=script, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [program, *arguments],
+        input=script,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=_keep_net_admin if os.geteuid() else None,
+    )
     if done.returncode:
         raise FirewallError(f"nft refused: {done.stderr.strip()[:500]}")
     return done.stdout

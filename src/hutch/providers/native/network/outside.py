@@ -115,6 +115,8 @@ class _Porter:
                 self._forward(order, descriptors)
             case "carry":
                 self._carry(order["pid"], order["interface"])
+            case "settled":
+                self._end_anchor()
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))

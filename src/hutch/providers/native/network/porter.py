@@ -75,6 +75,10 @@ class Porter:
         self._send({"do": "carry", "pid": pid, "interface": interface})
         self._receive()
 
+    def settled(self) -> None:
+        """Pasta is in the namespace, which needs nobody else to sit in it."""
+        self._send({"do": "settled"})
+
     def news(self) -> Survey | None:
         """What the porter has told since; None if nothing. Never blocks."""
         latest = None

@@ -182,6 +182,7 @@ class Uplink:
         if carried:
             porter.carry(carried_pid, f"hv{self.tag}up")
             self._await_pasta()
+            porter.settled()
         self._free = deque(range(ranges.capacity(self._share)))
 
     def _in_junction(self) -> contextlib.AbstractContextManager[None]:

@@ -1,0 +1,150 @@
+"""`hutch`: finds the command, imports only what it needs, and turns every error into a message and an exit code.
+
+A command is a row of COMMANDS: a module with `add(parser)` for its options and `run(arguments)` for its exit code. The
+module is imported when the command is called, because `hutch run` has to start fast.
+"""
+
+import os
+import sys
+from typing import NoReturn
+
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("hutch.cli.run", "run a command in a new box"),
+    "shell": ("hutch.cli.shell", "open a shell in a new box"),
+    "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),
+    "prune": ("hutch.cli.prune", "remove what dead processes left behind"),
+    "profiles": ("hutch.cli.profiles", "the profiles a box can have"),
+    "providers": ("hutch.cli.providers", "the engines that can make boxes here"),
+    "config": ("hutch.cli.config", "show the configuration in use"),
+    "completion": ("hutch.cli.completion", "print a completion script for your shell"),
+    "version": ("hutch.cli.version", "print the version"),
+}
+"""Name: (module, one line of help)."""
+
+FAILED = 125
+"""Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""
+INTERRUPTED = 130
+BROKEN_PIPE = 141
+
+HELP = """\
+usage: hutch COMMAND [OPTIONS]
+
+Isolated boxes for AI agents that start in milliseconds.
+
+commands:
+{commands}
+
+options of every command:
+  --config FILE      read this hutch.toml instead of the usual ones
+  --json             one JSON object on standard output, errors too
+  --verbose          log to standard error what is done
+  -h, --help         this text, or that of the command
+  --version          print the version
+
+examples:
+  hutch run -- python3 -c 'print(6 * 7)'          one command, then the box is gone
+  hutch run --net on -- curl -sI https://example.org
+  hutch run --mount ./data:/data:ro --memory 256 -- wc -l /data/log.csv
+  echo 'hello' | hutch run -- tr a-z A-Z           input, output and exit code as usual
+  hutch shell --profile code                       look around inside
+  hutch doctor                                     can this machine do it, and if not, why
+
+exit codes: the command's own; 128+N if signal N ended it; 124 timeout; 125 Hutch failed;
+126 the program cannot be executed; 127 there is no such program.
+"""
+
+
+def main() -> NoReturn:
+    """The process's entry. It leaves without the interpreter's teardown: everything is closed by then."""
+    code = command(sys.argv[1:])
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BrokenPipeError:
+        code = code or BROKEN_PIPE
+    os._exit(code)
+
+
+def command(argv: list[str]) -> int:
+    """Run one command line and return its exit code."""
+    leading, name, rest = split(argv)
+    if name in ("run", "shell"):
+        _start_engine()
+    if not name:
+        return _without_command(leading)
+    from hutch.errors import HutchError
+
+    words = [*leading, *rest]
+    try:
+        return _dispatch(name, words)
+    except HutchError as error:
+        from hutch.cli.output import fail
+
+        fail(error, as_json=_wants_json(words))
+        return _code_of(error)
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        return BROKEN_PIPE
+    except Exception as error:  # the boundary of the process: a defect of ours is reported, never a bare traceback
+        from hutch.cli.output import report_defect
+
+        report_defect(error, as_json=_wants_json(words), verbose="--verbose" in words)
+        return FAILED
+
+
+def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
+    """Options before the command, the command, the rest."""
+    position = 0
+    while position < len(argv) and argv[position].startswith("-"):
+        position += 2 if argv[position] == "--config" else 1
+    if position >= len(argv):
+        return argv, "", []
+    return argv[:position], argv[position], argv[position + 1 :]
+
+
+def _start_engine() -> None:
+    """Placeholder until the engine's hook is known."""
+
+
+def _dispatch(name: str, words: list[str]) -> int:
+    if name == "help":
+        return _help()
+    from hutch.cli.parsing import parser_of
+
+    module, parser = parser_of(name)
+    code: int = module.run(parser.parse_args(words))
+    return code
+
+
+def _without_command(leading: list[str]) -> int:
+    if "--version" in leading:
+        return _dispatch("version", [word for word in leading if word != "--version"])
+    if not leading or leading[0] in ("-h", "--help"):
+        return _help()
+    sys.stderr.write(f"hutch: no command after {' '.join(leading)}\n  try: hutch --help\n")
+    return FAILED
+
+
+def _help() -> int:
+    rows = "\n".join(f"  {name:<12} {text}" for name, (_, text) in COMMANDS.items())
+    sys.stdout.write(HELP.format(commands=rows))
+    return 0
+
+
+def _wants_json(words: list[str]) -> bool:
+    """Asked of the words, because they may be what could not be parsed."""
+    own = words[: words.index("--")] if "--" in words else words
+    return "--json" in own
+
+
+def _code_of(error: Exception) -> int:
+    """126 and 127 as shells have them, so that scripts can tell "no such program" from "Hutch failed"."""
+    details = getattr(error, "details", {})
+    if getattr(error, "code", "") != "not_runnable" or details.get("what") != "program":
+        return FAILED
+    return 127 if details.get("errno") == "ENOENT" else 126
+
+
+if __name__ == "__main__":
+    main()

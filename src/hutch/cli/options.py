@@ -1,0 +1,120 @@
+"""Options that describe a box, shared by `run` and `shell`, and the spec they add up to."""
+
+import argparse
+import os
+import re
+from typing import Any
+
+from hutch.errors import Invalid
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?", re.IGNORECASE)
+_MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
+
+
+def add_box_options(parser: argparse.ArgumentParser) -> None:
+    box = parser.add_argument_group("the box")
+    box.add_argument("--profile", help="defaults, locks and maxima (`hutch profiles`)")
+    box.add_argument("--provider", help="which engine makes the box (`hutch providers`)")
+    box.add_argument("--image", metavar="REF", help="host | dir:PATH | tar:PATH")
+    box.add_argument("--net", choices=("off", "on"), dest="network", help="outbound network")
+    box.add_argument(
+        "--mount", action="append", default=[], metavar="SRC:DST[:ro|rw]", help="show a host path inside (ro by default)"
+    )
+    box.add_argument("--workspace", metavar="SRC[:ro|rw]", help="use this host directory as /workspace")
+    box.add_argument("--env", "-e", action="append", default=[], metavar="K=V", help="set a variable; K alone: as here")
+    box.add_argument(
+        "--secret", action="append", default=[], metavar="K", help="pass the variable K of this shell, shown nowhere"
+    )
+    box.add_argument("--user", "-u", help="user (default), root (of the box) or a number")
+    box.add_argument("--workdir", "-w", metavar="DIR", help="where the command starts, in the box")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--cpus", type=_number)
+    limits.add_argument("--memory", type=_megabytes, metavar="MB", help="megabytes, or with a unit: 512m, 2g")
+    limits.add_argument("--disk", type=_megabytes, metavar="MB", help="what the box may write, in the same units")
+    limits.add_argument("--pids", type=_count, help="processes and threads at once")
+    limits.add_argument("--open-files", type=_count, metavar="N", help="descriptors of one process")
+
+
+def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Keyword arguments for `Hutch.create`; what was not asked is not there."""
+    asked: dict[str, Any] = {
+        "profile": arguments.profile,
+        "provider": arguments.provider,
+        "image": _image(arguments.image),
+        "network": arguments.network,
+        "mounts": [_mount(text) for text in arguments.mount] or None,
+        "workspace": _workspace(arguments.workspace),
+        "env": dict(_variable(text) for text in arguments.env) or None,
+        "secrets": {name: _from_here(name) for name in arguments.secret} or None,
+        "user": arguments.user,
+        "workdir": arguments.workdir,
+        "cpus": arguments.cpus,
+        "memory_mb": arguments.memory,
+        "disk_mb": arguments.disk,
+        "pids": arguments.pids,
+        "open_files": arguments.open_files,
+    }
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is not a number", remedy="write it as 2 or 0.5") from None
+
+
+def _count(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise Invalid(f"{text!r} is not a whole number") from None
+
+
+def _megabytes(text: str) -> int:
+    match = _SIZE.fullmatch(text)
+    if match is None:
+        raise Invalid(f"{text!r} is not a size", remedy="megabytes, or a number with k, m, g or t: 512, 512m, 2g")
+    return round(float(match[1]) * _MEGABYTES[(match[2] or "m").lower()])
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name:
+        raise Invalid(f"--env {text!r} names no variable", remedy="write NAME=VALUE, or NAME to take it from here")
+    return (name, value) if equals else (name, _from_here(name))
+
+
+def _from_here(name: str) -> str:
+    try:
+        return os.environ[name]
+    except KeyError:
+        raise Invalid(f"there is no variable {name!r} here to pass on", remedy=f"export {name} first") from None
+
+
+def _mount(text: str) -> dict[str, str]:
+    source, _, rest = text.partition(":")
+    target, colon, mode = rest.partition(":")
+    if not source or not target or (colon and not mode):
+        raise Invalid(f"--mount {text!r} is not SRC:DST[:ro|rw]", remedy="for example --mount ./data:/data:ro")
+    return {"source": _here(source), "target": target, "mode": mode or "ro"}
+
+
+def _workspace(text: str | None) -> dict[str, str] | None:
+    if text is None:
+        return None
+    source, colon, mode = text.rpartition(":")
+    if not colon or mode not in ("ro", "rw", "none"):
+        source, mode = text, "rw"
+    known = source == "own" or source.startswith("volume:")
+    return {"source": source if known else _here(source), "mode": mode}
+
+
+def _image(text: str | None) -> str | None:
+    kind, colon, path = (text or "").partition(":")
+    return f"{kind}:{_here(path)}" if colon and path and kind in ("dir", "tar") else text
+
+
+def _here(path: str) -> str:
+    """What people write is relative to where they stand; a spec holds absolute paths. Symlinks are policy's business."""
+    return os.path.abspath(os.path.expanduser(path))

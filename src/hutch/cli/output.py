@@ -1,0 +1,49 @@
+"""What commands print: notes and errors on standard error, tables for people, one JSON object for programs."""
+
+import sys
+from collections.abc import Sequence
+
+from hutch.errors import HutchError
+
+
+def note(text: str) -> None:
+    """One line about what Hutch did, beside the command's own output."""
+    print(f"hutch: {text}", file=sys.stderr, flush=True)
+
+
+def emit_json(value: object) -> None:
+    """One object, one line."""
+    import msgspec
+
+    sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
+    sys.stdout.buffer.flush()
+
+
+def fail(error: HutchError, *, as_json: bool) -> None:
+    """An error with its remedy. As JSON it goes where the answer was expected."""
+    if as_json:
+        emit_json({"error": error.to_wire()})
+        return
+    print(f"hutch: {error.message}", file=sys.stderr)
+    if error.remedy:
+        print(f"  fix: {error.remedy}", file=sys.stderr)
+
+
+def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
+    """An error that nobody foresaw: a defect of Hutch."""
+    if verbose:
+        import traceback
+
+        traceback.print_exception(error, file=sys.stderr)
+    told = HutchError(
+        f"internal error: {type(error).__name__}: {error}", remedy="run it again with --verbose and report what it says"
+    )
+    fail(told, as_json=as_json)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Columns as wide as they need to be."""
+    lines = [header, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+    for line in lines:
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())

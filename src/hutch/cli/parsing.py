@@ -1,0 +1,44 @@
+"""Parsers of the commands: the options all of them share, and errors that are raised instead of exiting."""
+
+import argparse
+from importlib import import_module
+from types import ModuleType
+from typing import NoReturn
+
+from hutch.cli.main import COMMANDS
+from hutch.errors import Invalid
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser whose complaint is a HutchError, so that it can be JSON like every other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise Invalid(message, op=self.prog, remedy=f"`{self.prog} --help` shows the options")
+
+
+def parser_of(name: str) -> tuple[ModuleType, Parser]:
+    """The command's module and its parser; only this module is imported."""
+    if name not in COMMANDS:
+        raise Invalid(f"hutch has no command {name!r}", op="hutch", remedy=_nearest(name))
+    place, help_line = COMMANDS[name]
+    module = import_module(place)
+    parser = Parser(
+        prog=f"hutch {name}",
+        description=(module.__doc__ or help_line).partition("\n")[0],
+        epilog=getattr(module, "EPILOG", None),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add(parser)
+    shared = parser.add_argument_group("shared options")
+    shared.add_argument("--config", metavar="FILE", help="read this hutch.toml instead of the usual ones")
+    shared.add_argument("--json", action="store_true", help="one JSON object on standard output, errors too")
+    shared.add_argument("--verbose", action="store_true", help="log to standard error what is done")
+    return module, parser
+
+
+def _nearest(name: str) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, COMMANDS, n=1)
+    return f"did you mean `hutch {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"

@@ -1,0 +1,77 @@
+"""From plain data to checked records: what is wrong is said with the place, the key and what was probably meant."""
+
+import os
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from hutch.errors import ConfigError
+from hutch.model.spec import Mount
+from hutch.policy.profiles import LimitsTable, Maxima, WorkspaceTable
+
+T = TypeVar("T")
+
+_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
+_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_INNER: dict[str, type[msgspec.Struct]] = {
+    "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount,
+}  # fmt: skip
+
+
+class Source(NamedTuple):
+    """Where plain data came from."""
+
+    origin: Callable[..., str]
+    """From the parts of a key to a text such as FILE:LINE."""
+    text: bool = False
+    """Numbers and booleans are written as text, as in the environment."""
+
+
+def decode(kind: type[T], plain: object, source: Source, *prefix: str) -> T:
+    """`prefix` is the key under which the data stands. Raises ConfigError."""
+    try:
+        return msgspec.convert(_without_paths(plain), type=kind, strict=not source.text)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), kind, source, prefix) from error
+
+
+def unknown_key(key: Sequence[str], known: Sequence[str], source: Source) -> ConfigError:
+    from difflib import get_close_matches
+
+    near = get_close_matches(key[-1], known, n=1)
+    return ConfigError(
+        f"{source.origin(*key)}: unknown key {'.'.join(key)}",
+        remedy=f"did you mean {near[0]}?" if near else f"known here: {', '.join(sorted(known))}",
+        details={"field": ".".join(key)},
+    )
+
+
+def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]) -> ConfigError:
+    """msgspec says what and where as text: "Expected `int`, got `str` - at `$.limits.pids`"."""
+    match = _MESSAGE.fullmatch(message)
+    what, path = (match["what"], match["path"] or "") if match else (message, "")
+    # `[...]` stands for a value of a mapping whose key is not told.
+    inner = tuple(part for part in re.findall(r"[^.\[\]]+", path.replace("[...]", "")) if part)
+    if unknown := _UNKNOWN.fullmatch(what):
+        named = [part for part in inner if not part.isdigit()]
+        holder = _INNER.get(named[-1], kind) if named else kind
+        return unknown_key((*prefix, *inner, unknown[1]), getattr(holder, "__struct_fields__", ()), source)
+    key = (*prefix, *inner)
+    shown = ".".join(key) or "the configuration"
+    what = what.replace(" | null", "")
+    return ConfigError(
+        f"{source.origin(*key)}: {shown}: {what[:1].lower()}{what[1:]}", details={"field": ".".join(key)}
+    )
+
+
+def _without_paths(value: Any) -> Any:
+    """Keyword arguments may hold paths and records; files and variables never do."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, dict):
+        return {key: _without_paths(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_paths(each) for each in value]
+    return value

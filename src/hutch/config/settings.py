@@ -1,0 +1,256 @@
+"""`Config`: every setting, its meaning, its value and where the value came from.
+
+Later wins: default, `hutch.toml` (one file, see `file.find`), `HUTCH_*`, keyword arguments. Relative paths in a file are
+relative to that file, all others to the working directory.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from hutch.config import directories, file
+from hutch.config.decode import Source, decode, unknown_key
+from hutch.errors import ConfigError, HutchError, NotFound
+from hutch.logs import FORMATS, LEVELS, redact_field
+from hutch.model.ids import is_name
+from hutch.model.record import Record
+from hutch.policy import profiles
+from hutch.policy.profiles import Profile, ProfileTable
+
+
+class Written(Record, frozen=True, kw_only=True):
+    """The settings as one source may write them; None: it does not."""
+
+    enabled: bool | None = None
+    state_dir: str | None = None
+    run_dir: str | None = None
+    provider: str | None = None
+    profile: str | None = None
+    image: str | None = None
+    mount_roots: tuple[str, ...] | None = None
+    mount_refused: tuple[str, ...] | None = None
+    max_boxes: int | None = None
+    orphan_grace_sec: float | None = None
+    strict: bool | None = None
+    log_level: str | None = None
+    log_format: str | None = None
+
+
+_KEYS = Written.__struct_fields__
+_TABLES = ("profiles", "providers")
+_PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
+
+
+class Shown(Record, frozen=True, kw_only=True):
+    """One line of `hutch config show`; a value whose key tells a secret is hidden."""
+
+    key: str
+    value: Any
+    origin: str
+
+
+class Config(Record, frozen=True, kw_only=True):
+    """Made by `Config.load`, never changed."""
+
+    enabled: bool = True
+    """False: no process, no connection, every call answers `disabled` (B20)."""
+    state_dir: Path
+    """Records, persistent boxes, volumes. Default: $XDG_STATE_HOME/hutch; root: /var/lib/hutch."""
+    run_dir: Path
+    """Sockets of running boxes; at most 79 bytes long. Default: $XDG_RUNTIME_DIR/hutch; root: /run/hutch."""
+    provider: str = "native"
+    """Which engine makes a box whose caller and profile name none."""
+    profile: str = "default"
+    """The profile of a box whose caller names none."""
+    image: str | None = None
+    """The image of a box whose caller names none: above the profile's (B19)."""
+    mount_roots: tuple[Path, ...] = ()
+    """Host directories below which files may be mounted. Default: the working directory."""
+    mount_refused: tuple[Path, ...] = ()
+    """Trees that are never mounted, besides those that never are (`policy.mounts`)."""
+    max_boxes: int = 1024
+    """How many boxes may live at once; 0: no limit."""
+    orphan_grace_sec: float = 10.0
+    """How long a box lives on without any keeper."""
+    strict: bool = False
+    """Refuse a box whose limits are not held by a cgroup or a quota."""
+    log_level: str = "warning"
+    """debug, info, warning, error or off."""
+    log_format: str = "text"
+    """text or json."""
+    profiles: dict[str, ProfileTable] = msgspec.field(default_factory=dict)
+    """`[profiles.NAME]`: profiles besides the built-in ones."""
+    providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
+    """`[providers.NAME]`: settings of each provider, which alone knows their meaning."""
+    origins: dict[str, str] = msgspec.field(default_factory=dict)
+    """From a key to where its value was written; a key that is absent has its default."""
+
+    @classmethod
+    def load(
+        cls,
+        config: str | os.PathLike[str] | None = None,
+        *,
+        environ: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        **arguments: Any,
+    ) -> Self:
+        """`config` names the file; `arguments` are fields of this record. Raises ConfigError, which names the place."""
+        environ = os.environ if environ is None else environ
+        cwd = cwd or Path.cwd()
+        loading = _Loading(cwd)
+        if found := file.find(config, environ, cwd):
+            loading.add_file(found)
+        loading.add_environment(environ)
+        loading.add_arguments(arguments)
+        values, origins = loading.values, loading.origins
+        values.setdefault("state_dir", directories.state_dir(environ))
+        values.setdefault("run_dir", directories.run_dir(environ))
+        values.setdefault("mount_roots", (cwd,))
+        made = cls(**values, profiles=loading.profiles, providers=loading.providers, origins=origins)
+        made._check()
+        return made
+
+    def resolve_profile(self, name: str | None = None) -> Profile:
+        """The profile of that name, or the default one, with all it inherits. NotFound if there is none."""
+        return profiles.resolve(name or self.profile, self.profiles)
+
+    def for_provider(self, name: str) -> dict[str, Any]:
+        """What `Provider.configure` is given. The native engine's boxes live in our own directories."""
+        table = dict(self.providers.get(name, {}))
+        if name == "native":
+            table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir)} | table
+        return table
+
+    @property
+    def never_mounted(self) -> tuple[Path, ...]:
+        """For `policy.mounts.check`: our own directories, so also other boxes, and what the configuration adds."""
+        return (self.state_dir, self.run_dir, *self.mount_refused)
+
+    def origin(self, key: str) -> str:
+        return self.origins.get(key, "default")
+
+    def show(self) -> tuple[Shown, ...]:
+        """Every setting with its origin, without secrets."""
+        shown = [Shown(key=key, value=_plain(getattr(self, key)), origin=self.origin(key)) for key in _KEYS]
+        for name, profile in sorted(self.profiles.items()):
+            written = msgspec.to_builtins(profile)
+            defaults = msgspec.to_builtins(ProfileTable())
+            changed = {key: value for key, value in written.items() if value != defaults[key]}
+            shown.append(_shown_table(f"profiles.{name}", changed, self))
+        shown += [_shown_table(f"providers.{name}", table, self) for name, table in sorted(self.providers.items())]
+        return tuple(shown)
+
+    def _check(self) -> None:
+        directories.check_run_dir(self.run_dir, self.origin("run_dir"))
+        if self.log_level not in LEVELS:
+            raise self._wrong("log_level", f"is none of {', '.join(LEVELS)}")
+        if self.log_format not in FORMATS:
+            raise self._wrong("log_format", f"is none of {', '.join(FORMATS)}")
+        if self.max_boxes < 0:
+            raise self._wrong("max_boxes", "is negative; 0 means no limit")
+        if not 0 < self.orphan_grace_sec <= 86400:
+            raise self._wrong("orphan_grace_sec", "is not a number of seconds from above 0 to 86400")
+        if not is_name(self.provider):
+            raise self._wrong("provider", "is not a name")
+        for name in self.profiles:
+            try:
+                profiles.resolve(name, self.profiles)
+            except ConfigError as error:
+                raise self._misplaced(error) from error
+        try:
+            self.resolve_profile()
+        except NotFound as error:
+            raise self._wrong("profile", "is no profile", error.remedy) from error
+
+    def _wrong(self, key: str, why: str, remedy: str | None = None) -> ConfigError:
+        return ConfigError(
+            f"{self.origin(key)}: {key} = {getattr(self, key)!r} {why}", remedy=remedy, details={"field": key}
+        )
+
+    def _misplaced(self, error: HutchError) -> ConfigError:
+        """The error of a profile, with the place where that profile, or the field in it, was written."""
+        profile, field = error.details.get("profile", ""), error.details.get("field", "")
+        place = self.origins.get(f"profiles.{profile}.{field}") or self.origin(f"profiles.{profile}")
+        return ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details)
+
+
+class _Loading:
+    """Values from one source after the other; each overwrites what came before."""
+
+    def __init__(self, cwd: Path) -> None:
+        self.cwd = cwd
+        self.values: dict[str, Any] = {}
+        self.origins: dict[str, str] = {}
+        self.profiles: dict[str, ProfileTable] = {}
+        self.providers: dict[str, dict[str, Any]] = {}
+
+    def add_file(self, found: file.ConfigFile) -> None:
+        source = Source(origin=found.origin)
+        self._add(found.plain, source, base=Path(found.path).parent)
+
+    def add_environment(self, environ: Mapping[str, str]) -> None:
+        """An empty variable counts as none. One that nearly names a setting is an error: a typo must not fail open."""
+        variables = {f"HUTCH_{key.upper()}": key for key in _KEYS}
+        given: dict[str, Any] = {}
+        for variable, value in environ.items():
+            key = variables.get(variable)
+            if key is not None and value:
+                given[key] = value.split(os.pathsep) if key in ("mount_roots", "mount_refused") else value
+            elif key is None and variable.startswith("HUTCH_") and variable != "HUTCH_CONFIG":
+                _check_near(variable, list(variables))
+        source = Source(origin=lambda *key: f"HUTCH_{key[0].upper()}" if key else "environment", text=True)
+        self._add(given, source, base=self.cwd)
+
+    def add_arguments(self, arguments: Mapping[str, Any]) -> None:
+        given = {key: value for key, value in arguments.items() if value is not None}
+        self._add(given, Source(origin=lambda *key: "argument"), base=self.cwd)
+
+    def _add(self, plain: Mapping[str, Any], source: Source, base: Path) -> None:
+        if unknown := next((key for key in plain if key not in _KEYS and key not in _TABLES), None):
+            raise unknown_key((unknown,), (*_KEYS, *_TABLES), source)
+        written = decode(Written, {key: plain[key] for key in plain if key in _KEYS}, source)
+        for key in _KEYS:
+            value = getattr(written, key)
+            if value is None:
+                continue
+            self.values[key] = _absolute(value, base) if key in _PATHS else value
+            self.origins[key] = source.origin(key)
+        for name, table in decode(dict[str, dict[str, Any]], plain.get("profiles", {}), source, "profiles").items():
+            self.profiles[name] = decode(ProfileTable, table, source, "profiles", name)
+            self.origins[f"profiles.{name}"] = source.origin("profiles", name)
+            self._remember_fields(source, table, name)
+        for name, table in decode(dict[str, dict[str, Any]], plain.get("providers", {}), source, "providers").items():
+            self.providers[name] = self.providers.get(name, {}) | table
+            self.origins[f"providers.{name}"] = source.origin("providers", name)
+
+    def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
+        for field, value in table.items():
+            self.origins[f"profiles.{name}.{field}"] = source.origin("profiles", name, field)
+            for part in value if isinstance(value, Mapping) else ():
+                self.origins[f"profiles.{name}.{field}.{part}"] = source.origin("profiles", name, field, str(part))
+
+
+def _absolute(value: str | tuple[str, ...], base: Path) -> Path | tuple[Path, ...]:
+    if isinstance(value, tuple):
+        return tuple(Path(os.path.normpath(base / Path(each).expanduser())) for each in value)
+    return Path(os.path.normpath(base / Path(value).expanduser()))
+
+
+def _check_near(variable: str, known: list[str]) -> None:
+    from difflib import get_close_matches
+
+    if near := get_close_matches(variable, known, n=1, cutoff=0.88):
+        raise ConfigError(f"{variable} in the environment is no setting", remedy=f"did you mean {near[0]}?")
+
+
+def _shown_table(key: str, table: Mapping[str, Any], config: Config) -> Shown:
+    return Shown(key=key, value=redact_field("", table), origin=config.origin(key))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, tuple):
+        return [str(each) for each in value]
+    return str(value) if isinstance(value, Path) else value

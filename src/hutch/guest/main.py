@@ -1,0 +1,191 @@
+"""The guest: `serve` turns a process into one. It listens, runs jobs, handles files, and ends the box when nobody comes."""
+
+import gc
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Mapping
+from typing import NoReturn
+
+from hutch.guest import job_operations, transfers
+from hutch.guest.channels import Channel, Connection, Fields, Operation
+from hutch.guest.jobs import Jobs
+from hutch.guest.loop import READ, Loop, Timer
+from hutch.guest.output import Spill
+from hutch.guest.protocol import VERSION
+from hutch.guest.steps import Failure
+
+_IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
+
+
+class Options:
+    """What the one who makes the box tells its guest."""
+
+    __slots__ = (
+        "box_id", "env", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline", "workdir",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        box_id: str,
+        *,
+        workdir: str = "/workspace",
+        env: Mapping[str, str] | None = None,
+        shell: str = "",
+        spill_fd: int | None = None,
+        oom_fd: int | None = None,
+        orphan_grace: float = 0.0,
+        ttl_deadline: float = 0.0,
+        is_init: bool = False,
+        on_ready: Callable[[], None] | None = None,
+    ) -> None:
+        self.box_id = box_id
+        self.workdir = workdir
+        self.env = dict(env or {})
+        """The whole environment of every command; what a command asks for is added to it."""
+        self.shell = shell
+        """For commands that are a text; empty: /bin/bash, else /bin/sh."""
+        self.spill_fd = spill_fd
+        """A directory outside the user's view for output that does not fit in memory; None: only head and tail are kept."""
+        self.oom_fd = oom_fd
+        """The guest's own oom_score_adj, opened while that was allowed."""
+        self.orphan_grace = orphan_grace
+        """Seconds without any connection until the guest ends the box; 0: never."""
+        self.ttl_deadline = ttl_deadline
+        """Monotonic second at which the guest ends the box; 0: never."""
+        self.is_init = is_init
+        """Whether it is PID 1 of the box and may kill everything in it."""
+        self.on_ready = on_ready
+
+
+class Guest:
+    """The listener, its connections, and the clocks that end the box without a keeper."""
+
+    def __init__(self, listener: socket.socket, options: Options) -> None:
+        self._options = options
+        self._listener = listener
+        self._loop = Loop()
+        self._boot = os.urandom(6).hex()
+        self._jobs = Jobs(
+            self._loop,
+            Spill(options.spill_fd),
+            prefix=f"{self._boot[:6]}-",
+            workdir=options.workdir,
+            env=options.env,
+            shell=options.shell or _find_shell(),
+            oom_fd=options.oom_fd,
+        )
+        self._connections: set[Connection] = set()
+        self._orphan_timer: Timer | None = None
+        self._ttl_timer: Timer | None = None
+        self._operations: dict[str, Operation] = {
+            "ping": lambda channel, _fields: channel.reply(),
+            "clock": self._clock,
+            "space": self._space,
+            **job_operations.operations(self._loop, self._jobs, options.is_init),
+            **transfers.operations(self._loop, options.workdir),
+        }
+        listener.setblocking(False)
+        self._loop.watch(listener.fileno(), READ, self._accept)
+        self._wind_orphan_clock()
+        if options.ttl_deadline:
+            self._ttl_timer = self._loop.at(options.ttl_deadline, self._end)
+
+    def run(self) -> None:
+        self._loop.run()
+
+    def _accept(self, _events: int) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except OSError:
+            return  # gone again, or no descriptor free: the next event tries again
+        connection = Connection(self._loop, sock, self._operations, self._closed)
+        self._connections.add(connection)
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        connection.greet(
+            {
+                "version": VERSION,
+                "box_id": self._options.box_id,
+                "pid": os.getpid(),
+                "boot": self._boot,
+                "jobs": len(self._jobs.by_id),
+            }
+        )
+
+    def _closed(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        self._wind_orphan_clock()
+
+    def _wind_orphan_clock(self) -> None:
+        """A dead-man's clock: it runs while nobody is connected."""
+        if self._orphan_timer is not None:
+            self._orphan_timer.cancel()
+        if not self._connections and self._options.orphan_grace > 0:
+            self._orphan_timer = self._loop.after(self._options.orphan_grace, self._end)
+
+    def _clock(self, channel: Channel, fields: Fields) -> None:
+        """The keeper pushes its clocks, so that they hold also when it is gone; ttl in seconds from now, 0: never."""
+        grace, ttl = fields.get("orphan_grace"), fields.get("ttl")
+        if grace is not None:
+            self._options.orphan_grace = float(grace)
+        if ttl is not None:
+            if self._ttl_timer is not None:
+                self._ttl_timer.cancel()
+            self._ttl_timer = self._loop.after(float(ttl), self._end) if ttl > 0 else None
+        channel.reply()
+
+    def _space(self, channel: Channel, _fields: Fields) -> None:
+        """Free blocks and inodes where commands write; a filesystem without an inode count has `files` 0."""
+        found = {}
+        for path in ("/", self._options.workdir, "/tmp"):
+            try:
+                stat = os.statvfs(path)
+            except OSError:
+                continue
+            found[path] = {
+                "size": stat.f_blocks * stat.f_frsize,
+                "free": stat.f_bavail * stat.f_frsize,
+                "files": stat.f_files,
+                "files_free": stat.f_favail,
+                "read_only": bool(stat.f_flag & os.ST_RDONLY),
+            }
+        channel.reply({"space": found})
+
+    def _end(self) -> None:
+        """The end of PID 1 is the end of every process in its pid namespace."""
+        self._jobs.kill_all(self._options.is_init)
+        os._exit(0)
+
+
+def serve(listener: socket.socket, options: Options) -> NoReturn:
+    """Never returns. The caller is single-threaded and has dropped every privilege; after a pivot nothing can be imported,
+    so this module was imported before."""
+    for number in _IGNORED:
+        # A handler of Python's (SIGINT has one) would let the user's processes interrupt PID 1.
+        signal.signal(number, signal.SIG_IGN)
+    for fd in range(3):
+        _ensure_open(fd)
+    guest = Guest(listener, options)
+    gc.collect()
+    gc.freeze()
+    if options.on_ready is not None:
+        options.on_ready()
+    while True:
+        guest.run()
+
+
+def _ensure_open(fd: int) -> None:
+    """A pipe must never get the number of a standard stream: it would be in its own child's way."""
+    try:
+        os.fstat(fd)
+    except OSError:
+        os.open("/dev/null", os.O_RDWR)
+
+
+def _find_shell() -> str:
+    for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
+        if os.access(path, os.X_OK):
+            return path
+    return "/bin/sh"

@@ -1,0 +1,183 @@
+"""Output on its way to the host: a result at the end, one read by cursor, or a reader who follows along."""
+
+from collections.abc import Callable
+from typing import Any
+
+from hutch.guest.channels import Channel, Fields
+from hutch.guest.jobs import Job
+from hutch.guest.loop import Loop, Timer
+from hutch.guest.protocol import ERR, HEADER, MAX_PAYLOAD, OUT
+from hutch.guest.steps import Failure
+
+PIECE = 1 << 18
+"""Output is sent along in pieces of at most so many bytes."""
+MAX_KEEP = 64 << 20
+"""The largest result; more is read by cursor, where nobody has to hold it at once."""
+
+
+def end_facts(job: Job) -> dict[str, Any]:
+    """How a job ended, or stands now."""
+    return {
+        "job": job.id, "ended": job.settled, "exit_code": job.exit_code, "signal": job.signal,
+        "timed_out": job.timed_out, "cancelled": job.cancelled, "lingering": job.lingering, "shared": job.shared,
+        "wall": job.duration, "usage": job.usage, "stdout_total": job.out.total, "stderr_total": job.err.total,
+        "dropped": job.out.dropped + job.err.dropped,
+    }  # fmt: skip
+
+
+def listen(channel: Channel, job: Job, listener: Callable[[], None]) -> None:
+    """Tell this channel of the job's news until the channel is gone; the job does not care."""
+    job.on_news.append(listener)
+
+    def gone() -> None:
+        if listener in job.on_news:
+            job.on_news.remove(listener)
+        channel.fail(Failure("cancelled", "the caller gave up"))
+
+    channel.on_gone = gone
+
+
+def send_result(channel: Channel, job: Job, keep: int) -> bool:
+    """Head and tail of both streams, then the facts; True if that was all the job wrote.
+
+    Whatever fits in the channel's credit goes out in one write.
+    """
+    keep = max(0, min(keep, MAX_KEEP))
+    pieces = [(OUT, part) for part in job.out.ends(keep)] + [(ERR, part) for part in job.err.ends(keep)]
+    size = sum(len(part) for _, part in pieces)
+    whole = size == job.out.total + job.err.total
+    job.seen = job.seen or whole
+    if size <= PIECE:
+        frames = b"".join(HEADER.pack(len(part), kind, channel.number) + part for kind, part in pieces)
+        channel.reply(end_facts(job), frames)
+    else:
+        _send_pieces(channel, pieces, end_facts(job))
+    return whole
+
+
+def _send_pieces(channel: Channel, pieces: list[tuple[int, bytes]], last: dict[str, Any]) -> None:
+    frames = (
+        (kind, memoryview(part)[start : start + MAX_PAYLOAD])
+        for kind, part in pieces
+        for start in range(0, len(part), MAX_PAYLOAD)
+    )
+    waiting: list[tuple[int, memoryview]] = []
+
+    def step() -> None:
+        while channel.open:
+            if not waiting:
+                following = next(frames, None)
+                if following is None:
+                    channel.reply(last)
+                    return
+                waiting.append(following)
+            kind, data = waiting[0]
+            room = channel.room
+            if room <= 0:
+                return
+            channel.send(kind, data[:room])
+            if room < len(data):
+                waiting[0] = (kind, data[room:])
+            else:
+                waiting.clear()
+
+    channel.on_gone = None  # from here on the result is the answer, also to a late CANCEL
+    channel.on_room = step
+    step()
+
+
+class Read:
+    """One read by cursor: answers when there is a byte, at the end of the job, or after `wait` seconds."""
+
+    __slots__ = ("_channel", "_cursor", "_job", "_limit", "_stderr", "_timer")
+
+    def __init__(self, loop: Loop, channel: Channel, job: Job, fields: Fields) -> None:
+        self._channel = channel
+        self._job = job
+        self._stderr = fields.get("stream") == "stderr"
+        self._cursor = max(0, int(fields.get("cursor", 0)))
+        self._limit = max(1, min(int(fields.get("limit", 1 << 16)), MAX_PAYLOAD))
+        self._timer: Timer | None = None
+        wait = float(fields.get("wait", 0))
+        output = job.err if self._stderr else job.out
+        if wait <= 0 or job.settled or output.total > self._cursor:
+            self._answer()
+            return
+        self._timer = loop.after(wait, self._give_up)
+        listen(channel, job, self._look)
+
+    def _look(self) -> None:
+        output = self._job.err if self._stderr else self._job.out
+        if self._job.settled or output.total > self._cursor:
+            self._give_up()
+
+    def _give_up(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._look in self._job.on_news:
+            self._job.on_news.remove(self._look)
+        if self._channel.open:
+            self._answer()
+
+    def _answer(self) -> None:
+        job, channel = self._job, self._channel
+        output = job.err if self._stderr else job.out
+        start, data = output.read(self._cursor, self._limit)
+        end = start + len(data)
+        eof = job.settled and end >= output.total
+        if eof and (job.err if not self._stderr else job.out).total == 0:
+            job.seen = True
+        if data:
+            channel.send(ERR if self._stderr else OUT, data)
+        channel.reply({"cursor": end, "eof": eof, "dropped": max(0, start - self._cursor)})
+
+
+class Follow:
+    """Sends both streams from their cursors while they grow; the answer comes when the job has settled and all is sent."""
+
+    __slots__ = ("_channel", "_cursors", "_job", "_reads_along")
+
+    def __init__(self, channel: Channel, job: Job, stdout: int, stderr: int) -> None:
+        self._channel = channel
+        self._job = job
+        self._cursors = [max(0, stdout), max(0, stderr)]
+        self._reads_along = any(pump.reader_at is not None for pump in job.pumps)
+        channel.on_room = self._step
+        channel.on_gone = self._gone
+        job.on_news.append(self._step)
+        self._step()
+
+    def _step(self) -> None:
+        job, channel = self._job, self._channel
+        for index, output in enumerate((job.out, job.err)):
+            cursor = self._cursors[index]
+            while cursor < output.total:
+                room = channel.room
+                if room <= 0:
+                    break
+                start, data = output.read(cursor, min(room, PIECE))
+                cursor = start + len(data)
+                self._cursors[index] = cursor
+                if not data:
+                    break
+                channel.send(ERR if index else OUT, data)
+            if self._reads_along and index < len(job.pumps):
+                pump = job.pumps[index]
+                if pump.reader_at is not None:
+                    pump.reader_at = cursor
+                    if pump.paused:
+                        pump.resume()
+        if job.settled and self._cursors[0] >= job.out.total and self._cursors[1] >= job.err.total:
+            self._leave()
+            job.seen = True
+            channel.reply(end_facts(job))
+
+    def _leave(self) -> None:
+        if self._step in self._job.on_news:
+            self._job.on_news.remove(self._step)
+
+    def _gone(self) -> None:
+        self._leave()
+        if self._reads_along:
+            self._job.let_go()
+        self._channel.fail(Failure("cancelled", "the caller gave up"))

@@ -1,0 +1,186 @@
+"""From a clone to a guest: what the child does, in this order, until it has no privilege left and serves.
+
+It waits at most twice: for its id maps, and, if it was begun ahead (a stem), for the order that claims it. While it
+waits, end of file on its socket means that the spawner is gone, and it ends too. Standard library only.
+"""
+
+import errno
+import json
+import os
+import resource
+import signal
+import socket
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hutch.guest import main as guest
+from hutch.providers.native import identity, kernel, root, wire
+from hutch.providers.native.cgroups import Group
+from hutch.providers.native.landlock import Domain
+from hutch.providers.native.network.loopback import lo_up
+from hutch.providers.native.seccomp import Filter
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is the same for every box of one spawner."""
+
+    mount_point: str
+    ranged: bool
+    last_capability: int
+    filter: Filter
+    domain: Domain
+    command_line: kernel.CommandLine
+    without: frozenset[str]
+    """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What one order adds to a shape."""
+
+    hostname: str
+    size: int
+    inodes: int
+    open_files: int
+    processes: int
+    """RLIMIT_NPROC, where no control group counts processes; 0: not set."""
+    resolv_conf: str
+    extras: tuple[root.Extra, ...]
+
+    @staticmethod
+    def parse(message: wire.Message) -> "Claim":
+        extras = tuple(root.Extra(*values) for values in message["extras"])
+        return Claim(**{**message, "extras": extras})
+
+
+class Stopped(Exception):
+    """The spawner went away before the box was ready."""
+
+
+class Child:
+    """The child's side. `step` names what it is doing, for the error report."""
+
+    def __init__(self, setting: Setting, shape: root.Shape, sock: socket.socket) -> None:
+        self._setting = setting
+        self._shape = shape
+        self._sock = sock
+        self._root = root.Root(shape, ranged=setting.ranged, masked="masks" not in setting.without)
+        self.step = "start"
+
+    def live(self, group: Group | None, claim: Claim | None, fds: list[int]) -> NoReturn:
+        """Never returns. `claim` and its descriptors are given now if the order is known already."""
+        try:
+            kernel.close_but([self._sock.fileno(), *fds])
+            self._setting.command_line.show("hutch-guest")
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            own = [] if self._setting.ranged else list(claim.extras) if claim else []
+            trees = self._begin(group, own)
+            self._sock.settimeout(None)
+            if claim is None:
+                claim, fds = self._await_claim()
+            self._finish(claim, fds, trees)
+        except Stopped:
+            os._exit(0)
+        except BaseException as error:
+            self._report(error)
+            os._exit(1)
+        os._exit(0)
+
+    def _begin(self, group: Group | None, own_extras: list[root.Extra]) -> list[int]:
+        """All that needs no order. Returns the detached trees of `own_extras`, which only the host's view can give."""
+        setting, shape = self._setting, self._shape
+        self.step = "join the control group"
+        if group is not None:
+            group.enter()  # while the host's group files still accept this process's user
+        self.step = "wait for the id maps"
+        trees = self._receive()[1]
+        self.step = "take the box's identity"
+        if setting.ranged:
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
+        else:
+            trees = [root.detach(path, writable=rw, userns=None) for path, rw in root.shape_sources(shape)]
+        extras = [root.detach_extra(extra, None) for extra in own_extras]
+        # Not at the clone: the namespace's root is the group that its first process is in.
+        kernel.unshare(kernel.CLONE_NEWCGROUP)
+        self.step = "build the root"
+        self._root.build(setting.mount_point, trees)
+        self.step = "bring the loopback up"
+        lo_up()
+        self.step = "drop the bounding set"
+        if "capabilities" not in setting.without:
+            identity.drop_bounding_set(last=setting.last_capability)
+        return extras
+
+    def _await_claim(self) -> tuple[Claim, list[int]]:
+        self.step = "wait for an order"
+        message, fds = self._receive()
+        return Claim.parse(message), fds
+
+    def _finish(self, claim: Claim, fds: list[int], trees: list[int]) -> None:
+        """Apply the order, give up every privilege, and serve. `fds`: listener, options, spill directory, trees."""
+        setting = self._setting
+        listener, options, spill, *given = fds
+        self.step = "finish the root"
+        extras = list(zip(claim.extras, [*trees, *given], strict=True))
+        socket.sethostname(claim.hostname)
+        self._root.finish(claim.hostname, claim.size, claim.inodes, extras, claim.resolv_conf)
+        base = os.open("/", os.O_PATH | os.O_CLOEXEC)
+        os.chroot("m")
+        os.chdir("/")
+        self.step = "set limits"
+        _limit(resource.RLIMIT_NOFILE, claim.open_files)
+        _limit(resource.RLIMIT_CORE, 0)
+        if claim.processes:
+            _limit(resource.RLIMIT_NPROC, claim.processes)
+        oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        for number in range(3):
+            os.dup2(null, number)
+        os.close(null)
+        self.step = "give up privileges"
+        if "capabilities" not in setting.without:
+            identity.become(identity.USER, identity.USER, ranged=setting.ranged)
+        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if "landlock" not in setting.without:
+            self.step = "enter the Landlock domain"
+            setting.domain.enter(base, (spill,))
+        os.close(base)
+        self.step = "load the system call filter"
+        if "seccomp" not in setting.without:
+            setting.filter.load()
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+        self.step = "serve"
+        told = json.loads(wire.unsealed(options))
+        given_options = guest.Options(**told, spill_fd=spill, oom_fd=oom, is_init=True, on_ready=self._ready)
+        guest.serve(socket.socket(fileno=listener), given_options)
+
+    def _ready(self) -> None:
+        wire.send(self._sock, {"ready": True})
+        self._sock.close()
+
+    def _receive(self) -> tuple[wire.Message, list[int]]:
+        received = wire.receive(self._sock)
+        if received is None:
+            raise Stopped
+        return received
+
+    def _report(self, error: BaseException) -> None:
+        number = error.errno if isinstance(error, OSError) else None
+        name = errno.errorcode.get(number, "") if number else ""
+        text = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
+        try:
+            wire.send(self._sock, {"step": self.step, "error": text, "errno": name})
+        except OSError:
+            return  # the spawner is gone, and with it whoever would have wanted to know
+
+
+def _limit(kind: int, value: int) -> None:
+    hard = resource.getrlimit(kind)[1]
+    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (most, most))

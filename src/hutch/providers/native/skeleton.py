@@ -1,0 +1,145 @@
+"""The topmost read-only layer of every box: mount points, and for the machine's own image a minimal /etc.
+
+Made once for each content, named by its digest, and never changed afterwards, so that any number of boxes and
+keepers may use it at the same time.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from hutch.providers.native.identity import USER
+from hutch.providers.native.root import DEVICES, HOME, WORKSPACE
+
+_DIRECTORIES = ("dev", "dev/pts", "dev/shm", "etc", "home", HOME, "proc", "run", "sys", "tmp", "var", "var/tmp", WORKSPACE)
+_DEVICE_LINKS = {
+    "dev/fd": "/proc/self/fd",
+    "dev/stdin": "/proc/self/fd/0",
+    "dev/stdout": "/proc/self/fd/1",
+    "dev/stderr": "/proc/self/fd/2",
+    "dev/ptmx": "pts/ptmx",
+}
+_STICKY = frozenset({"tmp", "var/tmp"})
+
+PASSWD = f"root:x:0:0:root:/root:/bin/sh\nuser:x:{USER}:{USER}:user:/{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
+GROUP = f"root:x:0:\ntty:x:5:\nuser:x:{USER}:\nnogroup:x:65534:\n"
+NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
+
+# What programs of the machine's /usr expect in /etc. Nothing here is secret, and nothing names the machine.
+_COPIED = (
+    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/ca-trust/extracted",
+    "ca-certificates", "ca-certificates.conf", "alternatives", "localtime", "timezone", "mime.types", "services", "protocols", "os-release",
+    "lsb-release", "debian_version", "bash.bashrc", "profile", "inputrc", "terminfo", "fonts", "perl", "magic", "magic.mime",
+    "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "python3", "python3.11", "python3.12", "python3.13", "ImageMagick-6", "ImageMagick-7",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Content:
+    """A tree in memory: files by name, links, directories, and host files to copy."""
+
+    directories: list[str] = field(default_factory=lambda: list(_DIRECTORIES))
+    files: dict[str, bytes] = field(default_factory=dict)
+    links: dict[str, str] = field(default_factory=lambda: dict(_DEVICE_LINKS))
+    copies: dict[str, str] = field(default_factory=dict)
+
+    def digest(self) -> str:
+        """Host files count by place, size and time of change: they change with the machine's packages."""
+        sha = hashlib.sha256(repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))).encode())
+        for target, source in sorted(self.copies.items()):
+            facts = os.stat(source)
+            sha.update(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
+        return sha.hexdigest()[:32]
+
+
+def plain() -> Content:
+    """Over an unpacked image: mount points, and the files of /etc that Hutch writes for each box."""
+    content = Content()
+    content.files.update({f"dev/{name}": b"" for name in DEVICES})
+    content.files.update({"etc/hosts": b"", "etc/resolv.conf": b""})
+    return content
+
+
+def of_machine(root: str = "/") -> Content:
+    """Over the machine's own /usr."""
+    content = plain()
+    content.directories += ["root", "usr", "opt", "mnt", "srv"]
+    content.files |= {
+        "etc/passwd": PASSWD.encode(),
+        "etc/group": GROUP.encode(),
+        "etc/nsswitch.conf": NSSWITCH.encode(),
+        "etc/hostname": b"box\n",
+        "etc/shells": b"/bin/sh\n/bin/bash\n",
+        "etc/host.conf": b"multi on\n",
+    }
+    content.links["etc/mtab"] = "../proc/self/mounts"
+    for name in _COPIED:
+        source = os.path.join(root, "etc", name)
+        for path in _walk(source):
+            _add(content, path, os.path.join("etc", os.path.relpath(path, os.path.join(root, "etc"))))
+    return content
+
+
+def _walk(source: str) -> Iterator[str]:
+    if os.path.islink(source) or not os.path.isdir(source):
+        if os.path.lexists(source):
+            yield source
+        return
+    yield source
+    for entry in sorted(os.listdir(source)):
+        yield from _walk(os.path.join(source, entry))
+
+
+def _add(content: Content, path: str, name: str) -> None:
+    parent = os.path.dirname(name)
+    while parent and parent not in content.directories:
+        content.directories.append(parent)
+        parent = os.path.dirname(parent)
+    if os.path.islink(path):
+        content.links[name] = os.readlink(path)
+    elif os.path.isdir(path):
+        if name not in content.directories:
+            content.directories.append(name)
+    elif os.path.isfile(path) and os.stat(path).st_mode & 0o004:  # what is not for everybody is not for boxes
+        content.copies[name] = path
+
+
+def make(content: Content, parent: str) -> str:
+    """The directory with this content below `parent`; made if it is not there yet."""
+    final = os.path.join(parent, content.digest())
+    if os.path.isdir(final):
+        return final
+    os.makedirs(parent, 0o755, exist_ok=True)
+    draft = tempfile.mkdtemp(dir=parent, prefix=".making-")
+    try:
+        _fill(content, draft)
+        os.chmod(draft, 0o755)
+        try:
+            os.rename(draft, final)
+        except OSError:
+            if not os.path.isdir(final):  # else another keeper was faster
+                raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return final
+
+
+def _fill(content: Content, draft: str) -> None:
+    for name in sorted(set(content.directories)):
+        path = os.path.join(draft, name)
+        os.makedirs(path, exist_ok=True)
+        os.chmod(path, 0o1777 if name in _STICKY else 0o755)
+    for name, data in content.files.items():
+        path = os.path.join(draft, name)
+        with open(path, "wb") as file:
+            file.write(data)
+        os.chmod(path, 0o644)
+    for name, source in content.copies.items():
+        path = os.path.join(draft, name)
+        shutil.copyfile(source, path)
+        os.chmod(path, 0o644)
+    for name, target in content.links.items():
+        os.symlink(target, os.path.join(draft, name))
