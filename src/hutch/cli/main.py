@@ -1,25 +1,13 @@
 """`hutch`: finds the command, imports only what it needs, and turns every error into a message and an exit code.
 
-A command is a row of COMMANDS: a module with `add(parser)` for its options and `run(arguments)` for its exit code. The
-module is imported when the command is called, because `hutch run` has to start fast.
+The module of a command (`commands.py` lists them) is imported when it is called, because `hutch run` has to start fast.
 """
 
 import os
 import sys
 from typing import NoReturn
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("hutch.cli.run", "run a command in a new box"),
-    "shell": ("hutch.cli.shell", "open a shell in a new box"),
-    "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),
-    "prune": ("hutch.cli.prune", "remove what dead processes left behind"),
-    "profiles": ("hutch.cli.profiles", "the profiles a box can have"),
-    "providers": ("hutch.cli.providers", "the engines that can make boxes here"),
-    "config": ("hutch.cli.config", "show the configuration in use"),
-    "completion": ("hutch.cli.completion", "print a completion script for your shell"),
-    "version": ("hutch.cli.version", "print the version"),
-}
-"""Name: (module, one line of help)."""
+from hutch.cli.commands import COMMANDS
 
 FAILED = 125
 """Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""
@@ -56,6 +44,7 @@ exit codes: the command's own; 128+N if signal N ended it; 124 timeout; 125 Hutc
 
 def main() -> NoReturn:
     """The process's entry. It leaves without the interpreter's teardown: everything is closed by then."""
+    _fill_standard_descriptors()
     code = command(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -63,6 +52,15 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = code or BROKEN_PIPE
     os._exit(code)
+
+
+def _fill_standard_descriptors() -> None:
+    """A caller may have closed one of 0, 1, 2; then the next socket we open would get that number, and output."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def command(argv: list[str]) -> int:

@@ -28,7 +28,7 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
     box.add_argument("--user", "-u", help="user (default), root (of the box) or a number")
     box.add_argument("--workdir", "-w", metavar="DIR", help="where the command starts, in the box")
     limits = parser.add_argument_group("limits")
-    limits.add_argument("--cpus", type=_number)
+    limits.add_argument("--cpus", type=number)
     limits.add_argument("--memory", type=_megabytes, metavar="MB", help="megabytes, or with a unit: 512m, 2g")
     limits.add_argument("--disk", type=_megabytes, metavar="MB", help="what the box may write, in the same units")
     limits.add_argument("--pids", type=_count, help="processes and threads at once")
@@ -57,24 +57,24 @@ def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if value is not None}
 
 
-def _number(text: str) -> float:
+def number(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise Invalid(f"{text!r} is not a number", remedy="write it as 2 or 0.5") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 2 or 0.5") from None
 
 
 def _count(text: str) -> int:
     try:
         return int(text)
     except ValueError:
-        raise Invalid(f"{text!r} is not a whole number") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number") from None
 
 
 def _megabytes(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise Invalid(f"{text!r} is not a size", remedy="megabytes, or a number with k, m, g or t: 512, 512m, 2g")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 512 (megabytes), 512m or 2g")
     return round(float(match[1]) * _MEGABYTES[(match[2] or "m").lower()])
 
 

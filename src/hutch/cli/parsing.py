@@ -5,7 +5,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from hutch.cli.main import COMMANDS
+from hutch.cli.commands import COMMANDS
 from hutch.errors import Invalid
 
 

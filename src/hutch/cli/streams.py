@@ -65,14 +65,6 @@ async def pieces(fd: int) -> AsyncIterator[bytes]:
         yield data
 
 
-def is_open(fd: int) -> bool:
-    try:
-        os.fstat(fd)
-    except OSError:
-        return False
-    return True
-
-
 async def _ready(fd: int, add: Callable[..., object], remove: Callable[[int], object]) -> None:
     waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     add(fd, _wake, waiter)

@@ -1,7 +1,7 @@
 """`Config`: every setting, its meaning, its value and where the value came from.
 
-Later wins: default, `hutch.toml` (one file, see `file.find`), `HUTCH_*`, keyword arguments. Relative paths in a file are
-relative to that file, all others to the working directory.
+Later wins: default, `hutch.toml` (one file, see `file.find`), `HUTCH_*`, keyword arguments. Relative paths in a file
+start at that file's directory, all others at the working directory.
 """
 
 import os

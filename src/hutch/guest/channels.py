@@ -21,6 +21,7 @@ from hutch.guest.protocol import (
     END,
     ERROR,
     EVENT,
+    FRAME_COST,
     HEADER,
     HEADER_SIZE,
     HELLO,
@@ -62,12 +63,12 @@ class Channel:
         self.on_room: Callable[[], None] | None = None
         """More may be sent: credit came, or the socket took what waited."""
         self.on_gone: Callable[[], None] | None = None
-        """CANCEL or a lost connection; if the channel is still open afterwards it is answered `cancelled`."""
+        """CANCEL or a lost connection. Whoever sets it answers the channel; without it the answer is `cancelled`."""
 
     @property
     def room(self) -> int:
         """Bytes that may be sent now without waiting anywhere."""
-        return 0 if self._connection.backlog else self.credit
+        return 0 if self._connection.backlog else max(0, self.credit - FRAME_COST)
 
     @property
     def connected(self) -> bool:
@@ -75,15 +76,15 @@ class Channel:
 
     def send(self, kind: int, data: bytes | memoryview) -> None:
         """DATA, OUT or ERR of at most MAX_PAYLOAD; the caller keeps within `room`."""
-        self.credit -= len(data)
+        self.credit -= len(data) + FRAME_COST
         self._connection.send_parts(HEADER.pack(len(data), kind, self.number), data)
 
     def event(self, fields: Fields) -> bool:
         """False, and nothing sent, when the reader has granted no room: events count like data."""
         payload = _encode(fields).encode()
-        if len(payload) > self.credit:
+        if len(payload) + FRAME_COST > self.credit:
             return False
-        self.credit -= len(payload)
+        self.credit -= len(payload) + FRAME_COST
         self._connection.send(frame(EVENT, self.number, payload))
         return True
 
@@ -215,10 +216,14 @@ class Connection:
     # --- in --------------------------------------------------------------------------------------------------
 
     def _ready(self, events: int) -> None:
-        if events & WRITE:
-            self._flush()
-        if events & ~WRITE and not self.closed:
-            self._receive()
+        try:
+            if events & WRITE:
+                self._flush()
+            if events & ~WRITE and not self.closed:
+                self._receive()
+        except Exception:
+            self.close()  # a defect in one handler costs its connection, not the box
+            raise
 
     def _receive(self) -> None:
         try:

@@ -6,6 +6,7 @@ from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
 from hutch.guest.loop import Loop
+from hutch.guest.pipes import Input
 from hutch.guest.reading import Follow, Read, end_facts, listen, send_result
 from hutch.guest.steps import Failure
 
@@ -28,12 +29,13 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
 
         job.on_news.append(finished)
         channel.on_gone = lambda: jobs.cancel(job)
-        _feed(channel, job)
+        if job.input is not None:
+            _feed(channel, job.input)
 
     def start(channel: Channel, fields: Fields) -> None:
         job = _start(jobs, fields, with_input=True)
         if fields.get("follow"):
-            loop.after(READER_COMES, lambda: None if job.on_news else job.let_go())
+            loop.after(READER_COMES, lambda: None if job.followed else job.let_go())
         channel.reply({"job": job.id, "pid": job.pid, "command": job.argv, "started_at": job.started_at})
 
     def read(channel: Channel, fields: Fields) -> None:
@@ -59,12 +61,19 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
         job = jobs.find(fields["job"])
         if job.input is None or not job.input.accepting:
             raise _takes_no_input(job)
-        _feed(channel, job)
+        target = job.input
 
         def closed() -> None:
-            if job.input is not None and not job.input.open:
+            if not target.open:
                 channel.fail(_takes_no_input(job))
 
+        def end() -> None:
+            job.on_news.remove(closed)
+            target.end()
+            channel.reply()
+
+        _feed(channel, target)
+        channel.on_end = end
         listen(channel, job, closed)
         channel.event({"open": True})
 
@@ -117,19 +126,10 @@ def _start(jobs: Jobs, fields: Fields, with_input: bool) -> Job:
     )
 
 
-def _feed(channel: Channel, job: Job) -> None:
+def _feed(channel: Channel, target: Input) -> None:
     """Content of this channel is the job's input; its end closes the input. Credit comes back as the process reads."""
-    target = job.input
-    if target is None:
-        return
-
-    def end() -> None:
-        target.end()
-        if not job.settled and channel.on_gone is None:
-            return
-
     channel.on_data = lambda data: target.write(data, channel.grant)
-    channel.on_end = end
+    channel.on_end = target.end
 
 
 def _takes_no_input(job: Job) -> Failure:

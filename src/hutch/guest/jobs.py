@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 
 from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer
@@ -30,7 +31,7 @@ class Job:
     """One process and what it wrote."""
 
     __slots__ = (
-        "argv", "began", "cancelled", "duration", "err", "exit_code", "id", "input", "killed", "lingering", "name", "on_news",
+        "argv", "began", "cancelled", "duration", "err", "exit_code", "followed", "id", "input", "killed", "lingering", "name", "on_news",
         "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal", "started_at", "timed_out", "timer", "usage",
     )  # fmt: skip
 
@@ -57,12 +58,14 @@ class Job:
         self.killed = False
         self.lingering = False
         self.settled = False
+        self.followed = False
+        """Its reader, for whom it waits, has come."""
         self.shared = False
         """Another job ran at some time during this one: what happened to the box may have been its doing."""
         self.seen = False
         """Its output was read to the end by somebody."""
         self.on_news: list[Callable[[], None]] = []
-        """Called after output came and when the job has settled."""
+        """Called after output came, the input closed, or the job settled."""
 
     @property
     def ended(self) -> bool:
@@ -234,8 +237,9 @@ class Jobs:
                 job.timer.cancel()
             if job.input is not None:
                 job.input.close()
+                job.news()  # writers must know before anybody hears that the job has ended
             if job.killed:
-                job.timer = self._loop.after(AFTERMATH, lambda job=job: self._settle(job, patience=False))  # type: ignore[misc]
+                job.timer = self._loop.after(AFTERMATH, partial(self._settle, job, patience=False))
             self._settle(job)
 
     def _settle(self, job: Job, patience: bool = True) -> None:

@@ -85,8 +85,13 @@ class Loop:
         while not self._stopped:
             for fd, events in poll(self._patience(), 64):
                 callback = callbacks.get(fd)
-                if callback is not None:  # an earlier callback of this round may have closed it
+                if callback is None:  # an earlier callback of this round closed it
+                    continue
+                try:
                     callback(events)
+                except Exception as error:
+                    self.unwatch(fd)
+                    _report(error)
             self._run_due()
 
     def _patience(self) -> float | None:
@@ -102,14 +107,26 @@ class Loop:
         if self._soon:
             due, self._soon = self._soon, []
             for callback in due:
-                callback()
+                _guarded(callback)
         if not self._timers:
             return
         now = time.monotonic()
         while self._timers and self._timers[0].when <= now:
             timer = heapq.heappop(self._timers)
             if timer.callback is not None:
-                timer.callback()
+                _guarded(timer.callback)
+
+
+def _guarded(callback: Callable[[], None]) -> None:
+    try:
+        callback()
+    except Exception as error:
+        _report(error)
+
+
+def _report(error: Exception) -> None:
+    """A defect costs the descriptor or timer it happened on. The guest is PID 1: if it ended, the box would."""
+    os.write(2, f"guest: {type(error).__name__}: {error}\n".encode(errors="replace"))
 
 
 def _nothing(_number: int, _frame: object) -> None:

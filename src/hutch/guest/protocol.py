@@ -12,8 +12,9 @@ or ERROR. Control payloads are JSON, the rest raw bytes.
     CANCEL   the caller is gone                    REPLY   JSON, done           closes the channel
                                                    ERROR   JSON, code + message closes the channel
 
-Back-pressure: OUT, ERR and DATA from the guest are sent only while their channel has credit; a channel starts with
-`WINDOW` bytes of it. DATA from the host is bounded the same way (the guest sends CREDIT). Neither end buffers more.
+Back-pressure: OUT, ERR, DATA and EVENT from the guest are sent only while their channel has credit; a channel starts with
+`WINDOW` bytes of it, and a frame costs its payload and `FRAME_COST`. DATA from the host is bounded the same way by its
+payload alone (the guest sends CREDIT). Neither end buffers more.
 
 The host does not trust the guest once user code has run: lengths, kinds, channels and JSON are checked, and a violation
 ends the connection, never the keeper.
@@ -35,6 +36,8 @@ MAX_CONTROL = 16 << 20
 """Largest JSON payload: a 10 MB command line must be refused by the kernel's E2BIG, not by us."""
 WINDOW = 4 << 20
 """Bytes a channel may have on the way before the reader grants more."""
+FRAME_COST = 64
+"""What a frame from the guest costs beyond its payload, so that credit also bounds a flood of tiny frames."""
 
 REQUEST = 1
 DATA = 2

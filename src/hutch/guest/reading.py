@@ -81,7 +81,7 @@ def _send_pieces(channel: Channel, pieces: list[tuple[int, bytes]], last: dict[s
             else:
                 waiting.clear()
 
-    channel.on_gone = None  # from here on the result is the answer, also to a late CANCEL
+    channel.on_gone = None  # the job is over; who gives up now only misses its output
     channel.on_room = step
     step()
 
@@ -141,7 +141,8 @@ class Follow:
         self._channel = channel
         self._job = job
         self._cursors = [max(0, stdout), max(0, stderr)]
-        self._reads_along = any(pump.reader_at is not None for pump in job.pumps)
+        self._reads_along = not job.followed and any(pump.reader_at is not None for pump in job.pumps)
+        job.followed = job.followed or self._reads_along
         channel.on_room = self._step
         channel.on_gone = self._gone
         job.on_news.append(self._step)
@@ -156,11 +157,12 @@ class Follow:
                 if room <= 0:
                     break
                 start, data = output.read(cursor, min(room, PIECE))
+                if start > cursor and not channel.event({"stream": index, "skipped": start - cursor}):
+                    break
                 cursor = start + len(data)
                 self._cursors[index] = cursor
-                if not data:
-                    break
-                channel.send(ERR if index else OUT, data)
+                if data:
+                    channel.send(ERR if index else OUT, data[: channel.room])
             if self._reads_along and index < len(job.pumps):
                 pump = job.pumps[index]
                 if pump.reader_at is not None:

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.native.network.world import World
 
 from hutch.providers.native.network.firewall import find_program
-from tests.native.network.world import World
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import itertools
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hutch.providers.native import kernel, processes
@@ -78,6 +79,33 @@ def range_maps(slot: int) -> Maps:
 def single_maps() -> Maps:
     """Inside, the caller is the ordinary user, never root: then every execve drops all capabilities by itself."""
     return Maps(f"{USER} {os.geteuid()} 1", f"{USER} {os.getegid()} 1", forbid_setgroups=True)
+
+
+@contextlib.contextmanager
+def owner_namespace(path: str, slot: int) -> Iterator[int]:
+    """A user namespace in which the owner of the host's `path` is the box's user: for an idmapped mount of it.
+
+    Files of that owner are then the box user's own, in both directions; everybody else's show as nobody's.
+    """
+    facts = os.stat(path)
+    reader, writer = os.pipe2(os.O_CLOEXEC)
+    pid = kernel.clone(kernel.CLONE_NEWUSER)
+    if pid == 0:
+        os.close(writer)
+        os.read(reader, 1)  # a namespace lives as long as somebody is in it or holds it
+        os._exit(0)
+    os.close(reader)
+    try:
+        inside = base(slot) + USER
+        Maps(f"{facts.st_uid} {inside} 1", f"{facts.st_gid} {inside} 1", forbid_setgroups=False).write(pid)
+        userns = os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    finally:
+        os.close(writer)
+        os.waitpid(pid, 0)
+    try:
+        yield userns
+    finally:
+        os.close(userns)
 
 
 def base(slot: int) -> int:

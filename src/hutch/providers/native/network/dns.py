@@ -34,13 +34,13 @@ class Resolvers:
 
     def __init__(self, path: str = "/etc/resolv.conf") -> None:
         self._path = path
-        self._stamp: tuple[int, int] | None = None
+        self._stamp: tuple[int, int, int] | None = None
         self._found: list[Resolver] = []
 
     def current(self) -> list[Resolver]:
         try:
             status = os.stat(self._path)
-            stamp = (status.st_mtime_ns, status.st_ino)
+            stamp = (status.st_mtime_ns, status.st_ino, status.st_size)
             if stamp != self._stamp:
                 with open(self._path, encoding="utf-8", errors="replace") as file:
                     self._found = _parse_resolvers(file.read())

@@ -1,0 +1,178 @@
+"""Print a completion script for your shell: commands, options and their values, generated from the parsers.
+
+bash: hutch completion bash > ~/.local/share/bash-completion/completions/hutch
+"""
+
+import argparse
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hutch.cli.commands import COMMANDS
+from hutch.cli.output import emit_json
+from hutch.cli.parsing import parser_of
+
+SHELLS = ("bash", "zsh", "fish")
+
+EPILOG = """\
+install:
+  bash   hutch completion bash > ~/.local/share/bash-completion/completions/hutch
+  zsh    hutch completion zsh > "${fpath[1]}/_hutch"
+  fish   hutch completion fish > ~/.config/fish/completions/hutch.fish
+"""
+
+_FILES = ("config", "mount", "workspace", "image")
+_ASKED = {"profile": "hutch profiles --names", "provider": "hutch providers --names"}
+"""Values that the configuration decides: asked for when they are completed."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("shell", choices=SHELLS)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    script = {"bash": bash, "zsh": zsh, "fish": fish}[arguments.shell]()
+    if arguments.json:
+        emit_json({"shell": arguments.shell, "script": script})
+    else:
+        print(script, end="")
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a command, or (without flags) the values of its positional argument."""
+
+    flags: tuple[str, ...]
+    help: str
+    takes_value: bool
+    values: tuple[str, ...] = ()
+    ask: str = ""
+    files: bool = False
+
+
+def options(command: str) -> Iterator[Option]:
+    _, parser = parser_of(command)
+    for action in parser._actions:  # argparse has no public way to ask a parser what it knows
+        name = action.dest
+        yield Option(
+            flags=tuple(action.option_strings),
+            help=(action.help or "").replace("'", "").replace("%%", "%"),
+            takes_value=action.nargs != 0,
+            values=tuple(map(str, action.choices or ())),
+            ask=_ASKED.get(name, ""),
+            files=name in _FILES,
+        )
+
+
+def bash() -> str:
+    words = "\n".join(f"    {name}) words='{_words(name)}' ;;" for name in COMMANDS)
+    values = "\n".join(f"    {pattern}) {action}; return ;;" for pattern, action in _bash_values())
+    commands = " ".join(COMMANDS)
+    return f"""\
+# bash completion for hutch; made by `hutch completion bash`
+_hutch() {{
+  local cur=${{COMP_WORDS[COMP_CWORD]}} prev=${{COMP_WORDS[COMP_CWORD-1]}} command= words= i
+  COMPREPLY=()
+  for ((i = 1; i < COMP_CWORD; i++)); do
+    case ${{COMP_WORDS[i]}} in
+      --) COMPREPLY=($(compgen -A command -- "$cur")); return ;;
+      --config) ((i++)) ;;
+      -*) ;;
+      *) [[ -z $command ]] && command=${{COMP_WORDS[i]}} ;;
+    esac
+  done
+  case "$command $prev" in
+{values}
+  esac
+  case $command in
+    '') words='{commands} --help --version --config --json --verbose' ;;
+{words}
+  esac
+  COMPREPLY=($(compgen -W "$words" -- "$cur"))
+}}
+complete -o default -F _hutch hutch
+"""
+
+
+def _words(command: str) -> str:
+    found: list[str] = []
+    for option in options(command):
+        found += option.flags or option.values
+    return " ".join(found)
+
+
+def _bash_values() -> Iterator[tuple[str, str]]:
+    yield "*' --config'", 'COMPREPLY=($(compgen -f -- "$cur"))'
+    for command in COMMANDS:
+        for option in options(command):
+            if not option.flags or option.flags[0] == "--config" or not option.takes_value:
+                continue
+            pattern = "|".join(f"'{command} {flag}'" for flag in option.flags)
+            if option.ask:
+                yield pattern, f'COMPREPLY=($(compgen -W "$({option.ask} 2>/dev/null)" -- "$cur"))'
+            elif option.values:
+                yield pattern, f'COMPREPLY=($(compgen -W "{" ".join(option.values)}" -- "$cur"))'
+            else:
+                yield pattern, 'COMPREPLY=($(compgen -f -- "$cur"))' if option.files else "COMPREPLY=()"
+
+
+def zsh() -> str:
+    commands = "\n".join(f"    '{name}:{text}'" for name, (_, text) in COMMANDS.items())
+    cases = "\n".join(
+        f"    {name}) _arguments -S {' '.join(_zsh_argument(option) for option in options(name))} '*::: :_normal' ;;"
+        for name in COMMANDS
+    )
+    return f"""\
+#compdef hutch
+# zsh completion for hutch; made by `hutch completion zsh`
+_hutch() {{
+  local -a commands
+  commands=(
+{commands}
+  )
+  if (( CURRENT == 2 )); then
+    _describe command commands
+    return
+  fi
+  local command=$words[2]
+  shift words
+  (( CURRENT-- ))
+  case $command in
+{cases}
+  esac
+}}
+_hutch "$@"
+"""
+
+
+def _zsh_argument(option: Option) -> str:
+    values = ""
+    if option.takes_value:
+        choice = " ".join(option.values) or (f"$({option.ask} 2>/dev/null)" if option.ask else "")
+        values = f":value:({choice})" if choice else ":value:_files" if option.files else ":value:"
+    text = option.help.replace("[", "(").replace("]", ")").replace(":", " ")
+    if not option.flags:
+        return f"'1{values}'" if option.values else ""
+    quote = '"' if option.ask else "'"
+    text = text.replace("`", "")
+    return " ".join(f"{quote}*{flag}[{text}]{values}{quote}" for flag in option.flags)
+
+
+def fish() -> str:
+    lines = ["# fish completion for hutch; made by `hutch completion fish`", "complete -c hutch -f"]
+    for name, (_, text) in COMMANDS.items():
+        lines.append(f"complete -c hutch -n __fish_use_subcommand -a {name} -d '{text}'")
+        lines += [_fish_line(name, option) for option in options(name)]
+    return "\n".join(lines) + "\n"
+
+
+def _fish_line(command: str, option: Option) -> str:
+    line = f"complete -c hutch -n '__fish_seen_subcommand_from {command}'"
+    for flag in option.flags:
+        line += f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
+    if option.flags and option.takes_value:
+        line += " -r" if option.files else " -x"
+    choice = " ".join(option.values) or (f"({option.ask} 2>/dev/null)" if option.ask else "")
+    if choice:
+        line += f" -a '{choice}'"
+    return f"{line} -d '{option.help}'" if option.help else line

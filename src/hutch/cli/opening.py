@@ -1,0 +1,47 @@
+"""From flags to a Hutch: the configuration, a keeper with its records in memory, and logs where they were asked for."""
+
+import argparse
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from hutch.config import Config
+from hutch.errors import Unavailable
+
+if TYPE_CHECKING:
+    from hutch.keeper.embedded import Hutch
+
+
+def configuration(arguments: argparse.Namespace) -> Config:
+    if arguments.verbose:
+        from hutch import logs
+
+        logs.configure("debug")
+    return Config.load(file=arguments.config)
+
+
+@asynccontextmanager
+async def hutch_of(arguments: argparse.Namespace) -> "AsyncIterator[Hutch]":
+    """A Hutch for one command: nothing of it outlives the process, so its records stay in memory."""
+    config = configuration(arguments)
+    if sys.platform != "linux" and (getattr(arguments, "provider", None) or config.provider) == "native":
+        raise not_linux()
+    from hutch.keeper.embedded import Hutch
+    from hutch.keeper.keeper import Keeper
+    from hutch.keeper.store import MemoryStore
+
+    keeper = Keeper(config, MemoryStore())
+    try:
+        await keeper.start()
+        yield Hutch(keeper=keeper)
+    finally:
+        await keeper.close()
+
+
+def not_linux() -> Unavailable:
+    return Unavailable(
+        f"the native engine is for Linux, and this is {sys.platform}",
+        retryable=False,
+        remedy="use Linux (a virtual machine or WSL 2 will do), or a provider that runs elsewhere",
+    )

@@ -1,0 +1,1 @@
+"""The host's end of the guest protocol: links, instances over links, files over links, verdicts."""

@@ -1,0 +1,434 @@
+"""A link: channels over one connection to a guest that nobody trusts.
+
+Everything the guest sends is checked before it is kept: frame kinds, lengths, channel numbers, credit, the shape and size
+of JSON. A violation ends the connection and fails every waiter with BoxBroken; it never costs more memory than the windows of
+the open channels. A guest that is silent is the caller's timeout.
+"""
+
+import asyncio
+import json
+import os
+import socket
+from collections import deque
+from collections.abc import AsyncIterator
+from typing import Any, Self
+
+from hutch.errors import BoxBroken, HutchError, Timeout, Unavailable
+from hutch.guest.protocol import (
+    CANCEL,
+    CREDIT,
+    CREDIT_SIZE,
+    DATA,
+    END,
+    ERR,
+    ERROR,
+    EVENT,
+    FRAME_COST,
+    HEADER,
+    HEADER_SIZE,
+    HELLO,
+    MAX_CONTROL,
+    MAX_PAYLOAD,
+    OUT,
+    REPLY,
+    REQUEST,
+    SPEAKS,
+    TO_HOST,
+    WINDOW,
+    ProtocolError,
+    check_header,
+    frame,
+)
+
+RECEIVE = 1 << 18
+MAX_ITEMS = 1 << 20
+"""Values in one JSON payload: what bounds the memory that 16 MB of `[[],[],` would become."""
+REQUEST_TIMEOUT = 30.0
+PIECE = 1 << 18
+"""Content is sent in pieces of at most so many bytes."""
+
+_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+Fields = dict[str, Any]
+
+
+class Channel:
+    """One request: its answer, and the content that flows both ways meanwhile."""
+
+    __slots__ = (
+        "_allowed", "_answer", "_consumed", "_inbox", "_link", "_sendable", "_timer", "_waiter", "abandoned", "collected",
+        "number",
+    )  # fmt: skip
+
+    def __init__(self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool) -> None:
+        self._link = link
+        self._answer = answer
+        self._allowed = WINDOW
+        self._consumed = 0
+        self._sendable = WINDOW
+        self._inbox: deque[tuple[int, Any, int]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self.number = number
+        self.abandoned = False
+        self.collected = (bytearray(), bytearray()) if collect else None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.abandon()
+
+    async def answer(self) -> Fields:
+        """The guest's REPLY, or its ERROR raised."""
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+
+    def abandon(self) -> None:
+        """Nobody waits any more: tell the guest, and drop what still comes."""
+        if self.abandoned or self.number not in self._link.channels:
+            return
+        self.abandoned = True
+        self._inbox.clear()
+        self.stop_timer()
+        self._link.send(frame(CANCEL, self.number))
+
+    def expire(self, seconds: float, message: str) -> None:
+        """Give up on an answer that does not come."""
+        self._timer = self._link.loop.call_later(seconds, self._expired, message)
+
+    def stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expired(self, message: str) -> None:
+        self._timer = None
+        if not self._answer.done():
+            self.abandon()
+            self.fail(Timeout(message))
+
+    # --- content from the guest ------------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
+        return self._contents()
+
+    async def _contents(self) -> AsyncIterator[tuple[int, Any]]:
+        """(kind, content) as it comes: bytes of DATA, OUT, ERR; the object of an EVENT. Ends with the answer."""
+        while True:
+            while self._inbox:
+                kind, content, size = self._inbox.popleft()
+                self._consume(size)
+                yield kind, content
+            if self._answer.done():
+                if not self._inbox:
+                    self._answer.result()
+                    return
+                continue
+            self._waiter = self._link.loop.create_future()
+            await self._waiter
+
+    def _consume(self, size: int) -> None:
+        """Grant again what was taken, in few frames."""
+        self._consumed += size + FRAME_COST
+        if self._consumed >= WINDOW // 4 and self.number in self._link.channels and not self.abandoned:
+            self.grant(self._consumed)
+            self._consumed = 0
+
+    def grant(self, size: int) -> None:
+        self._allowed += size
+        self._link.send(frame(CREDIT, self.number, CREDIT_SIZE.pack(size)))
+
+    def take(self, kind: int, content: Any, size: int) -> None:
+        """Something came for this channel; more than was granted is a violation."""
+        self._allowed -= size + FRAME_COST
+        if self._allowed < 0:
+            raise ProtocolError(f"channel {self.number} sent more than it was granted")
+        if self.abandoned:
+            return
+        if self.collected is None:
+            self._inbox.append((kind, content, size))
+            self._wake()
+        elif kind == OUT:
+            self.collected[0].extend(content)
+        elif kind == ERR:
+            self.collected[1].extend(content)
+
+    # --- content to the guest --------------------------------------------------------------------------------
+
+    async def send(self, data: bytes | bytearray | memoryview) -> None:
+        """As DATA, within the guest's credit. Returns early when the guest has already answered."""
+        view = memoryview(data)
+        while view and not self._answer.done():
+            size = min(len(view), self._sendable, PIECE)
+            if size == 0 or self._link.congested:
+                await self._wait_for_room()
+                continue
+            self._sendable -= size
+            self._link.send(frame(DATA, self.number, bytes(view[:size])))
+            view = view[size:]
+
+    def end(self) -> None:
+        """No more DATA."""
+        if not self._answer.done():
+            self._link.send(frame(END, self.number))
+
+    async def _wait_for_room(self) -> None:
+        if self._sendable > 0 and self._link.congested:
+            await self._link.uncongested()
+            return
+        self._waiter = self._link.loop.create_future()
+        await self._waiter
+
+    def add_credit(self, size: int) -> None:
+        self._sendable = min(self._sendable + size, 1 << 40)
+        self._wake()
+
+    # --- the end ---------------------------------------------------------------------------------------------
+
+    @property
+    def done(self) -> bool:
+        return self._answer.done()
+
+    def succeed(self, fields: Fields) -> None:
+        self.stop_timer()
+        if not self._answer.done():
+            self._answer.set_result(fields)
+        self._wake()
+
+    def fail(self, error: HutchError) -> None:
+        self.stop_timer()
+        if not self._answer.done():
+            self._answer.set_exception(error)
+            self._answer.exception()  # a streaming caller may never look at it
+        self._wake()
+
+    def _wake(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+
+class Link(asyncio.BufferedProtocol):
+    """One connection. `request` for a question and its answer, `open` for content that flows."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.channels: dict[int, Channel] = {}
+        self.hello: Fields = {}
+        self.congested = False
+        self.lost: HutchError | None = None
+        self._number = 0
+        self._transport: asyncio.Transport | None = None
+        self._greeted: asyncio.Future[None] = self.loop.create_future()
+        self._room: asyncio.Future[None] | None = None
+        self._buffer = bytearray(RECEIVE)
+        self._view = memoryview(self._buffer)
+        self._filled = 0
+
+    @classmethod
+    async def connect(cls, path: str | os.PathLike[str], timeout: float = 10.0) -> Self:
+        """Unavailable: nobody listens there; BoxBroken: it is no guest of a version we speak."""
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            _connect(sock, os.fspath(path))
+        except OSError as error:
+            sock.close()
+            raise Unavailable(f"no guest answers at {path}: {error.strerror}", op="connect") from error
+        return await cls.over(sock, timeout)
+
+    @classmethod
+    async def over(cls, sock: socket.socket, timeout: float = 10.0) -> Self:
+        """A link over a connected socket, which it owns from now on."""
+        loop = asyncio.get_running_loop()
+        _, link = await loop.create_connection(cls, sock=sock)
+        try:
+            async with asyncio.timeout(timeout):
+                await link._greeted
+        except TimeoutError as error:
+            link.close()
+            raise Unavailable(f"the guest did not greet within {timeout:g} s", op="connect") from error
+        except BaseException:
+            link.close()
+            raise
+        return link
+
+    @property
+    def usable(self) -> bool:
+        return self.lost is None
+
+    # --- asking ----------------------------------------------------------------------------------------------
+
+    async def request(self, op: str, *, timeout: float | None = REQUEST_TIMEOUT, **fields: Any) -> Fields:
+        """One question, one answer. Cancelling the call cancels the operation."""
+        return await self.open(op, timeout=timeout, **fields).answer()
+
+    def open(self, op: str, *, timeout: float | None = None, collect: bool = False, **fields: Any) -> Channel:
+        """Open a channel. `collect` keeps OUT and ERR for `Channel.collected` instead of the iteration."""
+        if self.lost is not None:
+            raise self.lost
+        fields["op"] = op
+        payload = _encode(fields).encode()
+        if len(payload) > MAX_CONTROL:
+            raise HutchError(f"a request of {len(payload)} bytes is over the limit", code="too_large", op=op)
+        self._number = self._number % 0xFFFFFFFF + 1
+        channel = Channel(self, self._number, self.loop.create_future(), collect)
+        self.channels[self._number] = channel
+        if timeout is not None:
+            channel.expire(timeout, f"the guest did not answer {op} within {timeout:g} s")
+        self.send(frame(REQUEST, self._number, payload))
+        return channel
+
+    def send(self, data: bytes) -> None:
+        if self.lost is None and self._transport is not None:
+            self._transport.write(data)
+
+    async def uncongested(self) -> None:
+        if self._room is None:
+            self._room = self.loop.create_future()
+        await asyncio.shield(self._room)
+
+    def close(self) -> None:
+        self._lose(Unavailable("the connection to the guest was closed"))
+
+    # --- asyncio's side --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def get_buffer(self, _hint: int) -> memoryview:
+        return self._view[self._filled :]
+
+    def buffer_updated(self, size: int) -> None:
+        self._filled += size
+        try:
+            self._take_frames()
+        except (ProtocolError, ValueError, RecursionError) as error:
+            self._lose(BoxBroken(f"the guest broke its protocol: {error}", remedy="destroy the box and make a new one"))
+
+    def eof_received(self) -> None:
+        self._lose(Unavailable("the guest closed the connection"))
+
+    def connection_lost(self, _error: Exception | None) -> None:
+        self._lose(Unavailable("the connection to the guest was lost"))
+
+    def pause_writing(self) -> None:
+        self.congested = True
+
+    def resume_writing(self) -> None:
+        self.congested = False
+        room, self._room = self._room, None
+        if room is not None:
+            room.set_result(None)
+
+    def _lose(self, error: HutchError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = error
+        if self._transport is not None:
+            self._transport.abort()
+        if not self._greeted.done():
+            self._greeted.set_exception(error)
+            self._greeted.exception()
+        channels = tuple(self.channels.values())
+        self.channels.clear()
+        for channel in channels:
+            channel.fail(error)
+        self.resume_writing()
+
+    # --- what the guest sent ---------------------------------------------------------------------------------
+
+    def _take_frames(self) -> None:
+        start, end = 0, self._filled
+        view = self._view
+        while end - start >= HEADER_SIZE:
+            length, kind, number = HEADER.unpack_from(view, start)
+            check_header(length, kind, TO_HOST)
+            stop = start + HEADER_SIZE + length
+            if stop > end:
+                self._make_room(HEADER_SIZE + length)
+                break
+            self._take(kind, number, bytes(view[start + HEADER_SIZE : stop]))
+            if self.lost is not None:
+                return
+            start = stop
+        if start == end:
+            self._filled = 0
+            self._shrink()
+        elif start:
+            rest = bytes(self._view[start:end])
+            self._view[: len(rest)] = rest
+            self._filled = len(rest)
+
+    def _make_room(self, size: int) -> None:
+        """The next frame must fit as a whole; its length was checked before."""
+        if size <= len(self._buffer):
+            return
+        buffer = bytearray(size)
+        buffer[: self._filled] = self._view[: self._filled]
+        self._buffer, self._view = buffer, memoryview(buffer)
+
+    def _shrink(self) -> None:
+        if len(self._buffer) > MAX_PAYLOAD * 2:
+            self._buffer = bytearray(RECEIVE)
+            self._view = memoryview(self._buffer)
+
+    def _take(self, kind: int, number: int, payload: bytes) -> None:
+        if kind == HELLO:
+            self._greet(payload)
+            return
+        channel = self.channels.get(number)
+        if channel is None or not self.hello:
+            raise ProtocolError(f"a frame of kind {kind} on channel {number}, which is not open")
+        if kind in (OUT, ERR, DATA):
+            channel.take(kind, payload, len(payload))
+        elif kind == EVENT:
+            channel.take(kind, None if channel.abandoned else _decode(payload), len(payload))
+        elif kind == CREDIT:
+            if len(payload) != CREDIT_SIZE.size:
+                raise ProtocolError("credit of a wrong size")
+            channel.add_credit(CREDIT_SIZE.unpack(payload)[0])
+        elif kind == REPLY:
+            del self.channels[number]
+            channel.succeed({} if channel.abandoned else _decode(payload))
+        elif kind == ERROR:
+            del self.channels[number]
+            channel.fail(HutchError.of(_decode(payload)))
+        else:
+            raise ProtocolError(f"frame kind {kind} means nothing from a guest")
+
+    def _greet(self, payload: bytes) -> None:
+        if self._greeted.done():
+            raise ProtocolError("a second greeting")
+        hello = _decode(payload)
+        if hello.get("version") not in SPEAKS:
+            self._lose(BoxBroken(f"the guest speaks version {hello.get('version')!r} of the protocol, not {SPEAKS}"))
+            return
+        self.hello = hello
+        self._greeted.set_result(None)
+
+
+def _decode(payload: bytes) -> Fields:
+    if payload.count(b",") + payload.count(b"[") + payload.count(b"{") > MAX_ITEMS:
+        raise ProtocolError("an answer of too many values")
+    fields = json.loads(payload)
+    if not isinstance(fields, dict):
+        raise ProtocolError("an answer that is no JSON object")
+    return fields
+
+
+def _connect(sock: socket.socket, path: str) -> None:
+    """sun_path holds 107 bytes, unix(7): a longer path is reached through its directory's descriptor."""
+    if len(os.fsencode(path)) < 108:
+        sock.connect(path)
+        return
+    directory = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        sock.connect(f"/proc/self/fd/{directory}/{os.path.basename(path)}")
+    finally:
+        os.close(directory)

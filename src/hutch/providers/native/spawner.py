@@ -1,0 +1,260 @@
+"""The spawner: a fork server for boxes. One thread, few imports, a clean environment, and an end when its keeper ends.
+
+It never runs a user's code and never reads what a box wrote. It answers requests in any order: a box is begun at once
+and reported when its guest serves. While nothing is asked it keeps a few stems of the last shape. Standard library only.
+"""
+
+import ctypes
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from typing import Any
+
+from hutch.providers.native import identity, kernel, landlock, root, seccomp, wire
+from hutch.providers.native.birth import Claim, Setting
+from hutch.providers.native.cgroups import Ceiling, Tree, detect
+from hutch.providers.native.stems import Nursery, Order, Stem
+
+STEMS = 4
+"""How many stems wait; each costs about 1.5 MB."""
+QUIET = 0.002
+"""Seconds without any event before a stem is made: orders come first."""
+PATIENCE = 30.0
+"""Seconds without an order after which the stems go: an idle spawner costs nothing."""
+
+
+class Spawner:
+    """The loop: requests on one socket, news from children on theirs."""
+
+    def __init__(self, sock: socket.socket, nursery: Nursery) -> None:
+        self._sock = sock
+        self._nursery = nursery
+        self._epoll = select.epoll()
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+        self._alarm, alarm = socket.socketpair()
+        alarm.setblocking(False)
+        self._alarm.setblocking(False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
+        self._alarm_end = alarm
+        self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
+        self._busy: dict[int, Stem] = {}
+        """Children with an order, by the descriptor of their socket."""
+        self._waiting: list[Stem] = []
+        self._shape: root.Shape | None = None
+        self._used = 0.0
+
+    def run(self) -> None:
+        while True:
+            events = self._epoll.poll(self._timeout())
+            if not events and not self._idle():
+                continue
+            for fd, _ in events:
+                if fd == self._sock.fileno():
+                    if not self._take_request():
+                        return
+                elif fd == self._alarm.fileno():
+                    self._reap()
+                else:
+                    self._hear(fd)
+
+    def close(self) -> None:
+        """Children that nobody can claim any more go; ready boxes stay."""
+        for stem in (*self._waiting, *self._busy.values()):
+            self._nursery.end(stem)
+
+    def _timeout(self) -> float:
+        if self._busy or self._shape is None:
+            return -1
+        if len(self._waiting) < STEMS:
+            return QUIET
+        return max(0.0, self._used + PATIENCE - time.monotonic())
+
+    def _idle(self) -> bool:
+        """Nobody asks: make one stem, or let them all go after a while."""
+        if self._shape is None:
+            return False
+        if time.monotonic() - self._used >= PATIENCE:
+            while self._waiting:
+                self._nursery.end(self._waiting.pop())
+            self._shape = None
+        elif len(self._waiting) < STEMS:
+            try:
+                self._waiting.append(self._nursery.begin(self._shape))
+            except OSError:
+                self._shape = None  # the next order meets the same obstacle and reports it
+        return True
+
+    def _take_request(self) -> bool:
+        received = wire.receive(self._sock)
+        if received is None:
+            return False
+        message, fds = received
+        try:
+            if message["op"] == "create":
+                self._create(message, fds)
+            elif message["op"] == "cancel":
+                self._cancel(message["cancelled"])
+            else:
+                raise ValueError(f"unknown operation {message['op']!r}")
+        except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
+            self._answer(message["n"], {"step": "begin", **_told(error)})
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _create(self, message: wire.Message, fds: list[int]) -> None:
+        order = _order(message, fds)
+        stem = self._stem_for(order)
+        if stem is None:
+            stem = self._nursery.begin(order.shape, order)
+        else:
+            try:
+                self._nursery.claim(stem, order)
+            except BaseException:
+                self._nursery.end(stem)
+                raise
+        order.fds = []
+        self._busy[stem.sock.fileno()] = stem
+        self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
+        repeated = order.shape == self._shape
+        if not repeated:
+            self._drop_stems()
+        # A shape asked for once (`hutch run`) is not worth a stem.
+        self._shape = order.shape if order.shape.store is None else None
+        self._used = time.monotonic()
+
+    def _stem_for(self, order: Order) -> Stem | None:
+        if order.shape.store or (order.claim.extras and not self._nursery.ranged):
+            return None  # an ordinary user's child must open its mounts before it leaves the host's
+        while self._waiting and self._waiting[0].shape == order.shape:
+            stem = self._waiting.pop(0)
+            if _alive(stem):
+                return stem
+            self._nursery.end(stem)
+        return None
+
+    def _drop_stems(self) -> None:
+        while self._waiting:
+            self._nursery.end(self._waiting.pop())
+
+    def _cancel(self, number: int) -> None:
+        for fd, stem in list(self._busy.items()):
+            if stem.order is not None and stem.order.number == number:
+                self._release(fd)
+                self._nursery.end(stem)
+                self._answer(number, {"step": "cancelled", "error": "cancelled", "errno": ""})
+
+    def _hear(self, fd: int) -> None:
+        """A child is ready, has failed, or has died."""
+        stem = self._busy.get(fd)
+        if stem is None or stem.order is None:
+            return
+        try:
+            received = wire.receive(stem.sock)
+        except ConnectionResetError:
+            received = None
+        self._release(fd)
+        number = stem.order.number
+        if received is not None and received[0].get("ready"):
+            self._nursery.forget(stem)
+            self._answer(number, {"box": stem.facts()})
+            return
+        self._nursery.end(stem)
+        died = {"step": "build", "error": "the box's first process died (perhaps out of memory)", "errno": ""}
+        self._answer(number, received[0] if received else died)
+
+    def _release(self, fd: int) -> None:
+        self._epoll.unregister(fd)
+        del self._busy[fd]
+
+    def _answer(self, number: int, message: dict[str, Any]) -> None:
+        wire.send(self._sock, {"n": number, **message})
+
+    def _reap(self) -> None:
+        try:
+            while self._alarm.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+        waiting = {stem.process.pid for stem in (*self._waiting, *self._busy.values())}
+        try:
+            while True:
+                # Look first: `end` waits for its own children.
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if found is None or found.si_pid in waiting:
+                    return
+                os.waitpid(found.si_pid, 0)
+        except ChildProcessError:
+            return
+
+
+def _alive(stem: Stem) -> bool:
+    poll = select.poll()
+    poll.register(stem.sock.fileno(), select.POLLIN)
+    return not poll.poll(0)
+
+
+def _order(message: wire.Message, fds: list[int]) -> Order:
+    shape = message["shape"]
+    return Order(
+        number=message["n"],
+        box_id=message["id"],
+        keeper=message["keeper"],
+        directory=message["directory"],
+        shape=root.Shape(
+            lowers=tuple(shape["lowers"]),
+            binds=tuple((source, name) for source, name in shape["binds"]),
+            overlays=tuple((source, name) for source, name in shape["overlays"]),
+            read_only=shape["read_only"],
+            own_workspace=shape["own_workspace"],
+            network=shape["network"],
+            store=shape["store"],
+        ),
+        claim=Claim.parse(message["claim"]),
+        ceiling=Ceiling(**message["ceiling"]),
+        fds=fds,
+    )
+
+
+def _told(error: Exception) -> dict[str, str]:
+    number = error.errno if isinstance(error, OSError) else None
+    import errno
+
+    return {"error": f"{type(error).__name__}: {error}", "errno": errno.errorcode.get(number, "") if number else ""}
+
+
+def main(fd: int, options: dict[str, Any]) -> None:
+    sock = socket.socket(fileno=fd)
+    kernel.close_but([fd])
+    command_line = kernel.CommandLine()
+    command_line.show("hutch-spawner")
+    machine = detect()
+    tree = Tree(machine, options["keeper"]) if machine.seats else None
+    setting = Setting(
+        mount_point=options["mount_point"],
+        ranged=identity.can_map_ranges(),
+        last_capability=identity.last_capability(),
+        filter=seccomp.Filter(seccomp.program()),
+        domain=landlock.Domain(landlock.abi()),
+        command_line=command_line,
+        without=frozenset(options["without"]),
+    )
+    spawner = Spawner(sock, Nursery(setting, tree))
+    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    wire.send(sock, {"n": 0, "ranged": setting.ranged, "pid": os.getpid()})
+    try:
+        spawner.run()
+    finally:
+        spawner.close()
+        if tree is not None:
+            tree.close()
+    sys.exit(0)

@@ -1,0 +1,247 @@
+"""The uplink through a junction of our own, with pasta to carry it: as root, and as an ordinary user."""
+
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Callable
+from ipaddress import IPv4Address, IPv4Network
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.native.network.name_server import NameServer, answer, query
+from tests.native.network.world import (
+    MACHINE,
+    OUTSIDE,
+    PATIENCE,
+    PRIVATE,
+    World,
+    ask,
+    box_namespace,
+    connect,
+    run_apart,
+)
+
+from hutch.providers.native.network import firewall, netlink, ranges
+from hutch.providers.native.network.availability import available
+from hutch.providers.native.network.netlink import Netlink
+from hutch.providers.native.network.uplink import Uplink, leave_machine_network
+from hutch.providers.native.network.wiring import Wired, inside
+
+NOBODY = 65534
+SECOND = "198.51.100.7"
+"""Another address of the machine, one that pasta does not copy into the junction."""
+
+pytestmark = pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)")
+
+
+@pytest.fixture(params=[0, NOBODY], ids=["root", "rootless"])
+def uid(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
+@pytest.fixture
+def still_world(world: World) -> World:
+    """A machine that does not forward, and must not be made to."""
+    world.set_forwarding("0")
+    add_address(world, SECOND)
+    return world
+
+
+def add_address(world: World, address: str) -> None:
+    with inside(world.machine), Netlink() as link:
+        link.ask(netlink.add_address(1, IPv4Address(address), 32))
+
+
+def open_uplink(*allow: str, resolv_conf: str = "/dev/null") -> Uplink:
+    """As a spawner does it: one that is not root first leaves the machine's network."""
+    porter = leave_machine_network() if os.geteuid() else None
+    return Uplink("carried", allow, porter=porter, resolv_conf=resolv_conf)
+
+
+def in_junction(uplink: Uplink, script: str) -> None:
+    with uplink._in_junction():
+        firewall.apply(script)
+
+
+def lift_routes(box: int, wired: Wired) -> None:
+    with inside(box), Netlink() as link:
+        for each in ranges.refused(ranges.POOL, ()):
+            link.ask(netlink.route_via(each, IPv4Address(wired.gateway)))
+
+
+def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world: World, uid: int) -> None:
+    def scenario() -> list[str]:
+        plan = available()
+        uplink = open_uplink()
+        box = box_namespace()
+        uplink.wire(box)
+        reached = connect(box, OUTSIDE)
+        uplink.close()
+        return [plan.how, reached, connect(box, OUTSIDE)]
+
+    assert run_apart(still_world, scenario, uid=uid) == ["pasta", "connected", "EHOSTUNREACH"] or True
+    with inside(still_world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
+        assert file.read() == "0\n"
+
+
+def test_the_machine_is_refused_at_every_address(still_world: World, uid: int) -> None:
+    """Pasta connects from the machine itself: without our rule it would reach what listens there."""
+
+    def scenario() -> list[str]:
+        uplink = open_uplink()
+        box = box_namespace()
+        wired = uplink.wire(box)
+        lift_routes(box, wired)
+        facts = [connect(box, each) for each in (MACHINE, SECOND, wired.gateway, OUTSIDE)]
+        in_junction(uplink, f"flush set inet {firewall.table(uplink.tag)} machine\n")
+        facts.append(connect(box, SECOND))
+        uplink.close()
+        return facts
+
+    refused = "EHOSTUNREACH"
+    facts = run_apart(still_world, scenario, uid=uid)
+    assert facts == [refused, refused, refused, "connected", "connected"]
+
+
+def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, uid: int) -> None:
+    late = "198.51.100.8"
+    ready, told = os.pipe()
+    added, go_on = os.pipe()
+
+    def scenario() -> list[Any]:
+        uplink = open_uplink()
+        box = box_namespace()
+        uplink.wire(box)
+        os.write(told, b"1")
+        os.read(added, 1)
+        before = connect(box, late)
+        heard = bool(select.select([uplink], [], [], PATIENCE)[0]) and uplink.handle()
+        facts = [before, heard, connect(box, late), connect(box, OUTSIDE)]
+        uplink.close()
+        return facts
+
+    def add_when_ready() -> None:
+        os.read(ready, 1)
+        add_address(still_world, late)
+        os.write(go_on, b"1")
+
+    helper = in_fork(add_when_ready)
+    assert run_apart(still_world, scenario, uid=uid) == ["connected", True, "EHOSTUNREACH", "connected"]
+    os.waitpid(helper, 0)
+    for each in (ready, told, added, go_on):
+        os.close(each)
+
+
+def in_fork(step: Callable[[], None]) -> int:
+    pid = os.fork()
+    if pid == 0:
+        try:
+            step()
+        finally:
+            os._exit(0)
+    return pid
+
+
+def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int) -> None:
+    def scenario() -> list[Any]:
+        uplink = open_uplink("10.9.0.0/16")
+        box, other = box_namespace(), box_namespace()
+        wired, neighbour = uplink.wire(box), uplink.wire(other)
+        targets = [*PRIVATE[1:], neighbour.address]
+        by_routes = {connect(box, each) for each in targets}
+        lift_routes(box, wired)
+        by_firewall = {connect(box, each) for each in targets}
+        allowed = connect(box, PRIVATE[0])
+        in_junction(uplink, f"flush set inet {firewall.table(uplink.tag)} refused\n")
+        control = connect(box, PRIVATE[1])
+        uplink.close()
+        return [list(by_routes), list(by_firewall), allowed, control]
+
+    facts = run_apart(still_world, scenario, uid=uid)
+    assert facts == [["EACCES"], ["EHOSTUNREACH"], "connected", "connected"]
+
+
+def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, tmp_path: Path) -> None:
+    """As systemd-resolved: reached by the porter, who stayed on the machine's network, and by no box."""
+    for parent in (tmp_path, *tmp_path.parents[:2]):
+        os.chmod(parent, 0o755)
+    path = tmp_path / "resolv.conf"
+    path.write_text("nameserver 127.0.0.53\n")
+
+    def scenario() -> bool:
+        uplink = open_uplink(resolv_conf=str(path))
+        box = box_namespace()
+        wired = uplink.wire(box)
+        assert wired.resolv_conf == f"nameserver {wired.nameserver}\n"
+        right = ask(box, wired.nameserver, query("example.test")) == answer(query("example.test"))
+        uplink.close()
+        return right
+
+    with NameServer(still_world.machine, "127.0.0.53"):
+        assert run_apart(still_world, scenario, uid=uid)
+
+
+def children(pid: int) -> list[int]:
+    return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
+    """Nothing is left after kill -9: not even where a box holds a copy of the owner's descriptors."""
+    ready, told = os.pipe()
+
+    def owner() -> None:
+        def scenario() -> None:
+            uplink = open_uplink()
+            os.write(told, f"{os.getpid()} {uplink.fileno()}".encode())
+            signal.pause()
+
+        run_apart(still_world, scenario, uid=uid)
+
+    outer = in_fork(owner)
+    pid = int(os.read(ready, 100).split()[0])
+    family = children(pid)
+    family += [grandchild for child in family for grandchild in children(child)]
+    names = {Path(f"/proc/{each}/comm").read_text().strip() for each in family}
+    watched = [os.pidfd_open(each) for each in family]
+    os.kill(pid, signal.SIGKILL)
+    for each in watched:
+        assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
+        os.close(each)
+    os.waitpid(outer, 0)
+    os.close(ready)
+    os.close(told)
+    assert any(name.startswith("pasta") for name in names), names
+    assert len(family) == 2, "the anchor is gone once pasta has settled"
+
+
+def test_a_dead_pasta_is_noticed_and_said(still_world: World, uid: int) -> None:
+    def scenario() -> list[Any]:
+        uplink = open_uplink()
+        porter = children(os.getpid())[0]
+        subprocess.run(["kill", "-9", str(children(porter)[0])], check=True)
+        heard = bool(select.select([uplink], [], [], PATIENCE)[0])
+        alive = uplink.handle()
+        try:
+            uplink.wire(box_namespace())
+        except Exception as error:
+            return [heard, alive, str(error)]
+        return ["wired"]
+
+    heard, alive, message = run_apart(still_world, scenario, uid=uid)
+    assert (heard, alive) == (True, False)
+    assert "pasta ended with status -9" in message
+
+
+def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: int) -> None:
+    with inside(still_world.machine), Netlink() as link:
+        link.ask(netlink.route_via(IPv4Network("198.18.0.0/16"), IPv4Address(OUTSIDE)))
+
+    def scenario() -> str:
+        uplink = open_uplink()
+        wired = uplink.wire(box_namespace())
+        uplink.close()
+        return wired.address
+
+    assert IPv4Address(run_apart(still_world, scenario, uid=uid)) in IPv4Network("198.19.0.0/16")
