@@ -101,7 +101,7 @@ def redact(text: str) -> str:
 
 
 def redact_field(key: str, value: object) -> object:
-    """A field's value as it may be shown: hidden if its key tells a secret, else without concealed ones at any depth."""
+    """A value as it may be shown: hidden if its key tells a secret, else without concealed ones at any depth."""
     if value is None or isinstance(value, bool):
         return value
     if _SECRET_KEY.search(key):

@@ -111,6 +111,6 @@ def _check_author(path: Path) -> None:
     if found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH:
         return
     raise ConfigError(
-        f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: a stranger may have written it",
+        f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: others may have written it",
         remedy=f"if you trust it, name it: HUTCH_CONFIG={path}",
     )

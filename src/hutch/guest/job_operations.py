@@ -1,4 +1,4 @@
-"""The job operations of the guest: run, start, read, follow, wait, write, signal, resize, list, info, forget, kill_all."""
+"""The operations on jobs: run, start, read, follow, wait, write, signal, resize, list, info, forget, kill_all."""
 
 from typing import Any
 

@@ -31,8 +31,9 @@ class Job:
     """One process and what it wrote."""
 
     __slots__ = (
-        "argv", "began", "cancelled", "duration", "err", "exit_code", "followed", "id", "input", "killed", "lingering", "name", "on_news",
-        "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal", "started_at", "timed_out", "timer", "usage",
+        "argv", "began", "cancelled", "duration", "err", "exit_code", "followed", "id", "input", "killed", "lingering",
+        "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal", "started_at",
+        "timed_out", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -52,7 +53,7 @@ class Job:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.usage = (0.0, 0.0, 0)
-        """User and system seconds, largest resident set in kB; never below the guest's own, whose image it had at first."""
+        """User and system seconds, largest resident set in kB; never below the guest's, which it was until its exec."""
         self.timed_out = False
         self.cancelled = False
         self.killed = False
@@ -92,7 +93,14 @@ class Jobs:
     """The table of a guest's jobs."""
 
     def __init__(
-        self, loop: Loop, spill: Spill, prefix: str, workdir: str, env: Mapping[str, str], shell: str, oom_fd: int | None
+        self,
+        loop: Loop,
+        spill: Spill,
+        prefix: str,
+        workdir: str,
+        env: Mapping[str, str],
+        shell: str,
+        oom_fd: int | None,
     ) -> None:
         self.by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}
@@ -146,7 +154,9 @@ class Jobs:
             else:
                 self._start_on_pipes(job, where, environment(self._env, env), with_input)
         except OSError as error:
-            raise Failure("not_runnable", f"cannot make pipes: {error.strerror}", errno="EMFILE", what="pipes") from error
+            raise Failure(
+                "not_runnable", f"cannot make pipes: {error.strerror}", errno="EMFILE", what="pipes"
+            ) from error
         if self._by_pid or any(other.lingering for other in self._ended.values()):
             job.shared = True
             for other in self._by_pid.values():
@@ -243,7 +253,7 @@ class Jobs:
             self._settle(job)
 
     def _settle(self, job: Job, patience: bool = True) -> None:
-        """Take what the job wrote; it is settled unless a reader, or the death of killed descendants, must be waited for."""
+        """Take what it wrote. Settled, unless a reader or the death of killed descendants has to be waited for."""
         if job.settled:
             return
         for pump in job.pumps:

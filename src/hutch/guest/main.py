@@ -1,10 +1,9 @@
-"""The guest: `serve` turns a process into one. It listens, runs jobs, handles files, and ends the box when nobody comes."""
+"""The guest: `serve` turns a process into one. It listens, runs jobs, serves files, and ends a box nobody keeps."""
 
 import gc
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable, Mapping
 from typing import NoReturn
 
@@ -14,7 +13,6 @@ from hutch.guest.jobs import Jobs
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
 from hutch.guest.protocol import VERSION
-from hutch.guest.steps import Failure
 
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 
@@ -23,7 +21,8 @@ class Options:
     """What the one who makes the box tells its guest."""
 
     __slots__ = (
-        "box_id", "env", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline", "workdir",
+        "box_id", "env", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline",
+        "workdir",
     )  # fmt: skip
 
     def __init__(
@@ -47,7 +46,7 @@ class Options:
         self.shell = shell
         """For commands that are a text; empty: /bin/bash, else /bin/sh."""
         self.spill_fd = spill_fd
-        """A directory outside the user's view for output that does not fit in memory; None: only head and tail are kept."""
+        """A directory outside the user's view for output that does not fit in memory; None: head and tail only."""
         self.oom_fd = oom_fd
         """The guest's own oom_score_adj, opened while that was allowed."""
         self.orphan_grace = orphan_grace
@@ -160,8 +159,7 @@ class Guest:
 
 
 def serve(listener: socket.socket, options: Options) -> NoReturn:
-    """Never returns. The caller is single-threaded and has dropped every privilege; after a pivot nothing can be imported,
-    so this module was imported before."""
+    """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root."""
     for number in _IGNORED:
         # A handler of Python's (SIGINT has one) would let the user's processes interrupt PID 1.
         signal.signal(number, signal.SIG_IGN)

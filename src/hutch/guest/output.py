@@ -1,7 +1,7 @@
 """What a job wrote: the head and the tail in memory, the middle spilled to a file, past every bound only counted.
 
-Positions are bytes since the job's start. `[0, len(head))` and `[total - len(tail), total)` are in memory, `pieces` are in
-the spill file; what is in none of them is lost.
+Positions are bytes since the job's start. `[0, len(head))` and `[total - len(tail), total)` are in memory, `pieces` are
+in the spill file; what is in none of them is lost.
 """
 
 import os

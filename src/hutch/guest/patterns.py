@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hutch.guest.steps import Failure
 
 MAX_ALTERNATIVES = 256
-MAX_PATTERN = 4096
+MAX_PATTERN = 1024
 
 ANY_DEPTH = "**"
 

@@ -133,7 +133,7 @@ class Read:
 
 
 class Follow:
-    """Sends both streams from their cursors while they grow; the answer comes when the job has settled and all is sent."""
+    """Sends both streams from their cursors while they grow; answers when the job has settled and all is sent."""
 
     __slots__ = ("_channel", "_cursors", "_job", "_reads_along")
 
@@ -157,12 +157,14 @@ class Follow:
                 if room <= 0:
                     break
                 start, data = output.read(cursor, min(room, PIECE))
-                if start > cursor and not channel.event({"stream": index, "skipped": start - cursor}):
-                    break
+                if start > cursor:
+                    if not channel.event({"stream": "stderr" if index else "stdout", "skipped": start - cursor}):
+                        break
+                    data = data[: channel.room]
                 cursor = start + len(data)
                 self._cursors[index] = cursor
                 if data:
-                    channel.send(ERR if index else OUT, data[: channel.room])
+                    channel.send(ERR if index else OUT, data)
             if self._reads_along and index < len(job.pumps):
                 pump = job.pumps[index]
                 if pump.reader_at is not None:

@@ -267,7 +267,7 @@ class _Grep:
         notes = [note] if note else []
         if self._unread:
             notes.append(f"{self._unread} files or directories could not be read")
-        self._say({"searched": self._searched, "notes": notes})
+        self._say({"searched": self._searched, "notes": notes, "done": True})
 
     def _say(self, fields: dict[str, Any]) -> None:
         view = memoryview(json.dumps(fields).encode() + b"\n")
@@ -349,7 +349,7 @@ class _Grep:
                 return False
         self._searched += 1
         if self._searched % 256 == 0:
-            self._say({"searched": self._searched, "notes": []})
+            self._say({"searched": self._searched})
         return False
 
 

@@ -1,4 +1,4 @@
-"""Starting a process: one posix_spawn, because it is a vfork, and the guest has no privilege that must be dropped first.
+"""Starting a process: one posix_spawn, which is a vfork; the guest has no privilege that must be dropped first.
 
 `posix_spawn` knows no working directory, so the guest goes there itself and returns: it has one thread and uses no
 relative path of its own.
@@ -9,6 +9,7 @@ import os
 import signal
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 from hutch.guest.steps import Failure
 
@@ -27,9 +28,7 @@ _DEFAULT_SIGNALS = (
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def spawn(
-    argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, oom_fd: int | None
-) -> int:
+def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, oom_fd: int | None) -> int:
     """The pid of a new session's leader; a Failure `not_runnable` says what was wrong, with the kernel's reason."""
     try:
         os.chdir(cwd)
@@ -132,16 +131,12 @@ def session_members(session: int) -> list[int]:
 
 def kill_session(leader: int) -> None:
     """End the group at once, then what formed groups of its own in the session; a few rounds catch late forks."""
-    try:
+    with suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
-    except OSError:
-        pass
     for _ in range(4):
         members = [pid for pid in session_members(leader) if pid != os.getpid()]
         for pid in members:
-            try:
+            with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
-            except OSError:
-                continue
         if len(members) <= 1:
             return

@@ -215,8 +215,8 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, Any]]:
         path, kind = fields["path"], fields["kind"]
     except (ValueError, KeyError, TypeError, RecursionError):
         raise Failure("refused", "the stream of a copy has an entry that is no JSON object") from None
-    if not isinstance(path, str) or kind not in ("file", "directory", "symlink", "skipped"):
-        raise Failure("refused", f"the stream of a copy has an entry of unknown kind {kind!r:.80}")
+    if not _is_name(path) or kind not in ("file", "directory", "symlink", "skipped"):
+        raise Failure("refused", f"the stream of a copy has an entry of unknown kind or name: {kind!r:.80}")
     if kind in ("file", "directory"):
         mode, mtime = fields.get("mode"), fields.get("mtime")
         if not isinstance(mode, int) or not isinstance(mtime, int) or abs(mtime) >= 1 << 63:
@@ -225,9 +225,20 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, Any]]:
     return path, kind, fields
 
 
+def _is_name(value: object) -> bool:
+    """Whether the kernel could take it."""
+    if not isinstance(value, str) or "\0" in value:
+        return False
+    try:
+        os.fsencode(value)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _components(path: str) -> list[str]:
     names = path.split("/")
-    if len(names) > MAX_DEPTH or "\0" in path or any(name in ("", ".", "..") for name in names):
+    if len(names) > MAX_DEPTH or any(name in ("", ".", "..") for name in names):
         raise Failure("refused", f"the name {path[:200]!r} would leave the target of the copy", path=path[:1000])
     return names
 
@@ -242,7 +253,7 @@ def _make_directory(directory: int, name: str, fields: dict[str, Any]) -> _Level
 
 def _make_symlink(directory: int, name: str, fields: dict[str, Any]) -> None:
     target = fields.get("target")
-    if not isinstance(target, str) or not target or "\0" in target:
+    if not target or not _is_name(target):
         raise Failure("refused", f"the symlink {name!r} of a copy points nowhere")
     draft = temporary_name()
     os.symlink(target, draft, dir_fd=directory)

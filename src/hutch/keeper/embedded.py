@@ -1,7 +1,7 @@
 """`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
 
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -9,7 +9,10 @@ from typing import Any, Self
 from hutch.config import Config
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.records import BoxRecord, Event
+from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
+from hutch.keeper.scopes import scope
+from hutch.keeper.store import MemoryStore
+from hutch.keeper.volumes import Volumes
 from hutch.model.asking import ask
 from hutch.model.capabilities import Capabilities
 from hutch.providers import registry
@@ -23,11 +26,18 @@ class Hutch:
     """
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
-        self._keeper = keeper or Keeper(Config.load(**configuration))
+        self._keeper = keeper or _durable(Config.load(**configuration))
         self.session = "s" + secrets.token_hex(8)
+        self._started = False
 
     async def __aenter__(self) -> Self:
+        await self._start()
         return self
+
+    async def _start(self) -> None:
+        if not self._started:
+            self._started = True
+            await self._keeper.start()
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -49,16 +59,41 @@ class Hutch:
 
     async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
         """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""
+        await self._start()
         live = await self._keeper.create(ask(**spec), session=self.session, key=key)
         return BoxHandle(self._keeper, live, self.session)
 
+    @asynccontextmanager
+    async def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> AsyncIterator[BoxHandle]:
+        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it.
+
+        `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
+        """
+        await self._start()
+        place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
+        asked = dict(spec or {})
+        labels = {**asked.pop("labels", {}), "scope": place.shown}
+        live, notes = await self._keeper.working(ask(**asked, labels=labels), place.key, self.session)
+        box = BoxHandle(self._keeper, live, self.session, notes)
+        try:
+            yield box
+        finally:
+            await box.release()
+
     async def attach(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
         """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
+        await self._start()
         live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
         return BoxHandle(self._keeper, live, self.session)
 
     async def destroy(self, box_id: str) -> None:
         await self._keeper.destroy(box_id)
+
+    @property
+    def volumes(self) -> Volumes:
+        return self._keeper.volumes
 
     async def boxes(self) -> tuple[BoxRecord, ...]:
         return self._keeper.boxes()
@@ -71,3 +106,12 @@ class Hutch:
 
     async def close(self) -> None:
         await self._keeper.close()
+
+
+def _durable(config: Config) -> Keeper:
+    """Records on disk, so that a crash of this process loses no box; nothing at all while Hutch is switched off."""
+    if not config.enabled:
+        return Keeper(config, MemoryStore())
+    from hutch.keeper.sqlite import SqliteStore
+
+    return Keeper(config, SqliteStore(config.state_dir / "hutch.db"))

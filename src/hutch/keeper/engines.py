@@ -1,10 +1,11 @@
 """The engines a keeper uses: one provider object for each name, its capabilities, and the effective spec they allow."""
 
 from hutch.config import Config
-from hutch.errors import Unavailable
 from hutch.model.capabilities import Capabilities
+from hutch.model.places import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
-from hutch.policy.effective import effective
+from hutch.policy import mounts
+from hutch.policy.effective import effective, provider_of
 from hutch.providers import registry
 from hutch.providers.base import Provider
 
@@ -34,16 +35,23 @@ class Engines:
 
     async def decide(self, spec: Spec) -> tuple[Provider, EffectiveSpec]:
         """Which provider makes this box, and what policy makes of the spec on it. Never falls back to the host."""
-        name = spec.provider or self._config.provider
-        capabilities = await self.capabilities(name)
-        if not capabilities.usable:
-            raise Unavailable(
-                f"provider {name} cannot be used here: {capabilities.reason}",
-                op="create",
-                retryable=False,
-                remedy=capabilities.remedy or "run `hutch doctor`",
-            )
-        return self.provider(name), effective(spec, self._config.policy(), capabilities)
+        config = self._config
+        profile = config.resolve_profile(spec.profile)
+        name = provider_of(spec, profile, config.provider)
+        answer = effective(
+            spec,
+            profile,
+            await self.capabilities(name),
+            provider=name,
+            default_image=config.image,
+            strict=config.strict,
+        )
+        return self.provider(name), answer
+
+    def places(self, spec: EffectiveSpec) -> CheckedMounts:
+        """The host places this box may show, each opened and pinned; Refused or FileMissing before anything starts."""
+        roots, refused = self._config.mount_roots, self._config.never_mounted
+        return mounts.check(spec.mounts, spec.workspace, spec.image, roots=roots, refused=refused)
 
     def in_use(self) -> tuple[Provider, ...]:
         return tuple(self._providers.values())

@@ -17,7 +17,9 @@ from hutch.providers.base import Command, Instance, Process
 class BoxHandle:
     """One session's handle on one box. It works as long as the session's epoch is the box's."""
 
-    def __init__(self, keeper: Keeper, live: Live, session: str) -> None:
+    def __init__(self, keeper: Keeper, live: Live, session: str, notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
+        """What the caller should know of the box itself: that it is new, or that an earlier one was lost."""
         self._keeper = keeper
         self._live = live
         self._session = session
@@ -181,9 +183,10 @@ class BoxHandle:
         await self._keeper.wake(self._live)
 
     async def release(self) -> None:
-        """Give up the lease; the box goes on until its clocks end it."""
+        """Give up the lease with the last handle; the box goes on until its clocks end it."""
         self._close()
-        await self._keeper.release(self._live, self._session)
+        if not self._live.handles:
+            await self._keeper.release(self._live, self._session)
 
     async def destroy(self) -> None:
         self._close()

@@ -17,9 +17,10 @@ from hutch.keeper.reconcile import Reconciler
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
+from hutch.keeper.volumes import Volumes
 from hutch.logs import log
 from hutch.model.ids import BoxId, new_box_id
-from hutch.model.spec import Order, Spec
+from hutch.model.spec import EffectiveSpec, Order, Spec
 from hutch.model.state import State
 
 HEALTHY_FOR_SECONDS = 30.0
@@ -44,6 +45,7 @@ class Keeper:
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self._reserved = 0
         self._claim: ownership.Claim | None = None
+        self.volumes = Volumes(store, config.state_dir / "volumes")
         self.endings = Endings(self.states, self.engines, self._live)
         self._clocks = Clocks(self._live.values, self.endings.destroy, self._warn, self._renew)
 
@@ -82,6 +84,19 @@ class Keeper:
             making.add_done_callback(lambda _: self._making.pop(name, None))
         return await asyncio.shield(making)
 
+    async def working(
+        self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
+    ) -> tuple[Live, tuple[str, ...]]:
+        """The box of `key`, leased to `session` and healthy; a broken one is replaced, and the notes say so (S3)."""
+        notes: tuple[str, ...] = ()
+        live = await self.create(spec, session=session, owner=owner, key=key)
+        if not await self.healthy(live):
+            reason = live.record.reason
+            await self.endings.destroy(live, f"replaced: {reason}")
+            live = await self.create(spec, session=session, owner=owner, key=key)
+            notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
+        return await self.acquire(live.record.id, session), notes
+
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         existing = await self.store.by_key(owner, key)
         if existing is None:
@@ -96,8 +111,7 @@ class Keeper:
         self._reserve()
         try:
             provider, effective = await self.engines.decide(spec)
-            grace = self.config.orphan_grace_sec
-            order = Order(box_id=new_box_id(), keeper=self.id, spec=effective, orphan_grace_sec=grace)
+            order = await self._order(new_box_id(), effective, owner)
             now = time.time()
             record = BoxRecord(
                 id=order.box_id, owner=owner, keeper=self.id, state=State.CREATING, spec=effective.shown(),
@@ -122,6 +136,15 @@ class Keeper:
         live.checked = time.monotonic()
         self._clocks.start()
         return live
+
+    async def _order(self, box_id: BoxId, spec: EffectiveSpec, owner: str) -> Order:
+        """With the host places the box may show, checked now: they may have changed since the box was stopped."""
+        places = self.engines.places(spec)
+        kind, _, volume = spec.workspace.source.partition(":")
+        if kind == "volume":
+            places = places.but(workspace=await self.volumes.place(volume, spec.workspace.mode, owner))
+        grace = self.config.orphan_grace_sec
+        return Order(box_id=box_id, keeper=self.id, spec=spec, places=places, orphan_grace_sec=grace)
 
     def _reserve(self) -> None:
         """Quota counts live things: boxes that exist and creations that are under way (lesson 8)."""
@@ -218,8 +241,8 @@ class Keeper:
                 return
             live.record = await self.states.change(live.record, State.RESTORING, reason="used")
             provider = self.engines.provider(live.record.instance.provider)
-            order = Order(box_id=live.record.id, keeper=self.id, spec=live.record.spec)
             try:
+                order = await self._order(live.record.id, live.record.spec, live.record.owner)
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
                 live.record = await self.states.change(live.record, State.STOPPED, reason=error.message)

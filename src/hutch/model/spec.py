@@ -40,7 +40,7 @@ class Workspace(Record, frozen=True, kw_only=True):
 class Spec(Record, frozen=True, kw_only=True):
     """None always means "not asked": the profile, then the provider decides."""
 
-    profile: str = "default"
+    profile: str | None = None
     provider: str | None = None
     image: str | None = None
     """host | dir:PATH | tar:PATH | oci:REF"""

@@ -243,6 +243,7 @@ def _chain(name: str, user_defined: Mapping[str, ProfileTable]) -> list[str]:
 
 def _inherit(parent: Profile, name: str, table: ProfileTable) -> Profile:
     _check_sets(table)
+    _check_numbers(table)
     child = parent.but(
         name=name,
         inherits=parent.name,
@@ -324,6 +325,16 @@ def _check_sets(table: ProfileTable) -> None:
         )
 
 
+def _check_numbers(table: ProfileTable) -> None:
+    """Before they are compared: NaN is neither over nor under a maximum."""
+    for group in (table.limits, table.maxima):
+        for field, value in _named(group).items():
+            values.check_number(field, value)
+    for field in ("idle_timeout_sec", "ttl_sec"):
+        if (value := getattr(table, field)) is not None:
+            values.check_number(field, value)
+
+
 def _check_locks(parent: Profile, child: Profile) -> None:
     for field in sorted(LOCKABLE - {"secrets", "limits", "workspace"}):
         if parent.locks(field) and value_of(parent, field) != value_of(child, field):
@@ -344,12 +355,6 @@ def value_of(profile: Profile, field: str) -> object:
 
 def _checked(profile: Profile) -> Profile:
     """The same rules as for a caller's spec, so that a mistake shows when the configuration is read."""
-    for field in (*values.LIMIT_NAMES, "max_timeout_sec"):
-        values.check_number(field, getattr(profile.limits, field))
-    for field, value in _named(profile.maxima).items():
-        values.check_number(field, value)
-    values.check_number("idle_timeout_sec", profile.idle_timeout_sec)
-    values.check_number("ttl_sec", profile.ttl_sec)
     values.check_user(profile.user)
     values.check_ports(profile.ports)
     values.check_environment("env", profile.env)

@@ -1,8 +1,8 @@
 """A link: channels over one connection to a guest that nobody trusts.
 
-Everything the guest sends is checked before it is kept: frame kinds, lengths, channel numbers, credit, the shape and size
-of JSON. A violation ends the connection and fails every waiter with BoxBroken; it never costs more memory than the windows of
-the open channels. A guest that is silent is the caller's timeout.
+Everything the guest sends is checked before it is kept: frame kinds, lengths, channel numbers, credit, the shape and
+size of JSON. A violation ends the connection and fails every waiter with BoxBroken; it never costs more memory than the
+windows of the open channels. A guest that is silent is the caller's timeout.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from hutch.errors import BoxBroken, HutchError, Timeout, Unavailable
+from hutch.errors import BoxBroken, Detail, HutchError, Timeout, Unavailable
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -56,8 +56,8 @@ class Channel:
     """One request: its answer, and the content that flows both ways meanwhile."""
 
     __slots__ = (
-        "_allowed", "_answer", "_consumed", "_inbox", "_link", "_sendable", "_timer", "_waiter", "abandoned", "collected",
-        "number",
+        "_allowed", "_answer", "_consumed", "_inbox", "_link", "_sendable", "_timer", "_waiter", "abandoned",
+        "collected", "number",
     )  # fmt: skip
 
     def __init__(self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool) -> None:
@@ -137,6 +137,15 @@ class Channel:
         if self._consumed >= WINDOW // 4 and self.number in self._link.channels and not self.abandoned:
             self.grant(self._consumed)
             self._consumed = 0
+
+    def expect(self, keep: int) -> None:
+        """Let a result of both streams come whole that is larger than the window."""
+        if 2 * keep > WINDOW // 2:
+            self.grant(2 * keep)
+
+    def output(self, index: int) -> bytes:
+        """What was collected: 0 stdout, 1 stderr."""
+        return bytes(self.collected[index]) if self.collected is not None else b""
 
     def grant(self, size: int) -> None:
         self._allowed += size
@@ -238,7 +247,8 @@ class Link(asyncio.BufferedProtocol):
             _connect(sock, os.fspath(path))
         except OSError as error:
             sock.close()
-            raise Unavailable(f"no guest answers at {path}: {error.strerror}", op="connect") from error
+            details: dict[str, Detail] = {"errno": error.errno}
+            raise Unavailable(f"no guest answers at {path}: {error.strerror}", op="connect", details=details) from error
         return await cls.over(sock, timeout)
 
     @classmethod

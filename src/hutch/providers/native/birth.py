@@ -76,9 +76,7 @@ class Child:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            own = [] if self._setting.ranged else list(claim.extras) if claim else []
-            trees = self._begin(group, own)
-            self._sock.settimeout(None)
+            trees = self._begin(group, claim.extras if claim else ())
             if claim is None:
                 claim, fds = self._await_claim()
             self._finish(claim, fds, trees)
@@ -89,14 +87,16 @@ class Child:
             os._exit(1)
         os._exit(0)
 
-    def _begin(self, group: Group | None, own_extras: list[root.Extra]) -> list[int]:
-        """All that needs no order. Returns the detached trees of `own_extras`, which only the host's view can give."""
+    def _begin(self, group: Group | None, extras_asked: tuple[root.Extra, ...]) -> list[int]:
+        """All that needs no order. Returns the detached trees of the extra mounts, if they are known already."""
         setting, shape = self._setting, self._shape
         self.step = "join the control group"
         if group is not None:
             group.enter()  # while the host's group files still accept this process's user
         self.step = "wait for the id maps"
         trees = self._receive()[1]
+        count = len(root.shape_sources(shape))
+        trees, extras = trees[:count], trees[count:]
         self.step = "take the box's identity"
         if setting.ranged:
             os.setgroups([])
@@ -105,7 +105,7 @@ class Child:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
         else:
             trees = [root.detach(path, writable=rw, userns=None) for path, rw in root.shape_sources(shape)]
-        extras = [root.detach_extra(extra, None) for extra in own_extras]
+            extras = [root.detach_extra(extra, None) for extra in extras_asked]
         # Not at the clone: the namespace's root is the group that its first process is in.
         kernel.unshare(kernel.CLONE_NEWCGROUP)
         self.step = "build the root"

@@ -139,13 +139,6 @@ class Slots:
                 return slot
         raise OSError(errno.ENOSPC, f"all {SLOTS} id ranges are in use", self._directory)
 
-    def give_back(self, slot: int, owner: processes.Identity) -> None:
-        """Free the range, if it is still the one of `owner`."""
-        path = self._path(slot)
-        if self._read(path) == str(owner):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
     def _path(self, slot: int) -> str:
         return f"{self._directory}/{slot}"
 
@@ -160,13 +153,6 @@ class Slots:
             os.close(fd)
         return True
 
-    def _read(self, path: str) -> str:
-        try:
-            with open(path) as file:
-                return file.read()
-        except FileNotFoundError:
-            return ""
-
     def _release_if_stale(self, slot: int) -> bool:
         """Under a lock: of two spawners that find the same dead owner, the second must not free the first's claim."""
         path = self._path(slot)
@@ -175,13 +161,29 @@ class Slots:
             try:
                 if time.time() - os.stat(path).st_mtime < _YOUNG:
                     return False  # perhaps not written to yet
-                owner = processes.Identity.parse(self._read(path))
+                owner = processes.Identity.parse(_read(path))
                 if owner is not None and owner.alive():
                     return False
                 os.unlink(path)
             except FileNotFoundError:
                 pass
         return True
+
+
+def give_back(slot: int, owner: processes.Identity, directory: str = SLOT_DIRECTORY) -> None:
+    """Free the range, if it is still the one of `owner`."""
+    path = f"{directory}/{slot}"
+    if _read(path) == str(owner):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def _read(path: str) -> str:
+    try:
+        with open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return ""
 
 
 def drop_bounding_set(kept: frozenset[int] = frozenset(), last: int = 40) -> None:

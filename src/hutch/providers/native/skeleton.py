@@ -7,10 +7,12 @@ keepers may use it at the same time.
 import hashlib
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
 from hutch.providers.native.root import DEVICES, HOME, WORKSPACE
 
@@ -61,6 +63,35 @@ def plain() -> Content:
     content.files.update({f"dev/{name}": b"" for name in DEVICES})
     content.files.update({"etc/hosts": b"", "etc/resolv.conf": b""})
     return content
+
+
+def over(image: str) -> Content:
+    """Over an unpacked image, which may not know the box's user."""
+    content = plain()
+    for name, line in (("passwd", PASSWD), ("group", GROUP)):
+        known = _read_inside(image, f"etc/{name}")
+        ids = {fields[2] for fields in (row.split(":") for row in known.splitlines()) if len(fields) > 2}
+        missing = [row for row in line.splitlines() if row.split(":")[2] in ("0", str(USER)) and row.split(":")[2] not in ids]
+        if missing:
+            lines = [*known.splitlines(), *missing]
+            content.files[f"etc/{name}"] = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")
+    return content
+
+
+def _read_inside(image: str, name: str) -> str:
+    """A small file of the image; its links lead where they would inside, never to the machine's own file."""
+    top = os.open(image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        resolve = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
+        fd = kernel.openat2(top, name, os.O_RDONLY | os.O_NONBLOCK, resolve)
+    except OSError:
+        return ""
+    finally:
+        os.close(top)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return ""
+        return file.read(1 << 20).decode("utf-8", "surrogateescape")
 
 
 def of_machine(root: str = "/") -> Content:

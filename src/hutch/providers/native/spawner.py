@@ -46,13 +46,14 @@ class Spawner:
         """Children with an order, by the descriptor of their socket."""
         self._waiting: list[Stem] = []
         self._shape: root.Shape | None = None
+        self._worthwhile = False
         self._used = 0.0
 
     def run(self) -> None:
         while True:
             events = self._epoll.poll(self._timeout())
-            if not events and not self._idle():
-                continue
+            if not events:
+                self._idle()
             for fd, _ in events:
                 if fd == self._sock.fileno():
                     if not self._take_request():
@@ -68,26 +69,22 @@ class Spawner:
             self._nursery.end(stem)
 
     def _timeout(self) -> float:
-        if self._busy or self._shape is None:
+        if self._busy or not self._worthwhile:
             return -1
         if len(self._waiting) < STEMS:
             return QUIET
         return max(0.0, self._used + PATIENCE - time.monotonic())
 
-    def _idle(self) -> bool:
+    def _idle(self) -> None:
         """Nobody asks: make one stem, or let them all go after a while."""
-        if self._shape is None:
-            return False
         if time.monotonic() - self._used >= PATIENCE:
-            while self._waiting:
-                self._nursery.end(self._waiting.pop())
-            self._shape = None
-        elif len(self._waiting) < STEMS:
+            self._drop_stems()
+            self._worthwhile = False
+        elif len(self._waiting) < STEMS and self._shape is not None:
             try:
                 self._waiting.append(self._nursery.begin(self._shape))
             except OSError:
-                self._shape = None  # the next order meets the same obstacle and reports it
-        return True
+                self._worthwhile = False  # the next order meets the same obstacle and reports it
 
     def _take_request(self) -> bool:
         received = wire.receive(self._sock)
@@ -122,12 +119,14 @@ class Spawner:
         order.fds = []
         self._busy[stem.sock.fileno()] = stem
         self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
-        repeated = order.shape == self._shape
-        if not repeated:
-            self._drop_stems()
-        # A shape asked for once (`hutch run`) is not worth a stem.
-        self._shape = order.shape if order.shape.store is None else None
         self._used = time.monotonic()
+        if order.shape.store is not None:
+            return
+        # A shape asked for once (`hutch run`) is not worth a stem.
+        self._worthwhile = order.shape == self._shape
+        if not self._worthwhile:
+            self._drop_stems()
+            self._shape = order.shape
 
     def _stem_for(self, order: Order) -> Stem | None:
         if order.shape.store or (order.claim.extras and not self._nursery.ranged):

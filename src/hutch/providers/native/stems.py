@@ -107,9 +107,7 @@ class Nursery:
                 if order is not None:
                     self._own_spill(stem, order.directory)
                     self._write_plan(stem, order)
-                wire.send(ours, {}, trees)
-                if extras:
-                    wire.send(ours, {}, extras)
+                wire.send(ours, {}, [*trees, *extras])
             finally:
                 for fd in (*trees, *extras):
                     os.close(fd)
@@ -143,8 +141,8 @@ class Nursery:
         self.forget(stem)
         if stem.group is not None:
             stem.group.remove()
-        if stem.slot is not None and self._slots is not None:
-            self._slots.give_back(stem.slot, stem.process)
+        if stem.slot is not None:
+            identity.give_back(stem.slot, stem.process)
 
     def forget(self, stem: Stem) -> None:
         """The box is ready: from now on its record is what leads to it."""

@@ -170,7 +170,7 @@ class _Porter:
         watch = os.pidfd_open(self._pasta.pid)
         self._selector.register(watch, selectors.EVENT_READ, self._pasta_ended)
         self._watch_addresses()
-        self._tell({})
+        self._tell_survey()  # from here on no change is missed
 
     def _pasta_ended(self) -> None:
         assert self._pasta is not None

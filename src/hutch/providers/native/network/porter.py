@@ -70,10 +70,13 @@ class Porter:
         self._send(message, [each.fileno() for each in listeners])
         self._receive()
 
-    def carry(self, pid: int, interface: str) -> None:
-        """Have pasta carry the traffic of the namespace `pid` is in; it is up when a default route appears."""
+    def carry(self, pid: int, interface: str) -> Survey:
+        """Have pasta carry the traffic of the namespace `pid` is in; it is up when a default route appears.
+
+        What changes about the machine after the answer arrives as `news`.
+        """
         self._send({"do": "carry", "pid": pid, "interface": interface})
-        self._receive()
+        return _survey_of(self._receive()[0])
 
     def settled(self) -> None:
         """Pasta is in the namespace, which needs nobody else to sit in it."""

@@ -137,10 +137,7 @@ class Uplink:
     def handle(self) -> bool:
         """Hear what the porter has to tell; False if the uplink is broken and to be watched no more."""
         try:
-            survey = self._porter.news()
-            if survey is not None:
-                with self._in_junction():
-                    firewall.apply(firewall.machine_addresses(self.tag, survey.addresses))
+            self._refuse_machine(self._porter.news())
         except (PorterGone, OSError, firewall.FirewallError) as error:
             self._broken = f"the network of boxes is down: {error}"
             self._porter.close()  # and pasta with it: better no way out than an unfiltered one
@@ -174,13 +171,13 @@ class Uplink:
             self._share = self._claim(survey)
             if not carried:  # a junction of ours dies with its last descriptor
                 undo.callback(_clear, self._links, self.tag)
-            self._filter(survey if carried else Survey([], []))
+            self._filter(survey.addresses if carried else [])
             listeners = _listen(ranges.nameserver(self._share))
         porter.forward(listeners, self._share, resolv_conf)
         for each in listeners:
             each.close()
         if carried:
-            porter.carry(carried_pid, f"hv{self.tag}up")
+            self._refuse_machine(porter.carry(carried_pid, f"hv{self.tag}up"))
             self._await_pasta()
             porter.settled()
         self._free = deque(range(ranges.capacity(self._share)))
@@ -197,21 +194,30 @@ class Uplink:
                 return share
         raise ranges.RangesFull(f"other instances have taken every part of {self._pool}")
 
-    def _filter(self, survey: Survey) -> None:
+    def _filter(self, machine: Sequence[IPv4Address]) -> None:
         nameserver = ranges.nameserver(self._share)
         self._refused = ranges.refused(self._pool, self._allowed)
         self._exceptions = [*ranges.exceptions(self._refused, self._allowed), IPv4Network(nameserver)]
         rules = firewall.ruleset(self.tag, self._share, nameserver, self._refused, self._allowed)
-        machine = firewall.machine_addresses(self.tag, survey.addresses)
-        firewall.apply(firewall.removal(self.tag) + rules + machine)
+        fill = firewall.machine_addresses(self.tag, machine)
+        firewall.apply(firewall.removal(self.tag) + rules + fill)
+        self._machine = set(machine)
 
     def _await_pasta(self) -> None:
         deadline = time.monotonic() + _PASTA_SECONDS
         while not self._links.has_default_route():
             if time.monotonic() > deadline:
                 raise PorterGone("pasta gave no route within 10 s")
-            self._porter.news()
+            self._refuse_machine(self._porter.news())
             time.sleep(0.002)
+
+    def _refuse_machine(self, survey: Survey | None) -> None:
+        """Pasta connects from the machine, to which none of the machine's addresses is far away."""
+        if survey is None or set(survey.addresses) == self._machine:
+            return
+        with self._in_junction():
+            firewall.apply(firewall.machine_addresses(self.tag, survey.addresses))
+        self._machine = set(survey.addresses)
 
 
 def _forward_here() -> None:

@@ -1,0 +1,107 @@
+"""Which checks there are: each a coroutine with its theme, its name and the capability it needs.
+
+A need is spelled like `Missing.what`: a field of the capabilities, with the value where there are several (`pty`,
+`networks.on`, `users.root`, `grades.memory_mb`). If the provider lacks it, the need's refusal runs in place of the check.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from hutch.errors import Invalid
+from hutch.model.capabilities import Capabilities
+
+if TYPE_CHECKING:
+    from hutch.conformance.workbench import Workbench
+
+Body = Callable[["Workbench"], Awaitable[None]]
+
+THEMES = ("capabilities", "life", "exec", "streams", "jobs", "terminal", "files", "edits", "search", "trees", "limits",
+          "isolation", "network", "mounts")  # fmt: skip
+"""In the order in which a provider's author wants to see them pass; each is a module of `conformance.checks`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One behaviour that every provider has."""
+
+    name: str
+    theme: str
+    needs: str
+    sentence: str
+    """The behaviour, as the contract states it."""
+    body: Body
+
+
+_checks: dict[str, Check] = {}
+_refusals: dict[str, Body] = {}
+
+
+def check(theme: str, *, needs: str = "") -> Callable[[Body], Body]:
+    """Register `async def check_NAME(bench)`; its docstring is the behaviour."""
+
+    def register(body: Body) -> Body:
+        name = f"{theme}.{_title(body).removeprefix('check_')}"
+        sentence = " ".join((body.__doc__ or "").split())
+        if name in _checks or not sentence:
+            raise Invalid(f"check {name} is registered twice, or has no docstring")
+        _checks[name] = Check(name=name, theme=theme, needs=needs, sentence=sentence, body=body)
+        return body
+
+    return register
+
+
+def refusal(need: str) -> Callable[[Body], Body]:
+    """Register what a provider without `need` is asked all the same, and has to refuse."""
+
+    def register(body: Body) -> Body:
+        _refusals[need] = body
+        return body
+
+    return register
+
+
+def checks() -> tuple[Check, ...]:
+    """Every check, by theme."""
+    import_module("hutch.conformance.refusals")
+    for theme in THEMES:
+        import_module(f"hutch.conformance.checks.{theme}")
+    return tuple(sorted(_checks.values(), key=lambda each: THEMES.index(each.theme)))
+
+
+def chosen(select: tuple[str, ...]) -> tuple[Check, ...]:
+    """Checks whose name or theme is given; all without a selection."""
+    every = checks()
+    for asked in select:
+        if not any(asked in (each.name, each.theme) for each in every):
+            raise Invalid(f"there is no check {asked!r}", remedy=_nearest(asked, every))
+    return tuple(each for each in every if not select or each.name in select or each.theme in select)
+
+
+def refusal_of(need: str) -> Body | None:
+    return _refusals.get(need)
+
+
+def has(capabilities: Capabilities, need: str) -> bool:
+    """Whether the provider claims what a check needs."""
+    if not need:
+        return True
+    field, _, value = need.partition(".")
+    claimed = getattr(capabilities, field)
+    if isinstance(claimed, tuple):
+        return value in claimed
+    if value:
+        claimed = getattr(claimed, value)
+    return claimed not in (False, "none")
+
+
+def _title(body: Body) -> str:
+    return str(getattr(body, "__name__", ""))
+
+
+def _nearest(asked: str, every: tuple[Check, ...]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(asked, [each.name for each in every], n=1)
+    return f"did you mean {near[0]}?" if near else f"themes: {', '.join(THEMES)}"

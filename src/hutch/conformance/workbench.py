@@ -1,0 +1,211 @@
+"""What a check works with: a provider, boxes that are destroyed at the end, orders, scratch space on the host."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from hutch.conformance.claims import broken, same
+from hutch.errors import Invalid
+from hutch.model.capabilities import Capabilities
+from hutch.model.ids import new_box_id
+from hutch.model.limits import Limits
+from hutch.model.places import CheckedMount, CheckedMounts
+from hutch.model.results import Result
+from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention, Workspace
+from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+
+LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=64, open_files=256, timeout_sec=30, max_timeout_sec=0)
+KEEPER = "conformance"
+POLL = 0.02
+
+
+class Workbench:
+    """One provider on the bench."""
+
+    def __init__(
+        self,
+        make: Callable[[], Provider],
+        provider: Provider,
+        capabilities: Capabilities,
+        *,
+        image: str = "",
+        patience: float = 30.0,
+    ) -> None:
+        self.make = make
+        self.provider = provider
+        self.capabilities = capabilities
+        self.image = image or _usual_image(capabilities)
+        self.patience = patience
+        """Seconds until a thing that has to happen counts as not happening. Never a measure of speed."""
+        self._scratch: Path | None = None
+
+    @property
+    def scratch(self) -> Path:
+        """A directory of the host, empty at first, in which every user may write."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="conformance-", dir="/tmp"))
+            self._scratch.chmod(0o777)
+        return self._scratch
+
+    def clear(self) -> None:
+        if self._scratch is not None:
+            shutil.rmtree(self._scratch)
+            self._scratch = None
+
+    def spec(self, **changes: Any) -> EffectiveSpec:
+        """A plain box with these fields changed; limits may be given flat."""
+        limits = {name: changes.pop(name) for name in Limits.__struct_fields__ if name in changes}
+        plain = EffectiveSpec(
+            profile="conformance", provider=self.provider.name, image=self.image, workspace=Workspace(),
+            workdir="/workspace", user="user", mounts=(), env={}, secrets={}, network=NetworkMode.OFF,
+            allow_private=(), limits=LIMITS.but(**limits), read_only_root=True, retention=Retention.TEMPORARY,
+            idle_timeout_sec=0, ttl_sec=0, labels={}, ports=(), name="",
+        )  # fmt: skip
+        return plain.but(**changes)
+
+    def order(self, **changes: Any) -> Order:
+        """An order for a new box. Mounts and a workspace of the host are pinned here, as policy would do it."""
+        places = changes.pop("places", None)
+        spec = self.spec(**changes)
+        return Order(
+            box_id=new_box_id(), keeper=KEEPER, spec=spec, places=places or pinned(spec), orphan_grace_sec=30.0
+        )
+
+    @asynccontextmanager
+    async def box(self, **changes: Any) -> AsyncIterator[Instance]:
+        """A new box, destroyed at the end."""
+        order = self.order(**changes)
+        async with self.made(order) as instance:
+            yield instance
+
+    @asynccontextmanager
+    async def made(self, order: Order) -> AsyncIterator[Instance]:
+        """The box of this order; whatever happens, it is destroyed, if need be from its plan."""
+        planned = self.provider.plan(order)
+        record = planned
+        try:
+            instance = await self.provider.create(order, planned)
+            record = instance.record
+            try:
+                yield instance
+            finally:
+                await instance.close()
+        finally:
+            await self.provider.destroy(record)
+
+    @asynccontextmanager
+    async def another(self) -> AsyncIterator[Provider]:
+        """A second provider object that knows nothing of the first."""
+        provider = self.make()
+        try:
+            yield provider
+        finally:
+            await provider.close()
+
+    @asynccontextmanager
+    async def attached(
+        self, record: InstanceRecord, spec: EffectiveSpec, provider: Provider | None = None
+    ) -> AsyncIterator[Instance]:
+        """One more handle on a box, closed at the end."""
+        instance = await (provider or self.provider).attach(record, spec)
+        try:
+            yield instance
+        finally:
+            await instance.close()
+
+    async def listed(self, record: InstanceRecord) -> bool:
+        return any(each.box_id == record.box_id for each in await self.provider.list())
+
+    async def run(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> Result:
+        """The command's result, whatever it did."""
+        fields.setdefault("timeout_sec", self.patience)
+        return await box.run(Command(command=command, **fields))
+
+    async def output(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> bytes:
+        """Standard output of a command that has to succeed."""
+        result = await self.run(box, command, **fields)
+        if not result.ok:
+            broken(f"{command!r} ended with {result.verdict.cause} {result.exit_code}: {result.stderr[-200:]!r}")
+        return result.stdout_bytes
+
+    async def answers(self, box: Instance) -> None:
+        """The box still works."""
+        same(await self.output(box, "echo alive"), b"alive\n", "the box's answer afterwards")
+
+    async def start(self, box: Instance, command: str | tuple[str, ...], **fields: Any) -> Process:
+        return await box.start(Command(command=command, **fields))
+
+    async def ended(self, process: Process) -> Result:
+        """The result of a job that has to end by itself."""
+        return await process.wait(self.patience)
+
+    async def read_until(self, process: Process, wanted: bytes, stream: str = "stdout") -> bytes:
+        """All output so far, once it contains `wanted`."""
+        seen, cursor = b"", 0
+        async with asyncio.timeout(self.patience):
+            while wanted not in seen:
+                chunk = await process.read(cursor, stream=stream, wait=1.0)
+                seen, cursor = seen + chunk.data, chunk.cursor
+                if chunk.eof and wanted not in seen:
+                    broken(f"{stream} ended without {wanted!r}: {seen[-200:]!r}")
+        return seen
+
+    async def read_all(self, process: Process, stream: str = "stdout", limit: int = 65536) -> bytes:
+        """Everything from the first byte to the end of file, by cursor."""
+        pieces: list[bytes] = []
+        cursor = 0
+        async with asyncio.timeout(self.patience):
+            while True:
+                chunk = await process.read(cursor, stream=stream, limit=limit, wait=1.0)
+                pieces.append(chunk.data)
+                cursor = chunk.cursor
+                if chunk.eof:
+                    return b"".join(pieces)
+
+    async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
+        """Wait for something that has to become true."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.patience
+        while not await condition():
+            if loop.time() > deadline:
+                broken(f"{what}: not within {self.patience:.0f} s")
+            await asyncio.sleep(POLL)
+
+    async def processes(self, box: Instance, mark: str) -> int:
+        """How many processes of the box have `mark` on their command line; zombies have none."""
+        # The pattern is split so that the shell that searches does not find itself.
+        script = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '{mark[0]}''{mark[1:]}'"
+        result = await self.run(box, ("sh", "-c", script))
+        return int(result.stdout or "0")
+
+
+def pinned(spec: EffectiveSpec) -> CheckedMounts:
+    """The host places of a spec with the inodes that are there now."""
+    own = spec.workspace.source == "own" or spec.workspace.mode is MountMode.NONE
+    return CheckedMounts(
+        mounts=tuple(pin(mount) for mount in spec.mounts if mount.mode is not MountMode.NONE),
+        workspace=None if own else pin(Mount(
+            source=spec.workspace.source, target="/workspace", mode=spec.workspace.mode
+        )),
+    )  # fmt: skip
+
+
+def pin(mount: Mount) -> CheckedMount:
+    found = os.stat(mount.source)
+    return CheckedMount(
+        real=os.path.realpath(mount.source), target=mount.target, mode=mount.mode, dev=found.st_dev, ino=found.st_ino
+    )
+
+
+def _usual_image(capabilities: Capabilities) -> str:
+    if "host" in capabilities.images or not capabilities.images:
+        return "host"
+    raise Invalid(
+        f"provider {capabilities.provider} needs an image for its boxes",
+        remedy=f"name one of kind {', '.join(capabilities.images)} with --image",
+    )

@@ -1,0 +1,59 @@
+"""The last word: a real box that runs a real command, timed."""
+
+import time
+from collections.abc import AsyncIterator
+
+from hutch.config import Config
+from hutch.doctor.findings import Finding, fail, ok, warn
+from hutch.errors import HutchError
+from hutch.keeper.embedded import Hutch
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.store import MemoryStore
+from hutch.model.capabilities import Capabilities
+from hutch.model.limits import EnforcedBy
+
+NAME = "canary box"
+
+
+async def findings(config: Config) -> AsyncIterator[Finding]:
+    """Whether a box works here, how fast, and what its limits are held by."""
+    keeper = Keeper(config, MemoryStore())
+    try:
+        await keeper.start()
+        yield await _one_box(Hutch(keeper=keeper))
+        for finding in of_capabilities(await keeper.engines.capabilities(config.provider)):
+            yield finding
+    except HutchError as error:
+        yield fail(NAME, error.message, "no box can be made", error.remedy or "the findings above name the obstacle")
+    finally:
+        await keeper.close()
+
+
+async def _one_box(hutch: Hutch) -> Finding:
+    started = time.perf_counter()
+    async with hutch.box() as box:
+        made = time.perf_counter()
+        result = await box.exec(("echo", "hello"))
+        ended = time.perf_counter()
+    if result.stdout != "hello\n":
+        answer = f"`echo hello` answered {result.stdout!r}: {result.verdict.message or result.verdict.cause}"
+        return fail(NAME, answer, "boxes do not work as they should", "report this, with `hutch doctor --json`")
+    created, executed = (made - started) * 1000, (ended - made) * 1000
+    return ok(NAME, f"ran `echo hello`: first box {created:.1f} ms, engine's start included; command {executed:.1f} ms")
+
+
+def of_capabilities(capabilities: Capabilities) -> list[Finding]:
+    """What the engine itself reports: by what each limit is held, and what it cannot do here."""
+    grades = capabilities.grades.to_plain()
+    shown = ", ".join(f"{limit} by {grade}" for limit, grade in grades.items())
+    unheld = [limit for limit, grade in grades.items() if grade == EnforcedBy.NONE]
+    found = [
+        warn("limits", shown, f"nothing holds {', '.join(unheld)}: profiles refuse boxes with it", "see cgroups above")
+        if unheld
+        else ok("limits", shown)
+    ]
+    found += [
+        warn(missing.what, missing.reason, "the native engine does without", missing.remedy)
+        for missing in capabilities.missing
+    ]
+    return found

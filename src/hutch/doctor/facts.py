@@ -1,0 +1,151 @@
+"""Facts about this machine, gathered once; the checks see nothing else, so they can be tried on machines that are not."""
+
+import os
+import platform
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hutch.config import Config
+    from hutch.providers.native.cgroup_detect import Machine
+    from hutch.providers.native.network.availability import Availability
+
+SYSCTLS = (
+    "user.max_user_namespaces",
+    "kernel.unprivileged_userns_clone",
+    "kernel.apparmor_restrict_unprivileged_userns",
+)
+ENGINES = ("docker", "podman", "nsjail", "bwrap", "runsc")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Place:
+    """A directory Hutch writes to, and what stands in the way ("": nothing)."""
+
+    path: str
+    obstacle: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was found. The defaults are those of a machine where everything is as it should be."""
+
+    platform: str = "linux"
+    machine: str = "x86_64"
+    kernel: str = "6.8.0"
+    distribution: str = "unknown"
+    python: tuple[int, int, int] = (3, 12, 0)
+    euid: int = 0
+    ranges: bool = True
+    """Whether each box can have ids of its own."""
+    closed_to_others: str = ""
+    """The first directory on the way to our installation that other users cannot enter."""
+    installed: str = "/opt/hutch"
+    sysctls: Mapping[str, str | None] = field(default_factory=dict)
+    """None: this kernel has no such setting."""
+    trials: Mapping[str, str] = field(default_factory=dict)
+    cgroups: "Machine | None" = None
+    seccomp: bool = True
+    landlock: int = 6
+    network: "Availability | None" = None
+    newuidmap: str | None = None
+    state: Place = Place(path="/var/lib/hutch")
+    run: Place = Place(path="/run/hutch")
+    container: str = ""
+    """The kind of container we are in; "" if none is known."""
+    engines: Mapping[str, str] = field(default_factory=dict)
+
+
+def gather(config: "Config") -> Facts:
+    """Look at the machine. Elsewhere than on Linux there is nothing more to look at than that."""
+    version = sys.version_info
+    python = (version.major, version.minor, version.micro)
+    if sys.platform != "linux":
+        return Facts(platform=sys.platform, machine=platform.machine(), kernel=platform.release(), python=python)
+    from hutch.doctor import trials
+    from hutch.providers.native import cgroup_detect, identity, landlock
+    from hutch.providers.native.network import availability
+
+    installed = Path(__file__).resolve().parents[1]
+    return Facts(
+        platform=sys.platform,
+        machine=platform.machine(),
+        kernel=platform.release(),
+        distribution=_distribution(),
+        python=python,
+        euid=os.geteuid(),
+        ranges=identity.can_map_ranges(),
+        closed_to_others=closed_to_others(installed) or closed_to_others(Path(sys.executable)),
+        installed=str(installed),
+        sysctls={name: _sysctl(name) for name in SYSCTLS},
+        trials=trials.run(),
+        cgroups=cgroup_detect.detect(),
+        seccomp="errno" in _read("/proc/sys/kernel/seccomp/actions_avail"),
+        landlock=landlock.abi(),
+        network=availability.available(),
+        newuidmap=shutil.which("newuidmap"),
+        state=place(Path(config.state_dir)),
+        run=place(Path(config.run_dir)),
+        container=_container(),
+        engines={name: path for name in ENGINES if (path := shutil.which(name))},
+    )
+
+
+def place(directory: Path) -> Place:
+    """Whether we can write there; a directory that does not exist yet is judged by the one it would be made in."""
+    for existing in (directory, *directory.parents):
+        if not existing.exists():
+            continue
+        if not existing.is_dir():
+            return Place(path=str(directory), obstacle=f"{existing} is not a directory")
+        if not os.access(existing, os.W_OK | os.X_OK):
+            return Place(path=str(directory), obstacle=f"{existing} cannot be written to")
+        return Place(path=str(directory))
+    return Place(path=str(directory), obstacle="no part of this path exists")
+
+
+def closed_to_others(path: Path) -> str:
+    """The first directory on the way to `path` that a user who is neither its owner nor in its group cannot enter."""
+    for directory in reversed(path.parents):
+        if not directory.stat().st_mode & stat.S_IXOTH:
+            return str(directory)
+    return ""
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def _sysctl(name: str) -> str | None:
+    return _read(f"/proc/sys/{name.replace('.', '/', 1)}") or None
+
+
+def _distribution() -> str:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return "unknown"
+    return release.get("PRETTY_NAME") or release.get("ID", "unknown")
+
+
+def _container() -> str:
+    return next(_containers(), "")
+
+
+def _containers() -> Iterator[str]:
+    if Path("/.dockerenv").exists():
+        yield "docker"
+    if Path("/run/.containerenv").exists():
+        yield "podman"
+    if "KUBERNETES_SERVICE_HOST" in os.environ:
+        yield "kubernetes"
+    if manager := _read("/run/systemd/container"):
+        yield manager

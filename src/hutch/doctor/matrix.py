@@ -1,0 +1,24 @@
+"""Which kernels and distributions give what: the table that `hutch doctor --matrix` and the guide show."""
+
+KERNELS = (
+    ("below 5.12", "no native boxes", "upgrade"),
+    ("5.12 – 5.13", "boxes work; rootless pids are counted per user", "upgrade to 5.14"),
+    ("5.14 – 5.18", "cgroup.kill, pids per box; no Landlock, no writable image layers as root", "upgrade to 5.19"),
+    ("5.19 – 6.5", "Landlock, idmapped layers; tmpfs has no user xattrs", "persistent boxes, or upgrade to 6.6"),
+    ("6.6 and newer", "everything", "–"),
+)
+"""Kernel, what it gives, what to do."""
+
+DISTRIBUTIONS = (
+    ("Debian 12", "6.1, cgroup v2", "root and rootless; rootless limits need a delegated scope"),
+    ("Debian 13", "6.12, cgroup v2", "root and rootless"),
+    ("Ubuntu 22.04", "5.15, cgroup v2", "root and rootless; no Landlock"),
+    ("Ubuntu 24.04 and newer", "6.8, cgroup v2", "root; rootless after AppArmor's restriction is lifted (see doctor)"),
+    ("Fedora 40 and newer", "6.8, cgroup v2", "root and rootless"),
+    ("RHEL, Rocky, Alma 9", "5.14 with backports, cgroup v2", "root and rootless; doctor tells what was backported"),
+    ("Amazon Linux 2023", "6.1, cgroup v2", "root and rootless"),
+    ("Alpine 3.20 and newer", "6.6, cgroup by OpenRC", "root and rootless; modprobe tun for network on"),
+    ("WSL 2", "5.15 or newer", "root and rootless; cgroup v2 with systemd = true in wsl.conf"),
+    ("in a Docker container", "the host's", "--privileged, or seccomp and system paths unconfined"),
+)
+"""Distribution, kernel and cgroups, what to expect. `hutch doctor` looks at the machine itself."""

@@ -1,0 +1,47 @@
+"""The shapes of a guest's answers. What does not fit is a broken guest, not a crash of the keeper."""
+
+from typing import Any, Literal, TypeVar
+
+import msgspec
+
+from hutch.errors import BoxBroken
+
+
+class Started(msgspec.Struct, frozen=True, kw_only=True):
+    job: str
+    pid: int
+    command: list[str]
+    started_at: float
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    cursor: int
+    eof: bool
+    dropped: int
+
+
+class Skipped(msgspec.Struct, frozen=True, kw_only=True):
+    """Output that a follower asked for and that is lost."""
+
+    stream: Literal["stdout", "stderr"]
+    skipped: int
+
+
+class About(msgspec.Struct, frozen=True, kw_only=True):
+    """What a listing adds to how a job stands."""
+
+    command: list[str]
+    name: str
+    pid: int
+    pty: bool
+    started_at: float
+
+
+Shape = TypeVar("Shape")
+
+
+def checked(answer: Any, shape: type[Shape]) -> Shape:
+    try:
+        return msgspec.convert(answer, type=shape)
+    except msgspec.ValidationError as error:
+        raise BoxBroken(f"the guest's answer makes no sense: {error}") from error

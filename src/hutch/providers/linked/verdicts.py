@@ -1,0 +1,220 @@
+"""Verdicts: why a command ended as it did. Pure: the facts go in, the verdict comes out, in plain words."""
+
+import signal
+from typing import Protocol
+
+import msgspec
+
+from hutch.model.limits import Limits
+from hutch.model.results import Cause, Verdict
+
+MB = 1 << 20
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """How a job ended, or stands, as its guest tells it; checked for shape, not for truth."""
+
+    job: str
+    ended: bool
+    exit_code: int | None
+    signal: int | None
+    timed_out: bool
+    cancelled: bool
+    lingering: bool
+    shared: bool
+    """Other jobs ran during this one."""
+    wall: float | None
+    usage: tuple[float, float, int]
+    """User seconds, system seconds, largest resident set in kB."""
+    stdout_total: int
+    stderr_total: int
+    dropped: int
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """What the engine has counted for the whole box since it was made; None: it does not count that."""
+
+    oom_kills: int = 0
+    pids_hits: int = 0
+    memory_peak_bytes: int | None = None
+    memory_limit_bytes: int | None = None
+    cpu_user_sec: float = 0.0
+    cpu_system_sec: float = 0.0
+    pids_peak: int | None = None
+
+
+class BoxFacts(Protocol):
+    """Where an engine's counters are read: before and after every command, so it must be cheap and must not block."""
+
+    def read(self) -> Counters: ...
+
+
+class Space(msgspec.Struct, frozen=True, kw_only=True):
+    """One filesystem of the box, as its guest's statvfs saw it."""
+
+    size: int
+    free: int
+    files: int
+    files_free: int
+    read_only: bool = False
+
+    @property
+    def full(self) -> str:
+        """What has run out: "space", "files" or nothing."""
+        if self.read_only or not self.size:
+            return ""
+        if self.free == 0:
+            return "space"
+        return "files" if self.files and self.files_free == 0 else ""
+
+
+def decide(
+    end: End,
+    *,
+    before: Counters | None,
+    after: Counters,
+    limits: Limits,
+    timeout_sec: float | None = None,
+    space: dict[str, Space] | None = None,
+) -> Verdict:
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` is asked after a failure only."""
+    failed = end.exit_code != 0
+    if end.cancelled:
+        return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")
+    if end.timed_out:
+        return _timeout(end, timeout_sec)
+    if failed:
+        verdict = _limit_met(end, before, after, limits, space)
+        if verdict is not None:
+            return verdict
+    if end.dropped:
+        return Verdict(
+            cause=Cause.OUTPUT_LIMIT,
+            message=f"the output was larger than the box keeps; {end.dropped} bytes from its middle are lost",
+            remedy="write large output to a file, or read it while the command runs",
+        )
+    if end.signal is not None:
+        return _signalled(end.signal, before)
+    if failed:
+        return _exited(end.exit_code or 0)
+    return Verdict(cause=Cause.OK)
+
+
+def cannot_start(limits: Limits, after: Counters, shared: bool) -> Verdict:
+    """The kernel refused one process more."""
+    return _pids(limits, after, "the command could not be started", shared)
+
+
+def _limit_met(
+    end: End, before: Counters | None, after: Counters, limits: Limits, space: dict[str, Space] | None
+) -> Verdict | None:
+    """A limit of the box that the failed command ran into."""
+    if before is not None and after.oom_kills > before.oom_kills:
+        return _oom(end, after, limits)
+    if _by_signal(end, signal.SIGSYS):
+        return Verdict(
+            cause=Cause.SYSCALL_DENIED,
+            message="ended by SIGSYS: it made a system call that boxes may not make",
+            remedy="do it another way; mounts, kernel modules, tracing and new namespaces are not available in a box",
+        )
+    if before is not None and after.pids_hits > before.pids_hits:
+        return _pids(limits, after, "a process could not start another one", end.shared)
+    for path, filesystem in (space or {}).items():
+        if filesystem.full:
+            return _disk(path, filesystem, end.shared)
+    return None
+
+
+def _timeout(end: End, timeout_sec: float | None) -> Verdict:
+    limit = f" of {timeout_sec:g} s" if timeout_sec is not None else ""
+    return Verdict(
+        cause=Cause.TIMEOUT,
+        message=f"timeout{limit} reached; the command's processes were killed, the box goes on",
+        limit=timeout_sec,
+        peak=end.wall,
+        unit="s",
+        remedy="give it a longer timeout, start it as a job, or do less at once",
+    )
+
+
+def _oom(end: End, after: Counters, limits: Limits) -> Verdict:
+    peak = after.memory_peak_bytes / MB if after.memory_peak_bytes is not None else None
+    reached = f"memory limit of {limits.memory_mb} MB reached"
+    if peak is not None:
+        reached += f" (peak {peak:.0f} MB)"
+    if not _by_signal(end, signal.SIGKILL):
+        reached += "; one of the command's processes was killed for it"
+    return Verdict(
+        cause=Cause.OOM,
+        message=reached + _doubt(end.shared),
+        limit=float(limits.memory_mb),
+        peak=peak,
+        unit="MB",
+        remedy="raise limits.memory_mb, or process the data in pieces",
+        certain=not end.shared,
+    )
+
+
+def _pids(limits: Limits, after: Counters, what: str, shared: bool) -> Verdict:
+    return Verdict(
+        cause=Cause.PIDS,
+        message=f"limit of {limits.pids} processes and threads reached: {what}" + _doubt(shared),
+        limit=float(limits.pids),
+        peak=float(after.pids_peak) if after.pids_peak is not None else None,
+        unit="processes",
+        remedy="raise limits.pids, start fewer at once, or end background processes",
+        certain=not shared,
+    )
+
+
+def _disk(path: str, filesystem: Space, shared: bool) -> Verdict:
+    if filesystem.full == "files":
+        message = f"no room for another file on {path}: all {filesystem.files} inodes are used"
+        limit, unit = float(filesystem.files), "files"
+    else:
+        limit, unit = filesystem.size / MB, "MB"
+        message = f"no space left on {path}: all {limit:.0f} MB are used"
+    return Verdict(
+        cause=Cause.DISK,
+        message=message + _doubt(shared),
+        limit=limit,
+        peak=limit,
+        unit=unit,
+        remedy="remove files, or raise limits.disk_mb",
+        certain=not shared,
+    )
+
+
+def _signalled(number: int, before: Counters | None) -> Verdict:
+    message = f"ended by {_name(number)}"
+    if number == signal.SIGKILL and before is None:
+        message += "; whether memory had run out cannot be said, its start was not seen"
+        return Verdict(cause=Cause.SIGNAL, message=message, certain=False)
+    return Verdict(cause=Cause.SIGNAL, message=message)
+
+
+def _exited(code: int) -> Verdict:
+    message, remedy = f"exit code {code}", ""
+    if code == 127:
+        remedy = "127 usually means that a program was not found"
+    elif code == 126:
+        remedy = "126 usually means that a file is not executable"
+    elif 128 < code < 128 + signal.NSIG:
+        remedy = f"usually means that {_name(code - 128)} ended a process of it"
+    return Verdict(cause=Cause.EXIT, message=message, remedy=remedy)
+
+
+def _by_signal(end: End, number: int) -> bool:
+    """By the signal itself, or as a shell reports it of its child."""
+    return end.signal == number or end.exit_code == 128 + number
+
+
+def _doubt(shared: bool) -> str:
+    return "; several commands ran, so it cannot be said which one caused it" if shared else ""
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,164 @@
+"""Removing a box, and finding boxes again: by record alone, by any process that may, whatever died before.
+
+Every box has a directory `<run>/<id>`; the spawner writes the file `box` in it before the box can live.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import shutil
+import stat
+import time
+from typing import Any
+
+from hutch.errors import EngineError
+from hutch.model.ids import BoxId, is_box_id
+from hutch.providers.base import InstanceRecord
+from hutch.providers.native import cgroup_control, identity, processes
+
+PROVIDER = "native"
+_DEATH_TIMEOUT = 20.0
+_GROUP_TIMEOUT = 5.0
+
+
+def record_of(box_id: BoxId, run: str, keeper: str = "") -> InstanceRecord | None:
+    """What the directory of a box tells; None if there is none."""
+    directory = os.path.join(run, box_id)
+    if not os.path.isdir(directory):
+        return None
+    plan = read_plan(directory)
+    data = {"directory": directory, **{name: value for name, value in plan.items() if name != "keeper"}}
+    return InstanceRecord(provider=PROVIDER, box_id=box_id, keeper=plan.get("keeper", keeper), data=data)
+
+
+def read_plan(directory: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(directory, "box"), "rb") as file:
+            plan = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return {}  # the spawner had not come so far, so that nothing but the directory exists
+    return plan if isinstance(plan, dict) else {}
+
+
+def records(run: str) -> tuple[InstanceRecord, ...]:
+    try:
+        names = sorted(os.listdir(run))
+    except FileNotFoundError:
+        return ()
+    found = (record_of(BoxId(name), run) for name in names if is_box_id(name))
+    return tuple(record for record in found if record is not None)
+
+
+def process_of(record: InstanceRecord) -> processes.Identity | None:
+    """The first process of the box; None if none was ever made."""
+    facts = record.data
+    if not facts.get("pid"):
+        facts = read_plan(str(facts.get("directory", "")))
+    pid, start, boot = facts.get("pid"), facts.get("start"), facts.get("boot")
+    if not isinstance(pid, int) or not isinstance(start, int) or not isinstance(boot, str):
+        return None
+    return processes.Identity(pid, start, boot)
+
+
+async def end_processes(record: InstanceRecord) -> None:
+    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
+    process = process_of(record)
+    pidfd = process.open() if process else None
+    if pidfd is None:
+        return
+    try:
+        processes.kill(pidfd)
+        for path in _groups(record):
+            _thaw(path)  # v1: SIGKILL waits for the thaw
+        await _ended(pidfd, record.box_id)
+    finally:
+        os.close(pidfd)
+
+
+async def _ended(pidfd: int, box_id: str) -> None:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    loop.add_reader(pidfd, tell)
+    try:
+        async with asyncio.timeout(_DEATH_TIMEOUT):
+            await over
+    except TimeoutError as error:
+        message = f"box {box_id} did not die within {_DEATH_TIMEOUT:g} s of SIGKILL"
+        raise EngineError(message, op="destroy", remedy="a process is stuck in the kernel: see /proc/*/stack") from error
+    finally:
+        loop.remove_reader(pidfd)
+
+
+async def remove(record: InstanceRecord, *, keep_store: bool = False) -> None:
+    """What is left of a box without processes: groups, id range, directories."""
+    paths = _groups(record)
+    for path in reversed(paths):
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
+            await asyncio.to_thread(cgroup_control.remove, path, time.monotonic() + _GROUP_TIMEOUT)
+    _free_slot(record)
+    store = record.data.get("store")
+    if isinstance(store, str) and not keep_store and os.path.isdir(store):
+        await asyncio.to_thread(remove_tree, store)
+    await _remove_directory(str(record.data.get("directory", "")))
+
+
+def _groups(record: InstanceRecord) -> list[str]:
+    facts = record.data if record.data.get("pid") else read_plan(str(record.data.get("directory", "")))
+    groups = facts.get("groups")
+    paths = [path for path in groups if isinstance(path, str)] if isinstance(groups, list) else []
+    # A damaged record must not lead us to groups of others.
+    return [path for path in paths if "/hutch-" in path and ".." not in path]
+
+
+def _thaw(path: str) -> None:
+    for name, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
+        with contextlib.suppress(FileNotFoundError):
+            cgroup_control.write(os.path.join(path, name), word)
+
+
+def _free_slot(record: InstanceRecord) -> None:
+    facts = record.data if record.data.get("pid") else read_plan(str(record.data.get("directory", "")))
+    process, slot = process_of(record), facts.get("slot")
+    if process is not None and isinstance(slot, int):
+        identity.give_back(slot, process)
+
+
+async def _remove_directory(directory: str) -> None:
+    """Usually three names and no file of size; a spill may be large."""
+    try:
+        for name in ("guest", "deputy", "box"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{directory}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(f"{directory}/spill")
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        await asyncio.to_thread(remove_tree, directory)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a tree that a box has written; overlay's work directories have no permission at all."""
+    if os.geteuid() != 0:
+        for directory, names, _ in os.walk(path):
+            for name in names:
+                entry = os.path.join(directory, name)
+                if stat.S_ISDIR(os.lstat(entry).st_mode):
+                    os.chmod(entry, 0o700)
+    shutil.rmtree(path)

@@ -1,0 +1,141 @@
+"""From an effective spec to the order a spawner understands: shape, claim, ceiling, and what the guest is told."""
+
+import json
+import os
+import time
+from collections.abc import Iterator
+
+from hutch.errors import Invalid, NotFound, Refused, Unsupported
+from hutch.model.ids import is_name
+from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention
+from hutch.providers.native import wire
+from hutch.providers.native.images import Image
+from hutch.providers.native.root import HOME, WORKSPACE
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_HEADROOM = 4
+"""Processes beyond the limit for our own: the guest and a deputy."""
+_SHM_MB = 64
+_INODES_PER_MB = 256
+
+
+def hostname(order: Order) -> str:
+    return order.box_id[:12]
+
+
+def is_persistent(spec: EffectiveSpec) -> bool:
+    return spec.retention is Retention.PERSISTENT
+
+
+def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
+    """The whole environment of every command: nothing of the keeper's own."""
+    standard = {
+        "PATH": PATH, "HOME": f"/{HOME}", "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh", "LANG": "C.UTF-8",
+        "HOSTNAME": name, "TMPDIR": "/tmp",
+    }  # fmt: skip
+    return standard | spec.env | spec.secrets
+
+
+def guest_options(order: Order) -> bytes:
+    """What `guest.main.Options` is made of."""
+    spec = order.spec
+    deadline = time.monotonic() + spec.ttl_sec if spec.ttl_sec else 0.0
+    return json.dumps(
+        {
+            "box_id": order.box_id,
+            "workdir": spec.workdir,
+            "env": environment(spec, hostname(order)),
+            "orphan_grace": order.orphan_grace_sec,
+            "ttl_deadline": deadline,
+        }
+    ).encode()
+
+
+def request(
+    order: Order, image: Image, directory: str, store: str | None, volumes: str, *, ranged: bool, counts_processes: bool
+) -> wire.Message:
+    """The message that asks a spawner for this box."""
+    spec, limits = order.spec, order.spec.limits
+    own = spec.workspace.source == "own" and spec.workspace.mode is MountMode.RW
+    binds, overlays = image.binds, ()
+    if image.is_machine and not spec.read_only_root:
+        if not ranged:
+            raise Unsupported(
+                "a writable root over the machine's own files needs id ranges, which only root can give",
+                op="create",
+                remedy="use a read-only root, an image (dir: or tar:) that belongs to you, or run Hutch as root",
+            )
+        binds, overlays = overlays, binds
+    size = limits.disk_mb << 20
+    in_memory = size if store is None else _SHM_MB << 20
+    processes = limits.pids + _HEADROOM
+    return {
+        "op": "create",
+        "id": order.box_id,
+        "keeper": order.keeper,
+        "directory": directory,
+        "shape": {
+            "lowers": image.lowers,
+            "binds": binds,
+            "overlays": overlays,
+            "read_only": spec.read_only_root,
+            "own_workspace": own,
+            "network": spec.network.value,
+            "store": store,
+        },
+        "claim": {
+            "hostname": hostname(order),
+            "size": size,
+            "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
+            "open_files": limits.open_files,
+            "processes": 0 if counts_processes else processes,
+            "resolv_conf": "",
+            "extras": [_extra(mount) for mount in _mounts(spec, volumes)],
+        },
+        "ceiling": {
+            "memory_bytes": (limits.memory_mb << 20) + in_memory,
+            "pids": processes,
+            "cpus": limits.cpus,
+        },
+    }
+
+
+def _mounts(spec: EffectiveSpec, volumes: str) -> Iterator[Mount]:
+    source = spec.workspace.source
+    if source != "own" and spec.workspace.mode is not MountMode.NONE:
+        yield Mount(source=_workspace_source(source, volumes), target=f"/{WORKSPACE}", mode=spec.workspace.mode)
+    for mount in spec.mounts:
+        if mount.mode is not MountMode.NONE:
+            yield mount
+
+
+def _workspace_source(source: str, volumes: str) -> str:
+    kind, _, name = source.partition(":")
+    if kind != "volume":
+        return source
+    if not is_name(name):
+        raise Invalid(f"{name!r} is no name for a volume", op="create")
+    path = os.path.join(volumes, name)
+    os.makedirs(path, 0o700, exist_ok=True)
+    return path
+
+
+def _extra(mount: Mount) -> list[str | bool | int]:
+    """The mount with the identity of its source, which the spawner checks again when it has it open."""
+    target = os.path.normpath(mount.target)
+    if not os.path.isabs(target) or target == "/":
+        raise Invalid(f"a mount needs an absolute target below /, not {mount.target!r}", op="create")
+    if target.split("/")[1] in ("proc", "dev", "sys"):
+        raise Refused(f"nothing can be mounted at {target}: it belongs to the box itself", op="create")
+    try:
+        facts = os.stat(mount.source)
+    except FileNotFoundError as error:
+        raise NotFound(f"the source of a mount does not exist: {mount.source}", op="create") from error
+    except OSError as error:
+        raise Refused(f"the source of a mount cannot be reached: {mount.source}: {error.strerror}", op="create") from error
+    return [os.path.realpath(mount.source), target, mount.mode is MountMode.RW, facts.st_dev, facts.st_ino]
+
+
+def check_network(spec: EffectiveSpec, offered: tuple[NetworkMode, ...], reason: str) -> None:
+    if spec.network not in offered:
+        raise Unsupported(f"network {spec.network.value} is not available here: {reason}", op="create")

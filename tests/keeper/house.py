@@ -1,0 +1,38 @@
+"""A keeper on the faulty engine, for tests that are about the keeper."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from hutch.config import Config
+from hutch.keeper.embedded import Hutch
+from hutch.keeper.engines import Engines
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.sqlite import SqliteStore
+from tests.keeper.faulty import Engine, FaultyProvider
+
+
+def keeper_on(engine: Engine, state: Path, **settings: object) -> Keeper:
+    """One more keeper on the same machine and state directory, as another process would be."""
+    config = Config.load(
+        environ={}, cwd=state, state_dir=str(state / "s"), run_dir=str(state / "r"), provider="faulty", **settings
+    )
+    return Keeper(config, SqliteStore(state / "s" / "hutch.db"), Engines(config, {"faulty": FaultyProvider(engine)}))
+
+
+@asynccontextmanager
+async def opened(engine: Engine, state: Path, **settings: object) -> AsyncIterator[Hutch]:
+    hutch = Hutch(keeper=keeper_on(engine, state, **settings))
+    async with hutch:
+        yield hutch
+
+
+async def crash(keeper: Keeper) -> None:
+    """What a kill -9 leaves: the lock and the store are let go, nothing is cleaned up."""
+    await keeper._clocks.stop()
+    await keeper.store.close()
+    if keeper._claim is not None:
+        import os
+
+        os.close(keeper._claim._fd)
+        keeper._claim = None

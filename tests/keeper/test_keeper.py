@@ -1,0 +1,352 @@
+"""A box's life in the keeper: created once, used under its lease, ended on one path, never leaked."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import (
+    BoxBroken,
+    BoxBusy,
+    Conflict,
+    Disabled,
+    EngineError,
+    Gone,
+    Invalid,
+    LeaseLost,
+    NotFound,
+    QuotaExceeded,
+    Unavailable,
+)  # fmt: skip
+from hutch.keeper.records import BoxRecord
+from hutch.model.results import JobInfo, JobState
+from hutch.model.state import State
+from tests.keeper.faulty import Engine, fail_once
+from tests.keeper.house import opened
+
+
+async def test_a_box_lives_and_goes(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        async with hutch.box() as box:
+            assert (await box.exec("true")).ok
+            assert await box.state() is State.RUNNING
+            assert set(engine.boxes) == {box.id}
+        assert not engine.boxes
+        with pytest.raises(Gone, match="destroyed by a call"):
+            await hutch.attach(box.id)
+        with pytest.raises(NotFound):
+            await hutch.attach("a" * 20)
+        assert [event.new or event.kind for event in await hutch.events()] == [
+            "creating", "running", "stopping", "gone",
+        ]  # fmt: skip
+
+
+@pytest.mark.parametrize("step", ["create", "boot"])
+async def test_a_failed_creation_leaves_nothing_and_frees_the_quota(step: str, tmp_path: Path) -> None:
+    """Lessons 4 and 8."""
+    engine = Engine()
+    async with opened(engine, tmp_path, max_boxes=1) as hutch:
+        for _ in range(3):
+            engine.fault = fail_once(step, EngineError("no"))
+            with pytest.raises(EngineError, match="no"):
+                await hutch.create()
+        assert not engine.boxes
+        assert not await hutch.boxes()
+        await hutch.create()
+
+
+async def test_a_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
+    """Lesson 4: destroyed during a slow boot."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        engine.delay = 0.05
+        creating = asyncio.create_task(hutch.create())
+        while not engine.log:
+            await asyncio.sleep(0.005)
+        creating.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await creating
+        assert not engine.boxes
+        assert not await hutch.boxes()
+
+
+async def test_one_slow_creation_blocks_nobody_else(tmp_path: Path) -> None:
+    """Lesson 9: single-flight for each key, no lock for all."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        gate = asyncio.Event()
+        slow_step, engine.step = engine.step, None  # type: ignore[assignment]
+
+        async def step(op: str, box_id: object) -> None:
+            if op == "create" and len(engine.log) == 0:
+                engine.log.append((op, box_id))  # type: ignore[arg-type]
+                await gate.wait()
+            else:
+                await slow_step(op, box_id)  # type: ignore[arg-type]
+
+        engine.step = step  # type: ignore[assignment]
+        slow = asyncio.create_task(hutch.create())
+        while not engine.log:
+            await asyncio.sleep(0.005)
+        other = await hutch.create()
+        assert (await other.exec("true")).ok
+        assert not slow.done()
+        gate.set()
+        await slow
+
+
+async def test_the_same_key_gives_one_box(tmp_path: Path) -> None:
+    """Idempotent creation: concurrent retries and later ones."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        engine.delay = 0.01
+        boxes = await asyncio.gather(*(hutch.create(key="order-1") for _ in range(10)))
+        assert len({box.id for box in boxes}) == 1
+        assert (await hutch.create(key="order-1")).id == boxes[0].id
+        assert (await hutch.create(key="order-2")).id != boxes[0].id
+
+
+async def test_the_quota_counts_creations_under_way(tmp_path: Path) -> None:
+    """B15: enforced at creation, also when many come at once."""
+    engine = Engine()
+    async with opened(engine, tmp_path, max_boxes=3) as hutch:
+        engine.delay = 0.01
+        results = await asyncio.gather(*(hutch.create() for _ in range(8)), return_exceptions=True)
+        assert sum(isinstance(result, QuotaExceeded) for result in results) == 5
+        assert len(engine.boxes) == 3
+
+
+async def test_a_takeover_ends_the_old_handle_at_once(tmp_path: Path) -> None:
+    """Lesson 5: however late the old holder comes, its epoch is old."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        old_session, hutch.session = hutch.session, "another"
+        with pytest.raises(BoxBusy) as busy:
+            await hutch.attach(box.id)
+        assert busy.value.retry_after
+        taken = await hutch.attach(box.id, takeover=True)
+        assert (await taken.exec("true")).ok
+        with pytest.raises(LeaseLost):
+            await box.exec("true")
+        await taken.release()
+        hutch.session = old_session
+        assert (await (await hutch.attach(box.id)).exec("true")).ok
+
+
+async def test_destroying_twice_at_once_is_one_destruction(tmp_path: Path) -> None:
+    """Lesson 3: one transition; whoever comes second waits and finds it gone."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.delay = 0.01
+        await asyncio.gather(*(hutch.destroy(box.id) for _ in range(5)), box.destroy())
+        assert [op for op, _ in engine.log].count("destroy") == 1
+        await hutch.destroy(box.id)
+
+
+async def test_a_box_that_is_being_destroyed_cannot_be_used(tmp_path: Path) -> None:
+    """P4: the message says what state excludes the use."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.delay = 0.05
+        ending = asyncio.create_task(hutch.destroy(box.id))
+        while ("destroy", box.id) not in engine.log:
+            await asyncio.sleep(0.005)
+        with pytest.raises(Conflict, match="is being destroyed"):
+            await box.exec("true")
+        await ending
+
+
+async def test_an_engine_that_refuses_to_destroy_makes_an_error_not_a_loop(tmp_path: Path) -> None:
+    """P9: bounded tries; the box stays visible and counted while its resource lives."""
+    engine = Engine()
+    async with opened(engine, tmp_path, max_boxes=1) as hutch:
+        box = await hutch.create()
+        engine.fault = lambda op, _: EngineError("device busy") if op == "destroy" else None
+        with pytest.raises(EngineError):
+            await hutch.destroy(box.id)
+        assert [op for op, _ in engine.log].count("destroy") == 3
+        (record,) = await hutch.boxes()
+        assert record.state is State.ERROR
+        assert "device busy" in record.reason
+        with pytest.raises(QuotaExceeded):
+            await hutch.create()
+        engine.fault = lambda op, _: None
+        await hutch.destroy(box.id)
+        assert not engine.boxes
+
+
+async def test_a_broken_box_becomes_an_error_with_its_reason(tmp_path: Path) -> None:
+    """A failed operation has the box looked at once (lesson 14)."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.broken.add(box.id)  # type: ignore[arg-type]
+        with pytest.raises(BoxBroken):
+            await box.exec("true")
+        assert await box.state() is State.ERROR
+        with pytest.raises(BoxBroken, match="encountered an error"):
+            await box.exec("true")
+
+
+async def test_an_unreachable_engine_destroys_nothing(tmp_path: Path) -> None:
+    """A box is never destroyed on the ground alone that it cannot be reached."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.fault = lambda op, _: Unavailable("no route") if op in ("run", "check") else None
+        with pytest.raises(Unavailable):
+            await box.exec("true")
+        assert await box.state() is State.UNKNOWN
+        assert set(engine.boxes) == {box.id}
+
+
+async def test_pause_and_wake_by_use(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        await box.pause()
+        await box.pause()
+        assert await box.state() is State.PAUSED
+        assert (await box.exec("true")).ok
+        assert await box.state() is State.RUNNING
+        assert [op for op, _ in engine.log].count("resume") == 1
+
+
+async def test_hooks_see_every_box_come_and_go(tmp_path: Path) -> None:
+    """P10: created after the lease, destroyed on every path."""
+    engine = Engine()
+    seen: list[str] = []
+    async with opened(engine, tmp_path) as hutch:
+
+        async def came(record: BoxRecord) -> None:
+            assert record.lease is not None
+            seen.append("created")
+
+        async def went(record: BoxRecord) -> None:
+            seen.append("destroyed")
+
+        hutch._keeper.created.append(came)
+        hutch._keeper.endings.hooks.append(went)
+        await (await hutch.create()).destroy()
+        await hutch.create()
+    assert seen == ["created", "destroyed", "created", "destroyed"]
+
+
+async def test_a_failed_created_hook_fails_the_creation(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+
+        async def refuse(record: BoxRecord) -> None:
+            raise Invalid("not today")
+
+        hutch._keeper.created.append(refuse)
+        with pytest.raises(Invalid, match="not today"):
+            await hutch.create()
+        assert not engine.boxes
+
+
+async def test_switched_off_makes_nothing(tmp_path: Path) -> None:
+    """B20: no process, no connection, no file."""
+    engine = Engine()
+    async with opened(engine, tmp_path, enabled=False) as hutch:
+        with pytest.raises(Disabled):
+            await hutch.create()
+    assert not engine.log
+
+
+async def test_an_empty_command_is_refused_when_it_is_run(tmp_path: Path) -> None:
+    """B7."""
+    async with opened(Engine(), tmp_path) as hutch, hutch.box() as box:
+        for empty in ("", "  \n", [], [""]):
+            with pytest.raises(Invalid, match="empty"):
+                await box.exec(empty)
+
+
+async def test_a_clamped_timeout_is_reported(tmp_path: Path) -> None:
+    """B4."""
+    async with opened(Engine(), tmp_path) as hutch, hutch.box() as box:
+        result = await box.exec("true", timeout=600)
+        assert result.notes == ("timeout_sec 600 → 120: maximum of the box's profile",)
+
+
+async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
+    """B8: a running job exempts its box; an open handle's lease postpones."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        held = await hutch.create(idle_timeout_sec=0.01)
+        works = await hutch.create(idle_timeout_sec=0.01)
+        idle = await hutch.create(idle_timeout_sec=0.01)
+        engine.jobs[works.id] = (  # type: ignore[index]
+            JobInfo(id="j", command=("sleep",), state=JobState.RUNNING, pid=2, started_at=0.0),
+        )
+        await works.release()
+        await idle.release()
+        clocks, keeper = hutch._keeper._clocks, hutch._keeper
+        await asyncio.sleep(0.05)
+        for box in (held, works, idle):
+            await clocks.look(await keeper.live(box.id), 1e9)
+        assert set(engine.boxes) == {held.id, works.id}
+
+
+async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_path: Path) -> None:
+    """Lesson 6."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create(ttl_sec=100)
+        keeper = hutch._keeper
+        live = await keeper.live(box.id)
+        born = live.record.created_at
+        await keeper._clocks.look(live, born + 30)
+        await keeper._clocks.look(live, born + 50)
+        await keeper._clocks.look(live, born + 60)
+        warnings = [event for event in await hutch.events() if event.kind == "warning"]
+        assert len(warnings) == 1
+        live.pins += 1
+        await keeper._clocks.look(live, born + 110)
+        assert engine.boxes
+        await keeper._clocks.look(live, born + 131)
+        assert not engine.boxes
+
+
+async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:
+    """B8, B9, S3: first use creates, later ones reuse, other values get their own."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        async with hutch.box_for("{chat}_{user}", chat=7, user=3) as first:
+            pass
+        async with hutch.box_for("{chat}_{user}", chat=7, user=3) as again:
+            assert again.id == first.id
+        async with hutch.box_for("{chat}_{user}", chat=7, user=4) as other:
+            assert other.id != first.id
+        many = [hutch.box_for("chat", launcher_type="g", launcher_id=1) for _ in range(5)]
+        boxes = await asyncio.gather(*(one.__aenter__() for one in many))
+        assert len({box.id for box in boxes}) == 1
+
+
+async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -> None:
+    """S3: unhealthy boxes are replaced, and the caller is told that state was lost."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        async with hutch.box_for("user", sender_id=1) as first:
+            assert first.notes == ()
+        live = await hutch._keeper.live(first.id)
+        live.used = live.checked = -1e9
+        engine.broken.add(live.record.id)
+        async with hutch.box_for("user", sender_id=1) as second:
+            assert second.id != first.id
+            assert "lost" in second.notes[0]
+        assert set(engine.boxes) == {second.id}
+
+
+async def test_health_is_not_checked_on_every_call(tmp_path: Path) -> None:
+    """Lesson 14."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        for _ in range(5):
+            async with hutch.box_for("user", sender_id=1):
+                pass
+        assert ("check", next(iter(engine.boxes))) not in engine.log

@@ -1,0 +1,129 @@
+"""After a crash: a dead keeper's boxes are adopted or destroyed, a live one's are never touched."""
+
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import EngineError, HeldElsewhere, Unavailable
+from hutch.keeper.embedded import Hutch
+from hutch.model.state import State
+from tests.keeper.faulty import Engine
+from tests.keeper.house import crash, keeper_on, opened
+
+
+async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
+    """B27, P16: the box, its record and its lease epoch survive the process."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    box = await first.create()
+    await crash(first._keeper)
+    async with opened(engine, tmp_path) as second:
+        (record,) = await second.boxes()
+        assert record.id == box.id
+        assert record.keeper == second._keeper.id
+        assert (await (await second.attach(box.id, takeover=True)).exec("true")).ok
+
+
+async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:
+    """Lesson 10, and `held_elsewhere` with a remedy."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as first:
+        box = await first.create()
+        async with opened(engine, tmp_path) as second:
+            assert not await second.boxes()
+            with pytest.raises(HeldElsewhere) as held:
+                await second.attach(box.id)
+            assert held.value.remedy
+            with pytest.raises(HeldElsewhere):
+                await second.destroy(box.id)
+        assert (await box.exec("true")).ok
+
+
+async def test_what_is_lost_is_forgotten_after_the_engine_was_asked(tmp_path: Path) -> None:
+    """Lessons 1 and 2: destroy through the provider, from the record alone, then forget."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    box = await first.create()
+    await crash(first._keeper)
+    engine.boxes.clear()
+    engine.log.clear()
+    async with opened(engine, tmp_path) as second:
+        assert not await second.boxes()
+        assert ("destroy", box.id) in engine.log
+        tombstone = await second._keeper.store.tombstone(box.id)  # type: ignore[arg-type]
+        assert tombstone is not None
+        assert "lost" in tombstone.reason
+
+
+async def test_a_half_made_box_is_cleaned(tmp_path: Path) -> None:
+    """Intent before action: a crash in the middle of a creation is found from its record."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    await first.create()
+    box = await first.create()
+    live = await first._keeper.live(box.id)
+    await first._keeper.states.change(live.record, State.STOPPING, reason="interrupted")
+    await crash(first._keeper)
+    async with opened(engine, tmp_path) as second:
+        assert {record.id for record in await second.boxes()} == set(engine.boxes)
+        assert box.id not in engine.boxes
+
+
+async def test_boxes_without_a_record_are_swept_but_only_of_dead_keepers(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as alive:
+        mine = await alive.create()
+        stray = engine.boxes[mine.id].but(box_id="b" * 20, keeper="k-dead")  # type: ignore[index]
+        engine.boxes[stray.box_id] = stray
+        second = keeper_on(engine, tmp_path)
+        second.engines.provider("faulty")
+        await second.start()
+        assert set(engine.boxes) == {mine.id}
+        await second.close()
+
+
+async def test_an_engine_that_is_away_at_restart_loses_nothing(tmp_path: Path) -> None:
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    box = await first.create()
+    await crash(first._keeper)
+    engine.fault = lambda op, _: Unavailable("engine is down") if op == "attach" else None
+    second = keeper_on(engine, tmp_path)
+    await second.start()
+    (record,) = second.boxes()
+    assert record.state is State.UNKNOWN
+    assert set(engine.boxes) == {box.id}
+    engine.fault = lambda op, _: None
+    await crash(second)
+    async with opened(engine, tmp_path) as third:
+        (record,) = await third.boxes()
+        assert record.state is State.RUNNING
+
+
+async def test_a_persistent_box_comes_back_with_the_next_keeper(tmp_path: Path) -> None:
+    """P16: stopped at close, restored at access."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as first:
+        box = await first.create(retention="persistent")
+        gone = await first.create()
+    assert set(engine.stopped) == {box.id}
+    assert gone.id not in engine.boxes
+    async with opened(engine, tmp_path) as second:
+        again = await second.attach(box.id, takeover=True)
+        assert (await again.exec("true")).ok
+        await again.destroy()
+    assert not engine.stopped
+
+
+async def test_a_failed_restore_keeps_the_box_for_the_next_try(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as first:
+        box = await first.create(retention="persistent")
+    async with opened(engine, tmp_path) as second:
+        engine.fault = lambda op, _: EngineError("no room") if op == "restore" else None
+        with pytest.raises(EngineError):
+            await second.attach(box.id, takeover=True)
+        (record,) = await second.boxes()
+        assert record.state is State.STOPPED
+        engine.fault = lambda op, _: None
+        assert (await (await second.attach(box.id, takeover=True)).exec("true")).ok
