@@ -26,7 +26,7 @@ def test_a_line_says_when_how_bad_who_what_and_with_which_fields(lines: list[str
     [line] = lines
     when, _, rest = line.partition(" ")
     assert when.endswith("Z") and when[10] == "T"
-    assert rest == "WARNING keeper: box not ended box=abc tries=3 grace=0.5 forced=true reason=null\n"
+    assert rest == "WARNING keeper: box not ended box=abc tries=3 grace=0.5 forced=true reason=none\n"
 
 
 def test_json_lines_hold_the_same(lines: list[str]) -> None:

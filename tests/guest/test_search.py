@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.guest.driving import rows, run
 
 from hutch.guest.patterns import Pattern, expand
 from hutch.guest.steps import Failure, Readable
 from hutch.guest.transfers import OPERATIONS
-from tests.guest.driving import rows, run
 
 
 def make(base: Path, *paths: str) -> None:
@@ -134,7 +134,11 @@ def _oracle(parts: list[str], names: list[str]) -> bool:
     if not parts:
         return not names
     if parts[0] == "**":
-        if names and not names[0].startswith(".") and (_oracle(parts, names[1:]) or (parts == ["**"] and len(names) == 1)):
+        if (
+            names
+            and not names[0].startswith(".")
+            and (_oracle(parts, names[1:]) or (parts == ["**"] and len(names) == 1))
+        ):
             return True
         return len(parts) > 1 and _oracle(parts[1:], names)
     return bool(names) and _one(parts[0], names[0]) and _oracle(parts[1:], names[1:])

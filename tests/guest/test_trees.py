@@ -177,9 +177,7 @@ def test_a_broken_stream_is_refused_and_leaves_no_draft(tmp_path: Path, stream: 
 
 
 @given(stream=st.binary(max_size=300), size=st.integers(1, 40))
-def test_any_bytes_are_refused_or_unpacked(
-    tmp_path_factory: pytest.TempPathFactory, stream: bytes, size: int
-) -> None:
+def test_any_bytes_are_refused_or_unpacked(tmp_path_factory: pytest.TempPathFactory, stream: bytes, size: int) -> None:
     for whole in (stream, TOP + stream, entry("")[: -PIECE.size] + stream):
         try:
             unpack(whole, tmp_path_factory.getbasetemp(), "any", size=size)

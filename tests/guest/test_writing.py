@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.guest.driving import run
 
 from hutch.guest.steps import BLOCK, Failure
 from hutch.guest.transfers import OPERATIONS
 from hutch.guest.writing import Write
-from tests.guest.driving import run
 
 
 def edit(workdir: Path, old: bytes, new: bytes, **fields: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Where Hutch keeps its files: by XDG for a person, under /var/lib and /run for root."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Mapping
@@ -60,12 +61,11 @@ def make(path: Path, mode: int = 0o700) -> None:
 
     /tmp/hutch-1000 may have been made by somebody who waits for us to put sockets into it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        path.mkdir(mode=mode)
-        path.chmod(mode)  # the umask took its part
-        return
-    except FileExistsError:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(mode=mode)
+            path.chmod(mode)  # the umask took its part
         found = path.lstat()
     except OSError as error:
         raise ConfigError(

@@ -119,7 +119,7 @@ def _start(jobs: Jobs, fields: Fields, with_input: bool) -> Job:
         cwd=fields.get("cwd"),
         env=fields.get("env"),
         name=str(fields.get("name", "")),
-        timeout=fields.get("timeout"),
+        timeout=fields.get("timeout_sec"),
         with_input=with_input,
         pty=(int(pty[0]), int(pty[1])) if pty else None,
         patient=bool(fields.get("follow")),

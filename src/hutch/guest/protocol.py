@@ -12,9 +12,9 @@ or ERROR. Control payloads are JSON, the rest raw bytes.
     CANCEL   the caller is gone                    REPLY   JSON, done           closes the channel
                                                    ERROR   JSON, code + message closes the channel
 
-Back-pressure: OUT, ERR, DATA and EVENT from the guest are sent only while their channel has credit; a channel starts with
-`WINDOW` bytes of it, and a frame costs its payload and `FRAME_COST`. DATA from the host is bounded the same way by its
-payload alone (the guest sends CREDIT). Neither end buffers more.
+Back-pressure: OUT, ERR, DATA and EVENT from the guest are sent only while their channel has credit; a channel starts
+with `WINDOW` bytes of it, and a frame costs its payload and `FRAME_COST`. DATA from the host is bounded the same way by
+its payload alone (the guest sends CREDIT). Neither end buffers more.
 
 The host does not trust the guest once user code has run: lengths, kinds, channels and JSON are checked, and a violation
 ends the connection, never the keeper.

@@ -59,13 +59,13 @@ class Clocks:
         if record.state not in (State.RUNNING, State.PAUSED):
             return
         lease = record.lease
-        if lease is not None and live.handles and worth_writing(lease, now):
+        if lease is not None and live.held and worth_writing(lease, now):
             await self._renew(live)
             lease = renewed(lease, now)
         if record.spec.ttl_sec and await self._ttl(live, record.created_at + record.spec.ttl_sec, now):
             return
         idle_for = time.monotonic() - live.used
-        held = lease is not None and lease.live(now) and live.handles > 0
+        held = lease is not None and lease.live(now) and live.held
         if record.spec.idle_timeout_sec and not live.pins and not held and idle_for > record.spec.idle_timeout_sec:
             if await self._works(live):
                 live.used = time.monotonic()

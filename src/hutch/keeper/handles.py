@@ -25,7 +25,7 @@ class BoxHandle:
         self._session = session
         self._epoch = live.record.epoch
         self._open = True
-        live.handles += 1
+        live.opened_by(session)
         self.files = GuardedFiles(self)
 
     @property
@@ -185,7 +185,7 @@ class BoxHandle:
     async def release(self) -> None:
         """Give up the lease with the last handle; the box goes on until its clocks end it."""
         self._close()
-        if not self._live.handles:
+        if self._session not in self._live.handles:
             await self._keeper.release(self._live, self._session)
 
     async def destroy(self) -> None:
@@ -195,7 +195,7 @@ class BoxHandle:
     def _close(self) -> None:
         if self._open:
             self._open = False
-            self._live.handles -= 1
+            self._live.closed_by(self._session)
 
 
 class JobHandle:

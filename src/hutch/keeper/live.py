@@ -19,8 +19,8 @@ class Live:
         self.record = record
         self.instance: Instance | None = None
         self.pins = 0
-        self.handles = 0
-        """Open handles of sessions in this process: while there are any, the lease is kept alive."""
+        self.handles: dict[str, int] = {}
+        """Open handles in this process by session: while the holder has any, its lease is kept alive."""
         self.used = time.monotonic()
         self.checked = 0.0
         """When a health check last passed (monotonic)."""
@@ -45,6 +45,20 @@ class Live:
     def unpin(self) -> None:
         self.pins -= 1
         self.used = time.monotonic()
+
+    def opened_by(self, session: str) -> None:
+        self.handles[session] = self.handles.get(session, 0) + 1
+
+    def closed_by(self, session: str) -> None:
+        self.handles[session] -= 1
+        if not self.handles[session]:
+            del self.handles[session]
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody in this process still has a handle under the present lease."""
+        lease = self.record.lease
+        return lease is not None and lease.holder in self.handles
 
     @property
     def running(self) -> Instance:

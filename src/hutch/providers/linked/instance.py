@@ -1,4 +1,4 @@
-"""`LinkedInstance`: the provider contract over links. An engine that can place a guest in a box gets the rest from here.
+"""`LinkedInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
 
 The engine gives a way to connect, its counters (`BoxFacts`), and optionally a way to a deputy: a second guest of
 another user. It overrides what only an engine can do: pause, resume, limits.
@@ -16,7 +16,6 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
-from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Channel, Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Started, checked
@@ -64,11 +63,12 @@ class LinkedInstance(Instance):
         # One connection for each user, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
         self._seen: dict[str, _Seen] = {}
-        self._files = LinkedFiles(self.link)
 
     @property
     def files(self) -> Files:
-        return self._files
+        from hutch.providers.linked.files import LinkedFiles
+
+        return LinkedFiles(self.link)
 
     # --- links -----------------------------------------------------------------------------------------------
 
@@ -179,7 +179,7 @@ class LinkedInstance(Instance):
         if command.env:
             fields["env"] = command.env
         if command.timeout_sec is not None:
-            fields["timeout"] = command.timeout_sec
+            fields["timeout_sec"] = command.timeout_sec
         if command.name:
             fields["name"] = command.name
         return fields

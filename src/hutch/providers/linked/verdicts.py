@@ -77,7 +77,7 @@ def decide(
     timeout_sec: float | None = None,
     space: dict[str, Space] | None = None,
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` is asked after a failure only."""
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` is asked after failures."""
     failed = end.exit_code != 0
     if end.cancelled:
         return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")

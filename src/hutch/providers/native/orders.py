@@ -7,8 +7,10 @@ from collections.abc import Iterator
 
 from hutch.errors import Invalid, NotFound, Refused, Unsupported
 from hutch.model.ids import is_name
+from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention
 from hutch.providers.native import wire
+from hutch.providers.native.cgroups import Ceiling
 from hutch.providers.native.images import Image
 from hutch.providers.native.root import HOME, WORKSPACE
 
@@ -51,6 +53,13 @@ def guest_options(order: Order) -> bytes:
     ).encode()
 
 
+def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
+    """What the control group gets: a box's files in memory are charged to it, so that they are added to its memory."""
+    files_mb = _SHM_MB if persistent else limits.disk_mb
+    memory = (limits.memory_mb + files_mb) << 20
+    return Ceiling(memory_bytes=memory, pids=limits.pids + _HEADROOM, cpus=limits.cpus)
+
+
 def request(
     order: Order, image: Image, directory: str, store: str | None, volumes: str, *, ranged: bool, counts_processes: bool
 ) -> wire.Message:
@@ -66,9 +75,7 @@ def request(
                 remedy="use a read-only root, an image (dir: or tar:) that belongs to you, or run Hutch as root",
             )
         binds, overlays = overlays, binds
-    size = limits.disk_mb << 20
-    in_memory = size if store is None else _SHM_MB << 20
-    processes = limits.pids + _HEADROOM
+    bounds = ceiling(limits, persistent=store is not None)
     return {
         "op": "create",
         "id": order.box_id,
@@ -85,18 +92,14 @@ def request(
         },
         "claim": {
             "hostname": hostname(order),
-            "size": size,
+            "size": limits.disk_mb << 20,
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
-            "processes": 0 if counts_processes else processes,
+            "processes": 0 if counts_processes else bounds.pids,
             "resolv_conf": "",
             "extras": [_extra(mount) for mount in _mounts(spec, volumes)],
         },
-        "ceiling": {
-            "memory_bytes": (limits.memory_mb << 20) + in_memory,
-            "pids": processes,
-            "cpus": limits.cpus,
-        },
+        "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }
 
 

@@ -1,0 +1,127 @@
+"""`hutch prune`: what dead keepers left behind goes, without any keeper having to start.
+
+Temporary boxes of dead keepers are destroyed at their engine and then forgotten (lessons 1, 2). Persistent boxes stay:
+the next keeper takes them over. Nothing of a live keeper is touched (lesson 10).
+"""
+
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
+
+from hutch.config import Config
+from hutch.errors import HutchError
+from hutch.keeper import ownership
+from hutch.keeper.engines import Engines
+from hutch.keeper.records import BoxRecord
+from hutch.keeper.states import States
+from hutch.keeper.store import Store
+from hutch.model.record import Record
+from hutch.model.spec import Retention
+from hutch.model.state import State
+from hutch.providers.base import InstanceRecord
+
+
+class Leftover(Record, frozen=True, kw_only=True):
+    """One thing that was found, and why it could not be removed ("": it was, or would be)."""
+
+    kind: str
+    """box | keeper"""
+    name: str
+    problem: str = ""
+
+
+async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Leftover]:
+    """Everything of dead keepers, each told when it is done with."""
+    me = "k" + secrets.token_hex(6)
+    # The lock tells keepers that start meanwhile that the records we have taken are in living hands.
+    claim = None if dry_run else ownership.Claim(config.state_dir, me)
+    engines = Engines(config)
+    store = _store(config)
+    pruner = _Pruner(config, me, engines, dry_run=dry_run)
+    try:
+        if store is not None:
+            async for leftover in pruner.records(store):
+                yield leftover
+        async for leftover in pruner.instances():
+            yield leftover
+        for keeper in pruner.keepers():
+            yield keeper
+    finally:
+        await engines.close()
+        if store is not None:
+            await store.close()
+        if claim is not None:
+            claim.release()
+
+
+def _store(config: Config) -> Store | None:
+    """The records on disk, if there are any: looking must not make a database."""
+    path = config.state_dir / "hutch.db"
+    if not path.exists():
+        return None
+    from hutch.keeper.sqlite import SqliteStore
+
+    return SqliteStore(path)
+
+
+class _Pruner:
+    def __init__(self, config: Config, me: str, engines: Engines, *, dry_run: bool) -> None:
+        self._config = config
+        self._me = me
+        self._engines = engines
+        self._dry_run = dry_run
+        self._settled: set[str] = set()
+        """Boxes whose record has been looked at: the engines' listing has nothing to add."""
+
+    async def records(self, store: Store) -> AsyncIterator[Leftover]:
+        for record in await store.all():
+            self._settled.add(record.id)
+            if record.spec.retention is Retention.PERSISTENT or self._alive(record.keeper):
+                continue
+            yield await self._box(record.id, partial(self._end, record, States(store)))
+
+    async def instances(self) -> AsyncIterator[Leftover]:
+        """Boxes that an engine shows and no record knows: those of `hutch run` and the like that were killed."""
+        provider = self._engines.provider(self._config.provider)
+        for instance in await provider.list():
+            if instance.box_id not in self._settled and self._abandoned(instance):
+                yield await self._box(instance.box_id, partial(provider.destroy, instance))
+
+    def keepers(self) -> list[Leftover]:
+        """The lock files of the dead."""
+        dead = [Leftover(kind="keeper", name=name) for name in self._names() if not self._alive(name)]
+        if not self._dry_run:
+            ownership.sweep(self._config.state_dir)
+        return dead
+
+    async def _end(self, record: BoxRecord, states: States) -> None:
+        reason = "pruned: its keeper died"
+        record = await states.update(record, keeper=self._me, kind="adopted", reason=reason)
+        if record.state is not State.STOPPING:
+            record = await states.change(record, State.STOPPING, reason=reason)
+        await self._engines.provider(record.instance.provider).destroy(record.instance)
+        await states.forget(record, reason)
+
+    async def _box(self, box_id: str, end: Callable[[], Awaitable[None]]) -> Leftover:
+        if self._dry_run:
+            return Leftover(kind="box", name=box_id)
+        try:
+            await end()
+        except HutchError as error:
+            return Leftover(kind="box", name=box_id, problem=str(error))
+        return Leftover(kind="box", name=box_id)
+
+    def _abandoned(self, instance: InstanceRecord) -> bool:
+        """A box that names no keeper was perhaps begun this moment: it is left alone while anybody lives."""
+        if instance.keeper:
+            return not self._alive(instance.keeper)
+        return not any(self._alive(keeper) for keeper in self._names())
+
+    def _names(self) -> list[str]:
+        """Of the keepers there are lock files of, but for our own."""
+        directory = self._config.state_dir / "keepers"
+        names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+        return sorted(names - {self._me})
+
+    def _alive(self, keeper: str) -> bool:
+        return ownership.alive(self._config.state_dir, keeper)

@@ -1,0 +1,206 @@
+"""`LinkedFiles`: the `Files` protocol over a link. Whatever the guest answers is bounded and checked before it is used."""
+
+import builtins
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
+from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.providers.linked import trees
+from hutch.providers.linked.file_shapes import Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
+from hutch.providers.linked.link import Channel, Link
+from hutch.providers.linked.rows import content_of, rows_of
+from hutch.providers.linked.shapes import checked
+from hutch.providers.linked.watching import Watch
+
+MAX_READ = 64 << 20
+"""Bytes that `read`, `read_text` and `read_lines` return at once."""
+MAX_ENTRIES = 200_000
+SEARCH_GRACE = 30.0
+"""How much later than its timeout the answer of a search may come before the guest counts as silent."""
+
+_CODES = frozenset(
+    {
+        "file_not_found", "file_exists", "file_denied", "is_directory", "not_directory", "file_failed", "too_large",
+        "no_match", "file_changed", "invalid", "refused", "unsupported", "quota", "cancelled", "internal",
+        # Of the link itself, not of the guest:
+        "unavailable", "timeout", "box_broken",
+    }
+)  # fmt: skip
+"""What an operation on files may fail with. A captured guest must not be able to say that its box is `gone`."""
+
+
+@contextmanager
+def operation(name: str) -> Iterator[None]:
+    """Errors name the operation, and are errors of files."""
+    try:
+        yield
+    except HutchError as error:
+        if error.code not in _CODES:
+            raise FileFailed(f"the guest failed with {error.code!r}: {error.message}", op=name) from error
+        error.op = error.op or name
+        raise
+
+
+class LinkedFiles:
+    """Files as the box's user sees them, through its guest."""
+
+    def __init__(self, link: Callable[[], Awaitable[Link]]) -> None:
+        self._link = link
+
+    async def _ask(self, op: str, shape: type[Any] = Done, *, timeout: float | None = 30.0, **fields: Any) -> Any:
+        with operation(op):
+            link = await self._link()
+            return checked(await link.request(op, timeout=timeout, **fields), shape)
+
+    async def _open(self, op: str, *, timeout: float | None = None, **fields: Any) -> Channel:
+        return (await self._link()).open(op, timeout=timeout, **fields)
+
+    # --- content ---------------------------------------------------------------------------------------------
+
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        bound = MAX_READ if limit is None else None
+        with operation("files.read"):
+            async with await self._open("files.read", path=path, offset=offset, limit=limit, bound=bound) as channel:
+                return b"".join([part async for part in content_of(channel, MAX_READ if limit is None else limit)])
+
+    async def read_text(self, path: str) -> str:
+        return (await self.read(path)).decode(errors="replace")
+
+    async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[builtins.list[str], bool]:
+        with operation("files.lines"):
+            async with await self._open("files.lines", path=path, start=start, count=count, bound=MAX_READ) as channel:
+                content = b"".join([part async for part in content_of(channel, MAX_READ)])
+                end = checked(await channel.answer(), LinesEnd)
+        lines = content.decode(errors="replace").split("\n")
+        if lines[-1] == "":
+            lines.pop()
+        return lines, end.eof
+
+    async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        with operation("files.read"):
+            async with await self._open("files.read", path=path, offset=offset, limit=limit) as channel:
+                async for part in content_of(channel, limit):
+                    yield part
+
+    async def write(
+        self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
+        sync: bool = False, parents: bool = True,
+    ) -> FileInfo:  # fmt: skip
+        fields = {"path": path, "append": append, "mode": mode, "sync": sync, "parents": parents}
+        with operation("files.write"):
+            content = _as_bytes(data) if isinstance(data, str) else data
+            # Leaving before the answer cancels the write: the guest removes its temporary file.
+            async with await self._open("files.write", **fields) as channel:
+                if isinstance(content, bytes | bytearray | memoryview):
+                    await channel.send(content)
+                else:
+                    async for part in content:
+                        await channel.send(part)
+                        if channel.done:
+                            break
+                channel.end()
+                return checked(await channel.answer(), FileInfo)
+
+    async def edit(
+        self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
+    ) -> Edited:
+        with operation("files.edit"):
+            before, after = _as_bytes(old), _as_bytes(new)
+            if not before:
+                raise Invalid("the text to replace is empty", remedy="write the file, or name the text that is there")
+            fields = {"path": path, "old_size": len(before), "replace_all": replace_all, "expect": expect}
+            async with await self._open("files.edit", **fields) as channel:
+                await channel.send(before + after)
+                channel.end()
+                return checked(await channel.answer(), Edited)
+
+    async def digest(self, path: str) -> str:
+        answer: Digest = await self._ask("files.digest", Digest, timeout=None, path=path)
+        return answer.digest
+
+    # --- names -----------------------------------------------------------------------------------------------
+
+    async def stat(self, path: str) -> FileInfo:
+        info: FileInfo = await self._ask("files.stat", FileInfo, path=path)
+        return info
+
+    async def exists(self, path: str) -> bool:
+        answer: Existence = await self._ask("files.exists", Existence, path=path)
+        return answer.exists
+
+    async def list(self, path: str = ".") -> builtins.list[FileInfo]:
+        with operation("files.list"):
+            async with await self._open("files.list", path=path) as channel:
+                return [checked(row, FileInfo) async for row in rows_of(channel, MAX_ENTRIES)]
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        await self._ask("files.mkdir", path=path, parents=parents, exist_ok=exist_ok)
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        await self._ask("files.move", timeout=None, source=source, target=target, overwrite=overwrite)
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        await self._ask("files.remove", timeout=None, path=path, recursive=recursive, missing_ok=missing_ok)
+
+    # --- searching -------------------------------------------------------------------------------------------
+
+    async def glob(self, pattern: str, *, root: str = ".", limit: int = 10_000) -> Matches:
+        with operation("files.glob"):
+            async with await self._open("files.glob", pattern=pattern, root=root, limit=limit) as channel:
+                paths = [checked(row, str) async for row in rows_of(channel, limit)]
+                end = checked(await channel.answer(), Notes)
+        return Matches(paths=tuple(paths), complete=not end.notes, note="; ".join(end.notes))
+
+    async def grep(
+        self, pattern: str, *, root: str = ".", glob: str | None = None, ignore_case: bool = False,
+        limit: int = 1000, timeout_sec: float = 10.0,
+    ) -> GrepResult:  # fmt: skip
+        fields = {
+            "pattern": pattern, "root": root, "glob": glob, "ignore_case": ignore_case, "limit": limit,
+            "timeout_sec": timeout_sec,
+        }  # fmt: skip
+        hits: builtins.list[GrepHit] = []
+        progress = SearchProgress()
+        with operation("files.grep"):
+            async with await self._open("files.grep", timeout=timeout_sec + SEARCH_GRACE, **fields) as channel:
+                async for row in rows_of(channel):
+                    if isinstance(row, dict) and "path" in row:
+                        hits.append(checked(row, GrepHit))
+                        if len(hits) > limit:
+                            raise BoxBroken("the guest found more lines than it was asked for")
+                        continue
+                    progress = checked(row, SearchProgress)
+                    if progress.failed is not None:
+                        raise HutchError.of(progress.failed)
+                end = checked(await channel.answer(), SearchEnd)
+        notes = progress.notes
+        if end.timed_out:
+            notes = [f"stopped after {timeout_sec:g} s", *notes]
+        elif not progress.done:
+            notes = ["the search was killed before its end", *notes]
+        return GrepResult(hits=tuple(hits), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+        return Watch(lambda: self._open("files.watch", path=path, recursive=recursive))
+
+    # --- trees -----------------------------------------------------------------------------------------------
+
+    async def copy_in(self, source: str | Path, target: str) -> int:
+        with operation("files.copy_in"):
+            return await trees.copy_in(self._open, source, target)
+
+    async def copy_out(self, source: str, target: str | Path) -> int:
+        with operation("files.copy_out"):
+            return await trees.copy_out(self._open, source, target)
+
+
+def _as_bytes(text: str | bytes) -> bytes:
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise Invalid(f"the text has a character that UTF-8 cannot carry: {error}") from error

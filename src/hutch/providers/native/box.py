@@ -1,0 +1,83 @@
+"""A live native box: the linked instance, with its control group's counters, freezer and limits."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from hutch.errors import EngineError, Unsupported
+from hutch.model.limits import Limits
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import InstanceRecord
+from hutch.providers.linked.instance import LinkedInstance
+from hutch.providers.linked.link import Link
+from hutch.providers.linked.verdicts import Counters
+from hutch.providers.native.cgroups import Ceiling, Group
+
+
+class GroupFacts:
+    """Counters of a control group; a box without one has none."""
+
+    def __init__(self, group: Group | None) -> None:
+        self._group = group
+
+    def read(self) -> Counters:
+        if self._group is None:
+            return Counters()
+        try:
+            facts = self._group.facts()
+        except FileNotFoundError:
+            return Counters()  # the box was destroyed meanwhile
+        return Counters(
+            oom_kills=facts.oom_kills or 0,
+            pids_hits=facts.pids_hits or 0,
+            memory_peak_bytes=facts.memory_peak_bytes,
+        )
+
+
+class NativeInstance(LinkedInstance):
+    """What `LinkedInstance` leaves to the engine."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        connect: Callable[[], Awaitable[Link]],
+        group: Group | None,
+        ceiling: Callable[[Limits], Ceiling],
+        deputy: Callable[[str], Awaitable[Link]] | None = None,
+    ) -> None:
+        super().__init__(record, spec, connect, GroupFacts(group), deputy=deputy)
+        self._group = group
+        self._ceiling = ceiling
+
+    async def pause(self) -> None:
+        if self._group is None:
+            raise _no_freezer()
+        try:
+            await asyncio.to_thread(self._group.freeze)
+        except OSError as error:
+            raise EngineError(f"box {self.record.box_id} could not be frozen: {error}", op="pause") from error
+
+    async def resume(self) -> None:
+        if self._group is None:
+            raise _no_freezer()
+        await asyncio.to_thread(self._group.thaw)
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        """What a control group holds changes at once; a disk and open files would need a new box."""
+        unchanged = await super().change_limits(limits)
+        if self._group is None:
+            return unchanged
+        live = {"cpus", "memory_mb", "pids"} & set(unchanged)
+        if live:
+            self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
+            self._group.limit(self._ceiling(self.limits))
+        return tuple(name for name in unchanged if name not in live)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._group is not None:
+            self._group.close()
+
+
+def _no_freezer() -> Unsupported:
+    return Unsupported("a box without a control group cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups")

@@ -1,0 +1,235 @@
+"""The native engine: boxes made of namespaces on this machine, as root or as an ordinary user, without a daemon."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hutch.errors import ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable
+from hutch.model.capabilities import Capabilities
+from hutch.model.limits import Limits
+from hutch.model.spec import EffectiveSpec, NetworkMode, Order
+from hutch.providers.base import InstanceRecord, Provider
+from hutch.providers.linked.link import Link
+from hutch.providers.native import leftovers, orders, probing, wire
+from hutch.providers.native.box import NativeInstance
+from hutch.providers.native.cgroups import Ceiling, Group, Tree
+from hutch.providers.native.images import Images
+from hutch.providers.native.spawning import Spawners
+
+_BACKLOG = 64
+
+
+class NativeProvider(Provider):
+    """See docs/architecture.md, "The native engine"."""
+
+    name: ClassVar[str] = leftovers.PROVIDER
+
+    def __init__(
+        self,
+        *,
+        state_dir: str | os.PathLike[str] | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        without: frozenset[str] = frozenset(),
+    ) -> None:
+        """`without` leaves out defences by name (`birth.Setting.without`). It exists so that the attack suite can show that each
+        attack works where its one defence is missing; nothing but a test's own code may pass it."""
+        self._state = os.fspath(state_dir) if state_dir else ""
+        self._run = os.fspath(run_dir) if run_dir else ""
+        self._without = without
+        self._images: Images | None = None
+        self._spawners: dict[str, Spawners] = {}
+        self._trees: dict[str, Tree] = {}
+        self._machine: probing.Machine | None = None
+        self._ranged: bool | None = None
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        known = {"state_dir", "run_dir"}
+        for name in settings:
+            if name not in known:
+                raise ConfigError(f"provider native has no setting {name!r}", remedy=f"it has: {', '.join(sorted(known))}")
+        self._state = str(settings.get("state_dir") or self._state)
+        self._run = str(settings.get("run_dir") or self._run)
+
+    # --- what can be done here -------------------------------------------------------------------------------
+
+    async def probe(self) -> Capabilities:
+        return await probing.capabilities(self, self._found())
+
+    def _found(self) -> probing.Machine:
+        if self._machine is None:
+            self._machine = probing.look()
+        return self._machine
+
+    # --- making ----------------------------------------------------------------------------------------------
+
+    def plan(self, order: Order) -> InstanceRecord:
+        data: dict[str, Any] = {"directory": os.path.join(self._run, order.box_id)}
+        if orders.is_persistent(order.spec):
+            data["store"] = os.path.join(self._state, "boxes", order.box_id)
+        return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
+
+    async def create(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+        store = planned.data.get("store")
+        if isinstance(store, str):
+            os.makedirs(store, 0o700, exist_ok=True)
+        return await self._make(order, planned)
+
+    async def _make(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+        try:
+            return await self._begin(order, planned)
+        except BaseException as error:
+            # Shielded: also a cancelled creation leaves nothing behind.
+            await asyncio.shield(self._discard(planned, keep_store="restored" in planned.data))
+            if isinstance(error, OSError) and not isinstance(error, HutchError):
+                raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
+            raise
+
+    async def _begin(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+        found = self._found()
+        orders.check_network(order.spec, (NetworkMode.OFF,), "the engine has no uplink here")
+        image = await self._image(order.spec.image)
+        directory, store = str(planned.data["directory"]), planned.data.get("store")
+        message = orders.request(
+            order, image, directory, store if isinstance(store, str) else None, os.path.join(self._state, "volumes"),
+            ranged=found.ranged, counts_processes=found.cgroups.pids,
+        )  # fmt: skip
+        self._make_directory(directory)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            _bind(listener, directory)
+            options = wire.sealed(orders.guest_options(order))
+            try:
+                answer = await self._spawners_of(order.keeper).ask(message, [listener.fileno(), options])
+            finally:
+                os.close(options)
+        facts = answer.get("box")
+        if facts is None:
+            raise _failure(order, answer, found)
+        record = planned.but(data={**planned.data, **facts})
+        instance = self._instance(record, order.spec)
+        try:
+            await instance.link()
+        except BaseException:
+            await instance.close()
+            raise
+        return instance
+
+    async def _image(self, reference: str) -> Any:
+        if self._images is None:
+            self._images = Images(os.path.join(self._state, "cache"))
+        return await self._images.resolve(reference)
+
+    def _make_directory(self, directory: str) -> None:
+        try:
+            os.mkdir(directory, 0o700)
+        except FileNotFoundError:
+            os.makedirs(self._run, 0o700, exist_ok=True)
+            os.mkdir(directory, 0o700)
+
+    def _spawners_of(self, keeper: str) -> Spawners:
+        """One set for each keeper's name: the name is part of the control groups' paths."""
+        if keeper not in self._spawners:
+            options = {"keeper": _group_name(keeper), "mount_point": self._run, "without": sorted(self._without)}
+            self._spawners[keeper] = Spawners(options)
+        return self._spawners[keeper]
+
+    def _instance(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
+        path = os.path.join(str(record.data["directory"]), "guest")
+
+        async def connect() -> Link:
+            return await Link.connect(path)
+
+        def ceiling(limits: Limits) -> Ceiling:
+            return orders.ceiling(limits, persistent=orders.is_persistent(spec))
+
+        return NativeInstance(record, spec, connect, self._group(record), ceiling)
+
+    def _group(self, record: InstanceRecord) -> Group | None:
+        paths = record.data.get("groups")
+        if not isinstance(paths, list) or not paths:
+            return None
+        tree = self._trees.get(record.keeper)
+        if tree is None:
+            tree = self._trees[record.keeper] = Tree(self._found().cgroups, _group_name(record.keeper))
+        try:
+            return tree.open(paths)
+        except FileNotFoundError:
+            return None
+
+    # --- finding again ---------------------------------------------------------------------------------------
+
+    async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
+        found = leftovers.record_of(record.box_id, self._run, record.keeper)
+        if found is not None and "pid" in found.data:
+            record = record.but(data={**record.data, **found.data})
+        process = leftovers.process_of(record)
+        if process is None or not process.alive():
+            raise NotFound(f"box {record.box_id} no longer runs", op="attach")
+        instance = self._instance(record, spec)
+        try:
+            await instance.link()
+        except BaseException:
+            await instance.close()
+            raise
+        return instance
+
+    async def restore(self, order: Order, record: InstanceRecord) -> NativeInstance:
+        store = record.data.get("store")
+        if not isinstance(store, str) or not os.path.isdir(store):
+            raise NotFound(f"box {record.box_id} has no kept files to come back from", op="restore")
+        await self._discard(record, keep_store=True)
+        planned = self.plan(order)
+        return await self._make(order, planned.but(data={**planned.data, "store": store, "restored": True}))
+
+    async def stop(self, record: InstanceRecord) -> None:
+        await self._discard(record, keep_store=True)
+
+    async def destroy(self, record: InstanceRecord) -> None:
+        await self._discard(record, keep_store=False)
+
+    async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
+        await leftovers.end_processes(record)
+        await leftovers.remove(record, keep_store=keep_store)
+
+    async def list(self) -> tuple[InstanceRecord, ...]:
+        return await asyncio.to_thread(leftovers.records, self._run)
+
+    async def close(self) -> None:
+        spawners, self._spawners = self._spawners, {}
+        for each in spawners.values():
+            await each.close()
+        trees, self._trees = self._trees, {}
+        for tree in trees.values():
+            tree.close()
+
+
+def _group_name(keeper: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in keeper.lower())[:40].strip("-") or "keeper"
+
+
+def _bind(listener: socket.socket, directory: str) -> None:
+    """A Unix socket's path has 108 bytes at most; a longer one is reached through the directory's descriptor."""
+    path = f"{directory}/guest"
+    if len(os.fsencode(path)) < 108:
+        listener.bind(path)
+    else:
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            listener.bind(f"/proc/self/fd/{fd}/guest")
+        finally:
+            os.close(fd)
+    listener.listen(_BACKLOG)
+
+
+def _failure(order: Order, answer: wire.Message, found: probing.Machine) -> HutchError:
+    step, error, number = answer.get("step", ""), answer.get("error", "no reason given"), answer.get("errno", "")
+    message = f"box {order.box_id} could not be made: {step}: {error}"
+    details = {"step": step, "errno": number}
+    if "replaced after it had been allowed" in error or (number == "ELOOP" and "mount" in step):
+        return Refused(message, op="create", details=details)
+    if step == "cancelled":
+        return Unavailable(message, op="create", details=details)
+    obstacle = probing.obstacle(found)
+    remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
+    return EngineError(message, op="create", details=details, remedy=remedy)

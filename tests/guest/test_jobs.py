@@ -1,0 +1,315 @@
+"""Jobs in a real guest: started, read, fed, timed out, cancelled, lingering, in a terminal."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.guest.living import PATIENCE, instance_of, living, until
+
+from hutch.errors import Conflict, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
+from hutch.model.results import Cause, JobState
+from hutch.providers.base import Command
+
+
+def alive(pid: int) -> bool:
+    """Running, not a zombie that only waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+async def test_a_result_says_what_the_command_did() -> None:
+    """B2: exit code, both streams apart, duration, usage."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            result = await box.run(Command(command="echo out; echo err >&2; exit 3"))
+    assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
+    assert result.verdict.cause is Cause.EXIT
+    assert result.usage.wall_sec > 0
+    assert (result.usage.memory_peak_mb or 0) > 0
+    assert not result.stdout_truncated
+    assert not result.lingering
+
+
+async def test_argv_environment_and_directory() -> None:
+    with living() as guest:
+        (guest.workdir / "sub").mkdir()
+        async with instance_of(guest) as box:
+            argv = await box.run(Command(command=("printf", "%s|", "a b", "$HOME", "")))
+            env = await box.run(Command(command="echo $GREETING", env={"GREETING": "hello"}))
+            cwd = await box.run(Command(command="pwd -P", cwd="sub"))
+            again = await box.run(Command(command="pwd -P"))
+    assert argv.stdout == "a b|$HOME||"
+    assert env.stdout == "hello\n"
+    assert cwd.stdout.strip() == str(guest.workdir / "sub")
+    assert again.stdout.strip() == str(guest.workdir)
+
+
+async def test_bytes_that_are_no_text_pass_both_ways() -> None:
+    """Arguments and environment are bytes to the kernel; what is not UTF-8 travels as surrogates."""
+    odd = os.fsdecode(b"\xff\xfe")
+    with living() as guest:
+        async with instance_of(guest) as box:
+            result = await box.run(Command(command=("sh", "-c", 'printf %s "$1$ODD"', "sh", odd), env={"ODD": odd}))
+    assert result.stdout_bytes == b"\xff\xfe\xff\xfe"
+
+
+@pytest.mark.parametrize("command", ["", "  \n", (), ("", "x")])
+async def test_an_empty_command_is_refused(command: str | tuple[str, ...]) -> None:
+    """B7: at execution, before anything is started."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            with pytest.raises(Invalid):
+                await box.run(Command(command=command))
+            assert await box.jobs() == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "name", "what"),
+    [
+        (Command(command=("no-such-program",)), "ENOENT", "program"),
+        (Command(command=("/no/such/program",)), "ENOENT", "program"),
+        (Command(command=("./plain",)), "EACCES", "program"),
+        (Command(command=("./empty",)), "ENOEXEC", "program"),
+        (Command(command=("/",)), "EACCES", "program"),
+        (Command(command="true", cwd="nowhere"), "ENOENT", "cwd"),
+        (Command(command="true", cwd="plain"), "ENOTDIR", "cwd"),
+        (Command(command=("true", "a\0b")), "EINVAL", "arguments"),
+        (Command(command="true", env={"A=B": "c"}), "EINVAL", "arguments"),
+        (Command(command="true", cwd="a\0b"), "EINVAL", "cwd"),
+        (Command(command=("true", "x" * (10 << 20))), "E2BIG", "arguments"),
+    ],
+)
+async def test_what_cannot_be_started_says_why(command: Command, name: str, what: str) -> None:
+    with living() as guest:
+        (guest.workdir / "plain").write_text("no program")
+        (guest.workdir / "empty").write_bytes(b"\0\1\2")
+        (guest.workdir / "empty").chmod(0o755)
+        async with instance_of(guest) as box:
+            for way in (box.run, box.start):
+                with pytest.raises(NotRunnable) as caught:
+                    await way(command)
+                assert caught.value.details["errno"] == name
+                assert caught.value.details["what"] == what
+            assert (await box.run(Command(command="echo fine"))).stdout == "fine\n"
+
+
+async def test_a_timeout_kills_the_command_and_keeps_the_box() -> None:
+    """Lesson 16, B4: the process group dies with what it started; the next command finds its files."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            script = (
+                "echo before; touch kept; sleep 1000 & echo $! > child; (set -m; sleep 1000 & echo $! > other); wait"
+            )
+            result = await box.run(Command(command=script, timeout_sec=1.5))
+            assert result.verdict.cause is Cause.TIMEOUT
+            assert result.verdict.limit == 1.5
+            assert result.signal == signal.SIGKILL
+            assert result.exit_code is None
+            assert result.stdout == "before\n"
+            for name in ("child", "other"):
+                pid = int((guest.workdir / name).read_text())
+                await until(lambda pid=pid: not alive(pid))  # type: ignore[misc]
+            assert (await box.run(Command(command="ls kept"))).stdout == "kept\n"
+
+
+async def test_cancelling_a_call_kills_its_command() -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            task = asyncio.create_task(box.run(Command(command="echo $$ > pid; exec sleep 1000")))
+            await until(lambda: (guest.workdir / "pid").exists() and (guest.workdir / "pid").read_text().strip() != "")
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            pid = int((guest.workdir / "pid").read_text())
+            await until(lambda: not alive(pid))
+            assert (await box.run(Command(command="echo fine"))).stdout == "fine\n"
+            assert await box.jobs() == ()
+
+
+async def test_a_lost_connection_ends_what_was_run_and_not_what_was_started() -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            job = await box.start(Command(command="echo $$ > started; sleep 0.2; echo late; exec sleep 1000"))
+            task = asyncio.create_task(box.run(Command(command="echo $$ > ran; exec sleep 1000")))
+            await until(lambda: all((guest.workdir / name).exists() for name in ("started", "ran")))
+            await until(lambda: (guest.workdir / "ran").read_text().strip() != "")
+            await box.close()
+            with pytest.raises(Unavailable):
+                await task
+            ran = int((guest.workdir / "ran").read_text())
+            await until(lambda: not alive(ran))
+        async with instance_of(guest) as later:
+            again = await later.job(job.id)
+            chunk = await again.read(wait=PATIENCE)
+            assert chunk.data == b"late\n"
+            assert (await again.info()).state is JobState.RUNNING
+            await again.signal(signal.SIGTERM)
+            assert (await again.wait(PATIENCE)).signal == signal.SIGTERM
+
+
+async def test_descendants_that_hold_the_output_are_reported_and_not_waited_for() -> None:
+    """Lesson 26. What they write later is still read, and writing does not kill them."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            script = "(while [ ! -e go ]; do sleep 0.02; done; echo more; echo $? > wrote) & echo done"
+            result = await box.run(Command(command=script))
+            assert result.lingering
+            assert (result.exit_code, result.stdout) == (0, "done\n")
+            job = await box.job(result.job_id)
+            assert (await job.read()).eof
+            (guest.workdir / "go").touch()
+            await until(lambda: (guest.workdir / "wrote").exists())
+            while (await job.info()).stdout_total <= len("done\n"):
+                await asyncio.sleep(0.01)
+            assert (await job.read(len("done\n"))).data == b"more\n"
+            assert (guest.workdir / "wrote").read_text() == "0\n"
+
+
+async def test_a_job_is_read_written_and_ended() -> None:
+    """Lesson 22: background processes can be read, written to and killed."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            job = await box.start(Command(command=("cat",), name="echo"))
+            await job.write(b"one\n")
+            first = await job.read(wait=PATIENCE)
+            assert first.data == b"one\n"
+            assert not first.eof
+            await job.write(b"two\n")
+            second = await job.read(first.cursor, wait=PATIENCE)
+            assert second.data == b"two\n"
+            (listed,) = await box.jobs()
+            assert (listed.id, listed.name, listed.state, listed.command) == (
+                job.id, "echo", JobState.RUNNING, ("cat",)
+            )  # fmt: skip
+            with pytest.raises(Conflict):
+                await box.forget(job.id)
+            with pytest.raises(Timeout):
+                await job.wait(0.05)
+            await job.close_stdin()
+            await job.close_stdin()
+            result = await job.wait(PATIENCE)
+            assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
+            with pytest.raises(Conflict):
+                await job.write(b"three\n")
+            assert (await job.read(second.cursor)).eof
+            assert (await job.info()).state is JobState.EXITED
+            await box.forget(job.id)
+            assert await box.jobs() == ()
+            with pytest.raises(NotFound):
+                await box.job(job.id)
+
+
+async def test_a_writer_learns_that_the_reader_is_gone() -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            job = await box.start(Command(command="exec 0<&-; echo closed; exec sleep 1000"))
+            assert (await job.read(wait=PATIENCE)).data == b"closed\n"
+            with pytest.raises(Conflict):
+                for _ in range(1000):
+                    await job.write(b"x")
+            await job.signal(signal.SIGKILL)
+            assert (await job.wait(PATIENCE)).signal == signal.SIGKILL
+
+
+async def test_input_larger_than_every_buffer() -> None:
+    data = os.urandom(1 << 20) * 12
+    with living() as guest:
+        async with instance_of(guest) as box:
+            counted = await box.run(Command(command="sleep 0.1; wc -c", stdin=data))
+            unread = await box.run(Command(command="true", stdin=data))
+            job = await box.start(Command(command=("wc", "-c"), stdin=data))
+            assert (await job.wait(PATIENCE)).stdout.strip() == str(len(data))
+    assert counted.stdout.strip() == str(len(data))
+    assert unread.exit_code == 0
+
+
+async def test_signals_are_as_a_program_expects_them() -> None:
+    """What the guest ignores is not ignored by commands: a pipeline ends by SIGPIPE, a shell can be interrupted."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            pipeline = await box.run(Command(command="yes | head -1; echo ${PIPESTATUS[0]}", timeout_sec=PATIENCE))
+            masks = await box.run(Command(command=("grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")))
+    assert pipeline.stdout == "y\n141\n"
+    assert {line.split()[1] for line in masks.stdout.splitlines()} == {"0" * 16}
+
+
+async def test_commands_see_no_descriptor_of_the_guest() -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            await box.start(Command(command="exec sleep 1000"))
+            result = await box.run(Command(command=("ls", "/proc/self/fd")))
+    assert result.stdout.split() == ["0", "1", "2", "3"]
+
+
+async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            await box.run(Command(command="true"))
+            before = len(guest.descriptors())
+            results = await asyncio.gather(*(box.run(Command(command=f"echo {n}")) for n in range(60)))
+            assert [result.stdout for result in results] == [f"{n}\n" for n in range(60)]
+            for _ in range(1000):
+                assert (await box.run(Command(command=("true",)))).ok
+            assert len(guest.descriptors()) == before
+            assert await box.jobs() == ()
+            assert guest.children() == []
+
+
+async def test_commands_that_overlap_are_told_apart_from_those_that_do_not() -> None:
+    """Lesson 24: a fact of the box is certain only if the command ran alone."""
+    with living() as guest:
+        async with instance_of(guest) as box:
+            alone = await box.run(Command(command="kill -SYS $$"))
+            other = await box.start(Command(command="exec sleep 1000"))
+            async with guest.link() as link:
+                answer = await link.request("run", command="true")
+            await other.signal(signal.SIGKILL)
+    assert alone.verdict.cause is Cause.SYSCALL_DENIED
+    assert answer["shared"]
+
+
+class TestTerminals:
+    async def test_a_terminal_is_controlling_and_has_a_size(self) -> None:
+        with living() as guest:
+            async with instance_of(guest) as box:
+                script = "tty; stty size; echo to-tty > /dev/tty; exit 4"
+                job = await box.start(Command(command=script, pty=True, rows=40, cols=100))
+                result = await job.wait(PATIENCE)
+        lines = result.stdout.split()
+        assert lines[0].startswith("/dev/pts/")
+        assert lines[1:] == ["40", "100", "to-tty"]
+        assert result.exit_code == 4
+        assert not result.lingering
+
+    async def test_resize_reaches_the_program(self) -> None:
+        with living() as guest:
+            async with instance_of(guest) as box:
+                script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.02; done"
+                job = await box.start(Command(command=script, pty=True))
+                await job.read(wait=PATIENCE)
+                await job.resize(50, 132)
+                assert "50 132" in (await job.wait(PATIENCE)).stdout
+                plain = await box.start(Command(command="exec sleep 1000"))
+                with pytest.raises(Unsupported):
+                    await plain.resize(50, 132)
+                with pytest.raises(Invalid):
+                    await job.resize(0, 1 << 20)
+
+    async def test_typing_an_interrupt(self) -> None:
+        with living() as guest:
+            async with instance_of(guest) as box:
+                job = await box.start(Command(command="echo ready; exec sleep 1000", pty=True))
+                await job.read(wait=PATIENCE)
+                await job.write(b"\x03")
+                assert (await job.wait(PATIENCE)).signal == signal.SIGINT
+
+    async def test_the_last_output_is_not_lost(self) -> None:
+        with living() as guest:
+            async with instance_of(guest) as box:
+                for _ in range(20):
+                    job = await box.start(Command(command="seq 500", pty=True))
+                    assert (await job.wait(PATIENCE)).stdout.split() == [str(n) for n in range(1, 501)]
