@@ -49,7 +49,7 @@ def by_type(hint: object) -> st.SearchStrategy[object]:
     hint = getattr(hint, "__supertype__", hint)  # a NewType
     if hint in SIMPLE:
         return SIMPLE[hint]
-    arguments = getattr(hint, "__args__", ())
+    arguments: tuple[object, ...] = getattr(hint, "__args__", ())
     if inspect.isclass(hint) and not arguments and issubclass(hint, Record):
         return records(hint)
     origin = getattr(hint, "__origin__", None)

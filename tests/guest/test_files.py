@@ -15,8 +15,8 @@ from hutch.guest.removal import remove_tree
 from hutch.guest.steps import Failure
 
 ODD_NAMES = [
-    "with space", "new\nline", "-rf", "tab\there", "quote'\"", "ünïcödé", "🐇", "x" * 255, "\udcff\udc80bytes", "*", "[a]",
-    "back\\slash", "...", "{a,b}",
+    "with space", "new\nline", "-rf", "tab\there", "quote'\"", "ünïcödé", "🐇", "x" * 255, "\udcff\udc80bytes", "*",
+    "[a]", "back\\slash", "...", "{a,b}",
 ]  # fmt: skip
 
 
@@ -162,7 +162,7 @@ def test_move(tmp_path: Path) -> None:
     fails("file_not_found", "move", tmp_path, source="a", target="c")
     run("move", tmp_path, source="b", target="new/dir/b")
     assert (tmp_path / "new/dir/b").read_text() == "a"
-    assert (tmp_path / "link").symlink_to("new") is None
+    (tmp_path / "link").symlink_to("new")
     run("move", tmp_path, source="link", target="other")
     assert os.readlink(tmp_path / "other") == "new"
 

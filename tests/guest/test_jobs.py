@@ -208,9 +208,11 @@ async def test_a_writer_learns_that_the_reader_is_gone() -> None:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="exec 0<&-; echo closed; exec sleep 1000"))
             assert (await job.read(wait=PATIENCE)).data == b"closed\n"
-            with pytest.raises(Conflict):
-                for _ in range(1000):
-                    await job.write(b"x")
+            async with asyncio.timeout(PATIENCE):
+                with pytest.raises(Conflict):
+                    while True:
+                        await job.write(b"x")
+                        await asyncio.sleep(0.01)
             await job.signal(signal.SIGKILL)
             assert (await job.wait(PATIENCE)).signal == signal.SIGKILL
 
@@ -234,7 +236,8 @@ async def test_signals_are_as_a_program_expects_them() -> None:
             pipeline = await box.run(Command(command="yes | head -1; echo ${PIPESTATUS[0]}", timeout_sec=PATIENCE))
             masks = await box.run(Command(command=("grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")))
     assert pipeline.stdout == "y\n141\n"
-    assert {line.split()[1] for line in masks.stdout.splitlines()} == {"0" * 16}
+    internal = 1 << 31 | 1 << 32  # glibc's posix_spawn leaves its own two signals ignored
+    assert [int(line.split()[1], 16) & ~internal for line in masks.stdout.splitlines()] == [0, 0]
 
 
 async def test_commands_see_no_descriptor_of_the_guest() -> None:

@@ -138,7 +138,8 @@ def test_a_symlink_is_made_and_never_used(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     link = entry("way", "symlink", target=str(tmp_path / "outside"))
     for hostile in (
-        entry("way/evil"), entry("way", "directory"), entry("way/d", "directory"), entry("way/l", "symlink", target="x"),
+        entry("way/evil"), entry("way", "directory"), entry("way/d", "directory"),
+        entry("way/l", "symlink", target="x"),
     ):  # fmt: skip
         with pytest.raises(Failure):
             unpack(TOP + link + hostile, tmp_path / "inside")
@@ -160,9 +161,11 @@ def test_setuid_bits_are_dropped(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "stream",
     [
-        b"", b"\n", b"[]\n", b"{}\n", b"null\n", b"\xff\n", b"[" * 100_000, entry("", "symlink", target="x"), entry("x"),
+        b"", b"\n", b"[]\n", b"{}\n", b"null\n", b"\xff\n", b"[" * 100_000, entry("", "symlink", target="x"),
+        entry("x"),
         entry("", "device"), entry("", mode="x"), entry("", mode=None), entry("", mtime=1 << 70), TOP + b"half a line",
-        entry("")[:-3], TOP + entry("")[:-20], TOP + entry("x", "symlink", target=7), entry("") + entry("x"), TOP + entry("\ud800"),
+        entry("")[:-3], TOP + entry("")[:-20], TOP + entry("x", "symlink", target=7), entry("") + entry("x"),
+        TOP + entry("\ud800"),
         entry("", "file")[:-PIECE.size] + PIECE.pack(9, 9),
         entry("", "file")[:-PIECE.size] + PIECE.pack(HOLE, (1 << 64) - 1),
         entry("", "file")[:-PIECE.size] + PIECE.pack(HOLE, (1 << 63) - 10),

@@ -161,5 +161,5 @@ def test_a_full_queue_is_reported(tmp_path: Path) -> None:
 
 def test_what_cannot_be_watched(tmp_path: Path) -> None:
     with pytest.raises(Failure) as caught:
-        next(OPERATIONS["files.watch"]({"path": "missing"}, str(tmp_path)))  # type: ignore[call-overload]
+        Watching(OPERATIONS["files.watch"]({"path": "missing"}, str(tmp_path))).wait_for(("ready", ""))
     assert caught.value.code == "file_not_found"

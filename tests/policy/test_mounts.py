@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import FileMissing, HutchError, Invalid, Refused
+from hutch.model.places import CheckedMounts
 from hutch.model.spec import Mount, MountMode, Workspace
-from hutch.policy.mounts import CheckedMounts, check, windows_refusal
+from hutch.policy.mounts import check, windows_refusal
 
 OWN = Workspace()
 

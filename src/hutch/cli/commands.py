@@ -1,4 +1,4 @@
-"""Which commands there are: each is a module with `add(parser)` for its options and `run(arguments)` for its exit code."""
+"""Which commands there are. Each is a module: `add(parser)` for its options, `run(arguments)` for its exit code."""
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("hutch.cli.run", "run a command in a new box"),

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hutch import logs
 from hutch.config import Config
 from hutch.errors import Unavailable
 
@@ -14,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def configuration(arguments: argparse.Namespace) -> Config:
-    if arguments.verbose:
-        from hutch import logs
-
-        logs.configure("debug")
-    return Config.load(file=arguments.config)
+    config = Config.load(arguments.config)
+    logs.configure(level="debug" if arguments.verbose else config.log_level, format=config.log_format)
+    return config
 
 
 @asynccontextmanager

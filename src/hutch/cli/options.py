@@ -18,7 +18,11 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
     box.add_argument("--image", metavar="REF", help="host | dir:PATH | tar:PATH")
     box.add_argument("--net", choices=("off", "on"), dest="network", help="outbound network")
     box.add_argument(
-        "--mount", action="append", default=[], metavar="SRC:DST[:ro|rw]", help="show a host path inside (ro by default)"
+        "--mount",
+        action="append",
+        default=[],
+        metavar="SRC:DST[:ro|rw]",
+        help="show a host path inside (default ro)",
     )
     box.add_argument("--workspace", metavar="SRC[:ro|rw]", help="use this host directory as /workspace")
     box.add_argument("--env", "-e", action="append", default=[], metavar="K=V", help="set a variable; K alone: as here")
@@ -116,5 +120,5 @@ def _image(text: str | None) -> str | None:
 
 
 def _here(path: str) -> str:
-    """What people write is relative to where they stand; a spec holds absolute paths. Symlinks are policy's business."""
+    """People write from where they stand, a spec holds absolute paths. Symlinks are policy's business."""
     return os.path.abspath(os.path.expanduser(path))

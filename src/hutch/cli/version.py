@@ -22,5 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         emit_json(facts)
     else:
-        print(f"hutch {__version__} (Python {facts['python']}, {facts['system']} {facts['kernel']}, {facts['machine']})")
+        print(
+            f"hutch {__version__} (Python {facts['python']}, {facts['system']} {facts['kernel']}, {facts['machine']})"
+        )
     return 0

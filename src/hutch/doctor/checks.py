@@ -8,13 +8,17 @@ from hutch.doctor.findings import Finding, fail, ok, warn
 
 KERNEL_FLOOR = (5, 12)
 """mount_setattr (5.12), overlay in user namespaces (5.11), close_range (5.9)."""
-LONGEST_RUN_DIR = 107 - len("/abcdefghijklmnopqrst/deputy")
-"""sun_path of unix(7) holds 107 characters and a NUL; below the directory come a box's id and a socket's name."""
 
 _NEWER = (
     ((5, 14), "pids of rootless boxes are counted per user, not per box"),
-    ((5, 19), "as root, image files cannot keep their owners in a writable box (idmapped layers), and Landlock is not used"),
-    ((6, 6), "removing and making again a directory of the image needs its upper layer on disk (no user xattrs on tmpfs)"),
+    (
+        (5, 19),
+        "as root, a writable root cannot keep the owners of files (idmapped layers); Landlock is not used",
+    ),
+    (
+        (6, 6),
+        "a removed directory of the image cannot be made again in a temporary box (no user xattrs on tmpfs)",
+    ),
 )
 
 
@@ -113,8 +117,8 @@ def apparmor(facts: Facts) -> Iterator[Finding]:
         "apparmor",
         "kernel.apparmor_restrict_unprivileged_userns is 1",
         "user namespaces exist but nothing may be mounted in them, so an ordinary user can make no box",
-        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (as root; in /etc/sysctl.d to keep it), or an AppArmor "
-        "profile with `userns,` for this Python",
+        "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 (as root; in /etc/sysctl.d to keep it), "
+        "or an AppArmor profile with `userns,` for this Python",
     )
 
 
@@ -166,7 +170,7 @@ def identity(facts: Facts) -> Iterator[Finding]:
     yield warn(
         "identity",
         f"uid {facts.euid}, one id for each box{helper}",
-        "inside there is one user, who outside is you; --user root is not possible, boxes are kept apart by namespaces only",
+        "inside there is one user, who outside is you: no --user root, and only namespaces keep boxes apart",
         "run hutch as root to give each box ids of its own",
     )
 
@@ -183,7 +187,7 @@ def cgroups(facts: Facts) -> Iterator[Finding]:
     yield warn(
         "cgroups",
         found,
-        "limits without a controller are held by weaker means (memory: a watchdog, pids: RLIMIT_NPROC) or not at all (cpus)",
+        "limits without a controller are held by less: memory by a watchdog, pids by RLIMIT_NPROC, cpus by nothing",
         machine.reason or "start under systemd-run --user --scope -p Delegate=yes",
     )
 
@@ -219,13 +223,6 @@ def network(facts: Facts) -> Iterator[Finding]:
 def directories(facts: Facts) -> Iterator[Finding]:
     yield _writable("state directory", facts.state, "HUTCH_STATE_DIR")
     yield _writable("run directory", facts.run, "HUTCH_RUN_DIR")
-    if len(facts.run.path) > LONGEST_RUN_DIR:
-        yield fail(
-            "run directory",
-            f"{facts.run.path} is {len(facts.run.path)} characters long",
-            f"a socket's path must fit in 107, so the directory may have {LONGEST_RUN_DIR}",
-            "set HUTCH_RUN_DIR to a shorter path",
-        )
 
 
 def _writable(name: str, place: Place, variable: str) -> Finding:

@@ -1,4 +1,4 @@
-"""Facts about this machine, gathered once; the checks see nothing else, so they can be tried on machines that are not."""
+"""Facts about this machine, gathered once; the checks see nothing else, so they can be tried on any machine."""
 
 import os
 import platform

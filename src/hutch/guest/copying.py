@@ -2,6 +2,7 @@
 
 import os
 import stat
+from contextlib import ExitStack
 
 from hutch.guest.paths import followed, open_file, spelled
 from hutch.guest.steps import Failure, Operation, Reply, Request, Steps, failure
@@ -28,8 +29,8 @@ class Unpack:
 
     def __init__(self, request: Request, workdir: str) -> None:
         path = spelled(request)
-        self._held = followed(path, workdir, "copy to", parents=True)
-        place = self._held.__enter__()
+        self._held = ExitStack()
+        place = self._held.enter_context(followed(path, workdir, "copy to", parents=True))
         self._unpacker = Unpacker(place.directory, place.name, str(request.get("into") or ""))
 
     def data(self, content: bytes) -> None:
@@ -39,11 +40,11 @@ class Unpack:
         try:
             return self._unpacker.end()
         finally:
-            self._held.__exit__(None, None, None)
+            self._held.close()
 
     def abort(self) -> None:
         self._unpacker.abort()
-        self._held.__exit__(None, None, None)
+        self._held.close()
 
 
 OPERATIONS: dict[str, Operation] = {"files.pack": pack_request, "files.unpack": Unpack}

@@ -6,7 +6,6 @@ from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
 from hutch.guest.loop import Loop
-from hutch.guest.pipes import Input
 from hutch.guest.reading import Follow, Read, end_facts, listen, send_result
 from hutch.guest.steps import Failure
 
@@ -29,8 +28,11 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
 
         job.on_news.append(finished)
         channel.on_gone = lambda: jobs.cancel(job)
-        if job.input is not None:
-            _feed(channel, job.input)
+        target = job.input
+        if target is not None:
+            # Credit comes back as the process reads; what it never reads is nobody's concern.
+            channel.on_data = lambda data: target.write(data, channel.grant)
+            channel.on_end = target.end
 
     def start(channel: Channel, fields: Fields) -> None:
         job = _start(jobs, fields, with_input=True)
@@ -72,7 +74,11 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
             target.end()
             channel.reply()
 
-        _feed(channel, target)
+        def data(content: bytes) -> None:
+            target.write(content, channel.grant)
+            closed()
+
+        channel.on_data = data
         channel.on_end = end
         listen(channel, job, closed)
         channel.event({"open": True})
@@ -124,12 +130,6 @@ def _start(jobs: Jobs, fields: Fields, with_input: bool) -> Job:
         pty=(int(pty[0]), int(pty[1])) if pty else None,
         patient=bool(fields.get("follow")),
     )
-
-
-def _feed(channel: Channel, target: Input) -> None:
-    """Content of this channel is the job's input; its end closes the input. Credit comes back as the process reads."""
-    channel.on_data = lambda data: target.write(data, channel.grant)
-    channel.on_end = target.end
 
 
 def _takes_no_input(job: Job) -> Failure:

@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import NoReturn
 
 from hutch.guest import job_operations, transfers
@@ -165,6 +166,7 @@ def serve(listener: socket.socket, options: Options) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     for fd in range(3):
         _ensure_open(fd)
+    _keep_descriptors()
     guest = Guest(listener, options)
     gc.collect()
     gc.freeze()
@@ -180,6 +182,18 @@ def _ensure_open(fd: int) -> None:
         os.fstat(fd)
     except OSError:
         os.open("/dev/null", os.O_RDWR)
+
+
+def _keep_descriptors() -> None:
+    """No command may inherit one of ours, however the guest itself came by it: posix_spawn closes nothing."""
+    try:
+        numbers = [int(name) for name in os.listdir("/proc/self/fd")]
+    except OSError:
+        numbers = list(range(3, 256))
+    for fd in numbers:
+        if fd > 2:
+            with suppress(OSError):
+                os.set_inheritable(fd, False)
 
 
 def _find_shell() -> str:

@@ -1,4 +1,4 @@
-"""`LinkedFiles`: the `Files` protocol over a link. Whatever the guest answers is bounded and checked before it is used."""
+"""`LinkedFiles`: the `Files` protocol over a link. What the guest answers is bounded and checked before it is used."""
 
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -89,7 +89,7 @@ class LinkedFiles:
         self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
         sync: bool = False, parents: bool = True,
     ) -> FileInfo:  # fmt: skip
-        fields = {"path": path, "append": append, "mode": mode, "sync": sync, "parents": parents}
+        fields: dict[str, Any] = {"path": path, "append": append, "mode": mode, "sync": sync, "parents": parents}
         with operation("files.write"):
             content = _as_bytes(data) if isinstance(data, str) else data
             # Leaving before the answer cancels the write: the guest removes its temporary file.
@@ -111,8 +111,8 @@ class LinkedFiles:
             before, after = _as_bytes(old), _as_bytes(new)
             if not before:
                 raise Invalid("the text to replace is empty", remedy="write the file, or name the text that is there")
-            fields = {"path": path, "old_size": len(before), "replace_all": replace_all, "expect": expect}
-            async with await self._open("files.edit", **fields) as channel:
+            options: dict[str, Any] = {"replace_all": replace_all, "expect": expect}
+            async with await self._open("files.edit", path=path, old_size=len(before), **options) as channel:
                 await channel.send(before + after)
                 channel.end()
                 return checked(await channel.answer(), Edited)

@@ -16,6 +16,7 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
+from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Channel, Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Started, checked
@@ -63,12 +64,11 @@ class LinkedInstance(Instance):
         # One connection for each user, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
         self._seen: dict[str, _Seen] = {}
+        self._files = LinkedFiles(self.link)
 
     @property
     def files(self) -> Files:
-        from hutch.providers.linked.files import LinkedFiles
-
-        return LinkedFiles(self.link)
+        return self._files
 
     # --- links -----------------------------------------------------------------------------------------------
 

@@ -94,7 +94,7 @@ def _next_block(blocks: Generator[bytes | None, None, None]) -> bytes | None:
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a step on the disk. When cancelled it still waits for the step: nobody else may use its descriptors before."""
+    """Run a step on the disk. When cancelled it still waits for the step, whose descriptors are closed next."""
     step = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(step)

@@ -1,0 +1,48 @@
+"""Docker: a daemon of our own, without a bridge and without a firewall rule, so that the machine stays as it is."""
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.peers.daemon import CGROUP, daemon
+from bench.peers.engine import Engine
+from bench.peers.errors import PeerMissing
+
+
+@contextlib.contextmanager
+def docker(directory: Path) -> Iterator[Engine]:
+    program = shutil.which("dockerd")
+    if program is None:
+        raise PeerMissing("dockerd is not installed (make setup-bench)")
+    if os.geteuid() != 0:
+        raise PeerMissing("its daemon needs root")
+    sock, settings = directory / "docker.sock", directory / "daemon.json"
+    runsc = shutil.which("runsc")
+    # gVisor makes its own network stack unless it is told that there is none.
+    runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+    settings.write_text(json.dumps({"runtimes": runtimes}))
+    argv = [
+        program, "--config-file", str(settings), "--data-root", str(directory / "data"),
+        "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "docker.pid"), "--host", f"unix://{sock}",
+        "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", CGROUP,
+        "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
+    ]  # fmt: skip
+    with daemon(argv, sock):
+        engine = Engine("docker", sock, {})
+        engine.load_image()
+        try:
+            yield engine
+        finally:
+            engine.remove_all()
+
+
+def run_true(engine: Engine, runtime: str = "runc") -> list[str]:
+    """The command line that a person would type."""
+    program = shutil.which("docker")
+    if program is None:
+        raise PeerMissing("the docker command is not installed")
+    limits = ["--memory=512m", "--cpus=1", "--pids-limit=128", "--network=none", f"--runtime={runtime}"]
+    return [program, f"--host=unix://{engine.path}", "run", "--rm", *limits, "hutch-bench", "true"]

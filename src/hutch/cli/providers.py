@@ -1,0 +1,61 @@
+"""Show the engines that can make boxes here, what each can do, and by what it holds limits."""
+
+import argparse
+import asyncio
+
+from hutch.cli.opening import configuration
+from hutch.cli.output import emit_json
+from hutch.config import Config
+from hutch.errors import HutchError
+from hutch.model.capabilities import Capabilities
+from hutch.providers import registry
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--names", action="store_true", help="only their names, one on each line")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configuration(arguments)
+    if arguments.names:
+        print("\n".join(sorted(registry.names())))
+        return 0
+    found = asyncio.run(_probe(config))
+    if arguments.json:
+        emit_json({"default": config.provider, "providers": [each.to_plain() for each in found]})
+    else:
+        for each in found:
+            _show(each, default=each.provider == config.provider)
+    return 0
+
+
+async def _probe(config: Config) -> list[Capabilities]:
+    from hutch.keeper.engines import Engines
+
+    engines = Engines(config)
+    found: list[Capabilities] = []
+    try:
+        for name in sorted(registry.names()):
+            try:
+                found.append(await engines.capabilities(name))
+            except HutchError as error:
+                found.append(Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy))
+    finally:
+        await engines.close()
+    return found
+
+
+def _show(found: Capabilities, *, default: bool) -> None:
+    print(f"{found.provider}{' (default)' if default else ''}: {'usable' if found.usable else 'not usable'}")
+    if not found.usable:
+        print(f"  why:       {found.reason}")
+        print(f"  fix:       {found.remedy}")
+        return
+    print(f"  isolation: {found.isolation}; network {', '.join(found.networks)}; images {', '.join(found.images)}")
+    print(f"  limits:    {', '.join(f'{limit} by {grade}' for limit, grade in found.grades.to_plain().items())}")
+    able = ("guest", "durable_jobs", "pty", "watch", "uid_range", "writable_root", "persistent", "mounts", "ports")
+    print(f"  can:       {', '.join(name for name in able if getattr(found, name))}; pause by {found.pause}")
+    for missing in found.missing:
+        print(f"  cannot:    {missing.what}: {missing.reason}" + (f" ({missing.remedy})" if missing.remedy else ""))
+    for name, value in found.facts.items():
+        print(f"  {name + ':':<10} {value}")
