@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from bench.peers import docker as docker_peer
 from bench.peers import podman as podman_peer
-from bench.peers.bwrap import bwrap
+from bench.peers.bwrap import bwrap, bwrap_version
 from bench.peers.daemon import place
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerFailed, PeerMissing
-from bench.peers.runsc import runsc
+from bench.peers.runsc import runsc, runsc_version
 
 NAMES = ("docker", "podman", "runsc", "bwrap")
 
@@ -52,9 +52,10 @@ def all_peers() -> Iterator[Peers]:
         for name, engine in list(peers.engines.items()):
             with _noting(peers, name):
                 _try(engine)
-                peers.versions[name] = engine.version()
+                peers.versions[name] = runsc_version() if name == "runsc" else engine.version()
         with _noting(peers, "bwrap"):
             peers.bwrap = bwrap()
+            peers.versions["bwrap"] = bwrap_version()
         yield peers
 
 

@@ -20,3 +20,7 @@ def bwrap() -> list[str]:
     if tried.returncode != 0:
         raise PeerFailed(f"bwrap: {tried.stderr.strip()[-300:]}")
     return argv
+
+
+def bwrap_version() -> str:
+    return subprocess.run(["bwrap", "--version"], capture_output=True, text=True).stdout.split()[-1]

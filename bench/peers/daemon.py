@@ -35,12 +35,9 @@ def daemon(argv: Sequence[str], sock: Path) -> Iterator[None]:
     """Runs the program until the block ends; enters it when the socket is there."""
     # It goes with us even if we are killed; in a session of its own, Ctrl-C reaches us and not it.
     prefix = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
-    environment = os.environ | {"TMPDIR": str(sock.parent)}
     log = sock.with_suffix(".log")
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*prefix, *argv], stdout=output, stderr=output, env=environment, start_new_session=True
-        )
+        process = subprocess.Popen([*prefix, *argv], stdout=output, stderr=output, start_new_session=True)
     try:
         _await_socket(process, sock, log)
         yield
@@ -75,7 +72,8 @@ def _end_processes(directory: Path) -> None:
 
 
 def _pids() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit() and int(entry.name) != os.getpid()]
+    pids = [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    return [pid for pid in pids if pid != os.getpid()]
 
 
 def _command_line(pid: int) -> bytes:

@@ -30,13 +30,23 @@ def docker(directory: Path) -> Iterator[Engine]:
         "--exec-opt", "native.cgroupdriver=cgroupfs", "--cgroup-parent", CGROUP,
         "--bridge=none", "--iptables=false", "--ip6tables=false", "--ip-forward=false", "--ip-masq=false",
     ]  # fmt: skip
-    with daemon(argv, sock):
+    with daemon(_apart(argv, directory), sock):
         engine = Engine("docker", sock, {})
         engine.load_image()
         try:
             yield engine
         finally:
             engine.remove_all()
+
+
+def _apart(argv: list[str], directory: Path) -> list[str]:
+    """The daemon in a mount namespace with a /dev/null of its own; what it mounts goes with the namespace.
+
+    runsc gives its standard streams to `nobody`, and those of a detached container are the machine's /dev/null.
+    """
+    null = directory / "null"
+    private = 'mknod -m 666 "$0" c 1 3 && mount --bind "$0" /dev/null && exec "$@"'
+    return ["unshare", "--mount", "--propagation", "private", "sh", "-c", private, str(null), *argv]
 
 
 def run_true(engine: Engine, runtime: str = "runc") -> list[str]:

@@ -123,5 +123,6 @@ class Engine:
             connection.close()
             raise PeerFailed(f"{self.name}: {method} {path}: {error}") from error
         if response.status >= 300:
-            raise PeerFailed(f"{self.name}: {method} {path}: {response.status} {response.read().decode()[:300].strip()}")
+            reason = response.read().decode(errors="replace").strip()[:300]
+            raise PeerFailed(f"{self.name}: {method} {path}: {response.status} {reason}")
         return response

@@ -19,7 +19,8 @@ def podman(directory: Path) -> Iterator[Engine]:
     if os.geteuid() != 0:
         raise PeerMissing("measured as root only, beside Docker")
     sock = directory / "podman.sock"
-    argv = [*_program(directory), "system", "service", "--time=0", f"unix://{sock}"]
+    # The service leaves what was uploaded to it in TMPDIR.
+    argv = ["env", f"TMPDIR={directory}", *_program(directory), "system", "service", "--time=0", f"unix://{sock}"]
     with daemon(argv, sock):
         ulimits = [{"Name": name, "Soft": value, "Hard": value} for name, value in LIMITS.items()]
         engine = Engine("podman", sock, {"Ulimits": ulimits, "CgroupParent": CGROUP})

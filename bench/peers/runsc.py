@@ -1,6 +1,7 @@
 """gVisor: `runsc` as a runtime of the bench's Docker daemon."""
 
 import shutil
+import subprocess
 
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerMissing
@@ -12,3 +13,7 @@ def runsc(docker: Engine | None) -> Engine:
     if docker is None:
         raise PeerMissing("measured as a runtime of Docker, which is missing")
     return Engine("runsc", docker.path, {"Runtime": "runsc"})
+
+
+def runsc_version() -> str:
+    return subprocess.run(["runsc", "--version"], capture_output=True, text=True).stdout.splitlines()[0].split()[-1]

@@ -21,9 +21,13 @@ from hutch.providers.linked.link import Link
 from hutch.providers.linked.verdicts import BoxFacts, Counters
 
 _BODY = """
-import json, os, socket, sys
+import json, os, resource, socket, sys
 from hutch.guest.main import Options, serve
 listener, spill, options = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
+if options.pop("no_processes", False):
+    if os.getuid() == 0:  # whom the limit does not bind
+        os.setresuid(65534, 65534, 65534)
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 serve(socket.socket(fileno=listener), Options("box", spill_fd=None if spill < 0 else spill, **options))
 """
 PATIENCE = 30.0
@@ -72,6 +76,7 @@ def living(*, spilling: bool = True, **options: Any) -> Iterator[Living]:
     """Right under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test cannot end it."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         directory = Path(name)
+        directory.chmod(0o755)
         (directory / "workspace").mkdir()
         (directory / "spill").mkdir()
         with socket.socket(socket.AF_UNIX) as listener:

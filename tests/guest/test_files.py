@@ -3,7 +3,7 @@
 import errno
 import hashlib
 import os
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -229,44 +229,66 @@ def test_remove_with_many_entries_and_levels(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-def test_a_race_of_symlinks_never_leads_removal_outside(tmp_path: Path) -> None:
-    """While a tree is removed somebody swaps its directories for symlinks to a place outside."""
-    outside = tmp_path / "outside"
-    (outside / "keep").mkdir(parents=True)
-    (outside / "keep/sentinel").touch()
-    box = tmp_path / "box"
-    box.mkdir()
-    stop = threading.Event()
-
-    def swap() -> None:
-        while not stop.is_set():
-            for source, target in (("d", "away"), ("../link", "d"), ("d", "../link"), ("away", "d")):
-                try:
-                    os.rename(box / "tree" / source, box / "tree" / target)
-                except OSError:
-                    continue
-
-    thread = threading.Thread(target=swap)
-    thread.start()
+def _attack(tmp_path: Path, step: int, swap: Callable[[Path, Path], None]) -> None:
+    """Remove a tree, let `swap(tree, outside)` happen after so many steps, and look at what is outside."""
+    outside, box = tmp_path / f"outside{step}", tmp_path / f"box{step}"
+    (outside / "d/keep").mkdir(parents=True)
+    (outside / "d/keep/sentinel").touch()
+    (outside / "file").touch()
+    (box / "tree/d/keep").mkdir(parents=True)
+    for name in ("a", "d/b", "d/c", "d/keep/sentinel"):
+        (box / "tree" / name).touch()
+    parent = os.open(box, os.O_RDONLY)
     try:
-        for _ in range(60):
-            # Made elsewhere and renamed: making it in place could itself write through the symlink.
-            fresh = tmp_path / "fresh"
-            (fresh / "d/keep").mkdir(parents=True)
-            (fresh / "d/keep/sentinel").touch()
-            os.rename(fresh, box / "tree")
-            if not os.path.lexists(box / "link"):
-                (box / "link").symlink_to(outside)
-            for _attempt in range(1000):
-                try:
-                    run("remove", box, path="tree", recursive=True, missing_ok=True)
-                    break
-                except Failure as failure:
-                    assert failure.code in ("file_failed", "file_not_found", "not_directory"), failure
+        for number, _ in enumerate(remove_tree(parent, "tree")):
+            if number == step:
+                swap(box / "tree", outside)
+    except OSError as error:
+        assert error.errno in (errno.ESTALE, errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR), error
     finally:
-        stop.set()
-        thread.join()
-    assert (outside / "keep/sentinel").exists()
+        os.close(parent)
+    assert (outside / "file").exists()
+    assert (outside / "d/keep/sentinel").exists()
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_directory_swapped_for_a_symlink_is_not_followed(tmp_path: Path, step: int) -> None:
+    """The race of every recursive removal, at each of its steps: what was a directory is now a way outside."""
+
+    def swap(tree: Path, outside: Path) -> None:
+        for name in ("d/keep", "d"):
+            if (tree / name).is_dir():
+                os.rename(tree / name, tree.parent / "away")
+                (tree / name).symlink_to(outside / name)
+                return
+
+    def swap_top(tree: Path, outside: Path) -> None:
+        if (tree / "d").is_dir():
+            os.rename(tree / "d", tree.parent / "away")
+            (tree / "d").symlink_to(outside / "d")
+
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    _attack(tmp_path / "1", step, swap)
+    _attack(tmp_path / "2", step, swap_top)
+
+
+@pytest.mark.parametrize("step", range(8))
+def test_a_directory_moved_outside_does_not_lead_there(tmp_path: Path, step: int) -> None:
+    """The way back up is `..`, and somebody moved the directory below another one meanwhile."""
+
+    def swap(tree: Path, outside: Path) -> None:
+        if (tree / "d/keep").is_dir():
+            os.rename(tree / "d/keep", outside / "moved")
+
+    def swap_top(tree: Path, outside: Path) -> None:
+        if (tree / "d").is_dir():
+            os.rename(tree / "d", outside / "moved")
+
+    (tmp_path / "1").mkdir()
+    (tmp_path / "2").mkdir()
+    _attack(tmp_path / "1", step, swap)
+    _attack(tmp_path / "2", step, swap_top)
 
 
 def test_every_operation_is_closed_without_a_leak(tmp_path: Path) -> None:

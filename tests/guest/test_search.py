@@ -196,7 +196,7 @@ def test_grep(tmp_path: Path) -> None:
 def test_grep_says_what_it_cannot_do(tmp_path: Path) -> None:
     assert grep(tmp_path, "(")[1]["failed"]["code"] == "invalid"
     assert grep(tmp_path, "x", root="missing")[1]["failed"]["code"] == "file_not_found"
-    for fields in ({"timeout_sec": 0}, {"timeout_sec": "x"}, {"limit": 0}):
+    for fields in ({"timeout_sec": 0}, {"timeout_sec": "x"}, {"timeout_sec": float("inf")}, {"limit": 0}):
         with pytest.raises(Failure):
             grep(tmp_path, "x", **fields)
 

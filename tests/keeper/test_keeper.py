@@ -350,3 +350,20 @@ async def test_health_is_not_checked_on_every_call(tmp_path: Path) -> None:
             async with hutch.box_for("user", sender_id=1):
                 pass
         assert ("check", next(iter(engine.boxes))) not in engine.log
+
+
+@pytest.mark.parametrize("steps", range(0, 30, 2))
+async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp_path: Path) -> None:
+    """Lesson 4: also while the store is writing, when the record is there and the caller does not know it yet."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        creating = asyncio.create_task(hutch.create())
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        creating.cancel()
+        (outcome,) = await asyncio.gather(creating, return_exceptions=True)
+        if not isinstance(outcome, BaseException):
+            await outcome.destroy()
+        assert not engine.boxes
+        assert not await hutch.boxes()
+        assert not await hutch._keeper.store.all()

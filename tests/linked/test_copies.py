@@ -24,6 +24,11 @@ def tree(base: Path) -> Path:
     return base
 
 
+def sparse(path: Path, size: int) -> None:
+    path.touch()
+    os.truncate(path, size)
+
+
 def contents(base: Path) -> dict[str, bytes | str]:
     found: dict[str, bytes | str] = {}
     for directory, _, names in os.walk(base):
@@ -86,8 +91,7 @@ async def test_what_cannot_be_copied(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 async def test_a_sparse_file_of_a_terabyte(tmp_path: Path) -> None:
-    with open(tmp_path / "sparse", "wb") as file:
-        file.truncate(1 << 40)
+    sparse(tmp_path / "sparse", 1 << 40)
     with living() as guest:
         async with instance_of(guest) as box:
             assert await box.files.copy_in(tmp_path / "sparse", "sparse") == 1 << 40

@@ -52,6 +52,11 @@ async def files_of(guest: Living) -> AsyncIterator[Files]:
         yield LinkedFiles(answering(link))
 
 
+def sparse(path: Path, size: int) -> None:
+    path.touch()
+    os.truncate(path, size)
+
+
 def answering(link: Link):  # type: ignore[no-untyped-def]
     async def connect() -> Link:
         return link
@@ -168,8 +173,7 @@ async def test_a_denied_file(guest: Living) -> None:
 
 
 async def test_a_large_file_is_read_in_ranges_or_pieces(guest: Living) -> None:
-    with open(guest.workdir / "large", "wb") as file:
-        file.truncate((64 << 20) + 1)
+    sparse(guest.workdir / "large", (64 << 20) + 1)
     async with files_of(guest) as files:
         with pytest.raises(FileTooLarge):
             await files.read("large")
@@ -212,8 +216,7 @@ async def test_search(guest: Living) -> None:
 
 async def test_others_are_served_while_one_waits(guest: Living) -> None:
     """A reader that does not read and a search that goes nowhere hold up nobody else."""
-    with open(guest.workdir / "large", "wb") as file:
-        file.truncate(1 << 30)
+    sparse(guest.workdir / "large", 1 << 30)
     (guest.workdir / "trap").write_bytes(b"a" * 5000)
     async with files_of(guest) as files:
         reader = aiter(files.open("large"))
@@ -264,8 +267,7 @@ async def test_a_caller_that_gives_up_leaves_nothing(guest: Living) -> None:
 
 
 async def test_nothing_stays_open(guest: Living) -> None:
-    with open(guest.workdir / "large", "wb") as file:
-        file.truncate(100 << 20)
+    sparse(guest.workdir / "large", 100 << 20)
     async with files_of(guest) as files:
         await files.exists(".")
         before = len(guest.descriptors())

@@ -99,8 +99,13 @@ async def test_nonsense_is_a_broken_box(call: Call, answer: Answer) -> None:
 async def test_a_guest_cannot_speak_for_the_keeper(code: str) -> None:
     """An error of a file operation is about files: `gone` from a captured guest must not end its box's record."""
     async with lying((ERROR, encoded({"code": code, "message": "lies"}))) as files:
-        with pytest.raises(FileFailed, match="lies"):
+        with pytest.raises(HutchError, match="lies") as caught:
             await files.read("x")
+        assert caught.value.code in ("file_failed", "internal")
+    row = encoded({"failed": {"code": code, "message": "lies"}}) + b"\n"
+    async with lying((DATA, row), EMPTY) as files:
+        with pytest.raises(FileFailed, match="lies"):
+            await files.grep("x")
 
 
 def stream(*entries: tuple[str, str]) -> bytes:

@@ -67,7 +67,7 @@ def command(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     leading, name, rest = split(argv)
     if name in ("run", "shell"):
-        _start_engine()
+        _start_engine(rest)
     if not name:
         return _without_command(leading)
     from hutch.errors import HutchError
@@ -101,8 +101,16 @@ def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
     return argv[:position], argv[position], argv[position + 1 :]
 
 
-def _start_engine() -> None:
-    """Placeholder until the engine's hook is known."""
+def _start_engine(words: list[str]) -> None:
+    """The native engine's spawner starts while we import the rest; unused, it ends with us."""
+    own = words[: words.index("--")] if "--" in words else words
+    if sys.platform != "linux" or os.environ.get("HUTCH_PROVIDER", "native") != "native":
+        return
+    if any(word.startswith("--provider") or word in ("-h", "--help") for word in own):
+        return
+    from hutch.providers.native.launching import launch_early
+
+    launch_early()
 
 
 def _dispatch(name: str, words: list[str]) -> int:

@@ -23,8 +23,8 @@ def raw(fd: int) -> Iterator[None]:
     """Every key goes to the box, Ctrl-C too; the terminal is as it was afterwards, whatever happened."""
     before = termios.tcgetattr(fd)
     try:
-        tty.setraw(fd)
+        # TCSADRAIN keeps what was typed ahead, and shows what was written before the mode changes.
+        tty.setraw(fd, termios.TCSADRAIN)
         yield
     finally:
-        # TCSADRAIN: what the box wrote last is shown before the mode changes.
         termios.tcsetattr(fd, termios.TCSADRAIN, before)

@@ -1,7 +1,7 @@
 """Which checks there are: each a coroutine with its theme, its name and the capability it needs.
 
 A need is spelled like `Missing.what`: a field of the capabilities, with the value where there are several (`pty`,
-`networks.on`, `users.root`, `grades.memory_mb`). If the provider lacks it, the need's refusal runs in place of the check.
+`networks.on`, `users.root`, `grades.memory_mb`). If the provider lacks it, the need's refusal runs instead.
 """
 
 from collections.abc import Awaitable, Callable

@@ -14,6 +14,7 @@ from hutch.guest.paths import (
     make_directories,
     open_file,
     open_regular,
+    prefix_of,
     rename_new,
     spelled,
     temporary_name,
@@ -87,7 +88,7 @@ def list_directory(request: Request, workdir: str) -> Steps:
         raise failure(error, "list", path) from None
     try:
         names = _names(directory, path)
-        prefix = "" if path == "." else path.rstrip("/") + "/"
+        prefix = prefix_of(path)
         lines: list[str] = []
         for position, name in enumerate(names):
             try:

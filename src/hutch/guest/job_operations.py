@@ -91,8 +91,8 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
         job = jobs.find(fields["job"])
         if not job.pty:
             raise Failure("unsupported", f"job {job.id} has no terminal", remedy="start it with pty")
-        if job.input is not None and job.input.open:
-            terminal.resize(job.input.fd, int(fields["rows"]), int(fields["cols"]))
+        if job.pumps and job.pumps[0].open:
+            terminal.resize(job.pumps[0].fd, int(fields["rows"]), int(fields["cols"]))
         channel.reply()
 
     def list_jobs(channel: Channel, _fields: Fields) -> None:

@@ -4,6 +4,7 @@ A job has *ended* when its process was reaped, and is *settled* when what it wro
 its output open are not waited for: the job is `lingering`, and what they write is still read while they live.
 """
 
+import errno
 import os
 import signal
 import time
@@ -12,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 
 from hutch.guest import terminal
-from hutch.guest.loop import Loop, Timer
+from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
 from hutch.guest.starting import environment, kill_session, spawn
@@ -74,7 +75,7 @@ class Job:
 
     def news(self) -> None:
         for listener in tuple(self.on_news):
-            listener()
+            guarded(listener)
 
     def let_go(self) -> None:
         """Whoever read along is gone: the process no longer waits for anybody."""
@@ -105,6 +106,10 @@ class Jobs:
         self.by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}
         self._ended: dict[str, Job] = {}
+        self._lingering: dict[str, Job] = {}
+        self._held = 0
+        """Bytes of `_ended` in memory when they settled, as `_weights` has them one by one."""
+        self._weights: dict[str, int] = {}
         self._loop = loop
         self._spill = spill
         self._prefix = prefix
@@ -154,10 +159,11 @@ class Jobs:
             else:
                 self._start_on_pipes(job, where, environment(self._env, env), with_input)
         except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "")
             raise Failure(
-                "not_runnable", f"cannot make pipes: {error.strerror}", errno="EMFILE", what="pipes"
+                "not_runnable", f"no pipes for {argv[0][:200]!r}: {error.strerror}", errno=name, what="pipes"
             ) from error
-        if self._by_pid or any(other.lingering for other in self._ended.values()):
+        if self._by_pid or self._lingering:
             job.shared = True
             for other in self._by_pid.values():
                 other.shared = True
@@ -209,7 +215,7 @@ class Jobs:
         finally:
             os.close(slave)
         job.pty = True
-        job.input = Input(self._loop, writer)
+        job.input = Input(self._loop, writer, farewell=b"\x04")
         self._attend(job, master)
 
     def _attend(self, job: Job, *fds: int) -> None:
@@ -218,6 +224,8 @@ class Jobs:
                 self._settle(job)
             elif job.on_news:
                 job.news()
+            elif job.lingering and not any(pump.open for pump in job.pumps):
+                self._lingering.pop(job.id, None)
 
         job.pumps = tuple(
             Pump(self._loop, fd, output, progress) for fd, output in zip(fds, (job.out, job.err), strict=False)
@@ -267,11 +275,14 @@ class Jobs:
         job.settled = True
         job.lingering = waiting
         self._ended[job.id] = job
+        if waiting:
+            self._lingering[job.id] = job
+            job.let_go()
         job.news()
         job.on_news.clear()
-        if waiting:
-            job.let_go()
         if job.id in self._ended:
+            self._weights[job.id] = job.out.held + job.err.held
+            self._held += self._weights[job.id]
             self._keep_bounds()
 
     def _time_out(self, job: Job) -> None:
@@ -286,10 +297,10 @@ class Jobs:
 
     def signal(self, job: Job, number: int) -> None:
         """To the process group; SIGKILL to the whole session. Nothing happens to a job that has ended alone."""
-        if job.ended and not (job.lingering and any(pump.open for pump in job.pumps)):
+        if job.ended and job.id not in self._lingering:
             return
         if number == signal.SIGKILL:
-            kill_session(job.pid)
+            job.kill()
             return
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)
@@ -306,27 +317,30 @@ class Jobs:
     # --- remembering -------------------------------------------------------------------------------------------
 
     def forget(self, job: Job) -> None:
-        for pump in job.pumps:
-            pump.close()
+        self._release(job)
+        job.pumps = ()  # a cycle through its callback: without it the job goes at once, no collector needed
         job.out.forget()
         job.err.forget()
         self.by_id.pop(job.id, None)
         self._ended.pop(job.id, None)
+        self._held -= self._weights.pop(job.id, 0)
+
+    def _release(self, job: Job) -> None:
+        """Stop reading what its descendants write."""
+        self._lingering.pop(job.id, None)
+        for pump in job.pumps:
+            pump.close()
 
     def _keep_bounds(self) -> None:
         if len(self._ended) > MAX_ENDED:
             self.forget(next((job for job in self._ended.values() if job.seen), next(iter(self._ended.values()))))
-        lingering = [job for job in self._ended.values() if any(pump.open for pump in job.pumps)]
-        for job in lingering[:-MAX_LINGERING]:
-            for pump in job.pumps:
-                pump.close()
-        held = sum(job.out.held + job.err.held for job in self._ended.values())
-        for job in self._ended.values():
-            if held <= ENDED_MEMORY:
-                return
-            held -= job.out.held + job.err.held
-            job.out.park()
-            job.err.park()
+        if len(self._lingering) > MAX_LINGERING:
+            self._release(next(iter(self._lingering.values())))
+        while self._held > ENDED_MEMORY:
+            job_id = next(iter(self._weights))
+            self._held -= self._weights.pop(job_id)
+            self._ended[job_id].out.park()
+            self._ended[job_id].err.park()
 
     def _make_room(self, size: int) -> None:
         """Newer output is worth more than an ended job's: first what was read, then the oldest."""

@@ -8,6 +8,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
@@ -71,8 +72,9 @@ class Loop:
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
         def woken(_events: int) -> None:
-            os.read(reader, 4096)
-            callback()
+            with suppress(BlockingIOError):
+                os.read(reader, 4096)
+            guarded(callback)
 
         self.watch(reader, READ, woken)
 
@@ -107,17 +109,17 @@ class Loop:
         if self._soon:
             due, self._soon = self._soon, []
             for callback in due:
-                _guarded(callback)
+                guarded(callback)
         if not self._timers:
             return
         now = time.monotonic()
         while self._timers and self._timers[0].when <= now:
             timer = heapq.heappop(self._timers)
             if timer.callback is not None:
-                _guarded(timer.callback)
+                guarded(timer.callback)
 
 
-def _guarded(callback: Callable[[], None]) -> None:
+def guarded(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception as error:

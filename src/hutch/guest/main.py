@@ -15,6 +15,7 @@ from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
 from hutch.guest.protocol import VERSION
 
+RETRY = 0.2
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
 
 
@@ -99,7 +100,11 @@ class Guest:
         try:
             sock, _ = self._listener.accept()
         except OSError:
-            return  # gone again, or no descriptor free: the next event tries again
+            # Gone again, or no descriptor is free; then epoll would call at once, and again.
+            fd = self._listener.fileno()
+            self._loop.unwatch(fd)
+            self._loop.after(RETRY, lambda: self._loop.watch(fd, READ, self._accept))
+            return
         connection = Connection(self._loop, sock, self._operations, self._closed)
         self._connections.add(connection)
         if self._orphan_timer is not None:

@@ -6,6 +6,7 @@ in the spill file; what is in none of them is lost.
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 HEAD = (1 << 20) * 3 // 5
 TAIL = (1 << 20) - HEAD
@@ -105,20 +106,34 @@ class Output:
         for start, end, offset in self.pieces:
             if cursor < end:
                 cursor = max(cursor, start)
-                return cursor, self._load(offset + cursor - start, min(limit, end - cursor))
+                data = self._load(offset + cursor - start, min(limit, end - cursor))
+                if data:
+                    return cursor, data
+                self._lose_file()
+                return self.read(cursor, limit)
         start = self.total - len(self.tail)
         cursor = max(cursor, start)
         with memoryview(self.tail) as tail:
             return min(cursor, self.total), bytes(tail[cursor - start : cursor - start + limit])
 
     def _load(self, offset: int, size: int) -> bytes:
-        if self._file >= 0:
-            return os.pread(self._file, size, offset)
-        file = self._spill.open(self._name, os.O_RDONLY)
+        try:
+            if self._file >= 0:
+                return os.pread(self._file, size, offset)
+            file = self._spill.open(self._name, os.O_RDONLY)
+        except OSError:
+            return b""
         try:
             return os.pread(file, size, offset)
+        except OSError:
+            return b""
         finally:
             os.close(file)
+
+    def _lose_file(self) -> None:
+        """Somebody on the host has taken the file away."""
+        self.dropped += sum(end - start for start, end, _ in self.pieces)
+        self.pieces.clear()
 
     def ends(self, keep: int) -> list[bytes]:
         """All of it if it fits in `keep`, else 60 % of `keep` from the beginning and 40 % from the end."""
@@ -175,6 +190,7 @@ class Output:
             self._spill.left += self._size
             self._size = 0
             self.pieces.clear()
-            self._spill.remove(self._name)
+            with suppress(OSError):
+                self._spill.remove(self._name)
         self.head = bytearray()
         self.tail = bytearray()

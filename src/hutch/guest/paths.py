@@ -4,7 +4,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import platform
 import stat
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,8 +16,8 @@ _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
 
 _OPENAT2 = 437  # the same number on every architecture, since Linux 5.6
-_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}.get(platform.machine())
-_AT_FDCWD = -100
+_RENAMEAT2 = {"x86_64": 316, "aarch64": 276}.get(os.uname().machine)
+AT_FDCWD = -100
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RENAME_NOREPLACE = 1
 _MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
@@ -57,6 +56,11 @@ def spelled(request: Request, key: str = "path") -> str:
     return path
 
 
+def prefix_of(path: str) -> str:
+    """What comes before the names found in a directory, so that they are paths from where its own was."""
+    return "" if path == "." else path.rstrip("/") + "/"
+
+
 def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
     """openat2 without magic links; a kernel or filter that does not know the call opens as usual."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_NO_MAGICLINKS)
@@ -67,13 +71,13 @@ def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
             return descriptor
         number = ctypes.get_errno()
         if number == errno.ENOSYS:
-            return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=None if directory == _AT_FDCWD else directory)
+            return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=None if directory == AT_FDCWD else directory)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
 
 
 def open_file(path: str, flags: int, workdir: str) -> int:
-    return open_at(_AT_FDCWD, os.path.join(workdir, path), flags)
+    return open_at(AT_FDCWD, os.path.join(workdir, path), flags)
 
 
 def open_regular(path: str, workdir: str) -> int:
@@ -116,7 +120,7 @@ def kind_name(mode: int) -> str:
 def located(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Place]:
     """The directory that holds the path's last name, and that name. OSErrors inside become failures of `what`."""
     try:
-        place = _locate(_AT_FDCWD, os.path.join(workdir, path), path, parents)
+        place = _locate(AT_FDCWD, os.path.join(workdir, path), path, parents)
         try:
             yield place
         finally:
@@ -129,7 +133,7 @@ def located(path: str, workdir: str, what: str, *, parents: bool = False) -> Ite
 def followed(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Place]:
     """As `located`, and while the last name is a symlink, the place it points to."""
     try:
-        place = _locate(_AT_FDCWD, os.path.join(workdir, path), path, parents)
+        place = _locate(AT_FDCWD, os.path.join(workdir, path), path, parents)
         try:
             for _ in range(_MAX_LINKS):
                 info = place.lstat()

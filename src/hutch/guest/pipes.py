@@ -104,12 +104,14 @@ class Pump:
 class Input:
     """Writes to a process's input as fast as it reads; how much waits here is bounded by the senders' credit."""
 
-    __slots__ = ("_ending", "_loop", "_queue", "_watching", "fd", "open")
+    __slots__ = ("_ending", "_farewell", "_loop", "_queue", "_watching", "fd", "open")
 
-    def __init__(self, loop: Loop, fd: int) -> None:
+    def __init__(self, loop: Loop, fd: int, farewell: bytes = b"") -> None:
         self._loop = loop
         self._queue: deque[tuple[bytes, Callable[[int], None]]] = deque()
         self._ending = False
+        self._farewell = farewell
+        """What ends the input of a terminal, which nobody can close for the program alone."""
         self._watching = False
         self.fd = fd
         self.open = True
@@ -129,6 +131,8 @@ class Input:
 
     def end(self) -> None:
         """Close after what waits has been written."""
+        if self._farewell and self.accepting:
+            self.write(self._farewell, _ignored)
         self._ending = True
         if not self._queue:
             self.close()
@@ -173,3 +177,7 @@ class Input:
         queue, self._queue = self._queue, deque()
         for data, written in queue:
             written(len(data))
+
+
+def _ignored(_size: int) -> None:
+    """Nobody granted credit for these bytes."""

@@ -5,7 +5,6 @@ import os
 import stat
 from collections.abc import Generator, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -13,13 +12,15 @@ _PASS = 4096
 """Entries of one directory looked at in one go, so that a huge one does not fill the memory."""
 
 
-@dataclass
 class _Level:
     """A directory on the way down: its name, the identity of the one it is in, and what is still below it."""
 
-    name: str
-    inside: tuple[int, int]
-    below: list[str]
+    __slots__ = ("below", "inside", "name")
+
+    def __init__(self, name: str, inside: tuple[int, int]) -> None:
+        self.name = name
+        self.inside = inside
+        self.below: list[str] = []
 
 
 def remove_tree(parent: int, name: str) -> Iterator[None]:
@@ -32,7 +33,7 @@ def remove_tree(parent: int, name: str) -> Iterator[None]:
         os.unlink(name, dir_fd=parent)
         return
     current = os.open(name, _OPEN, dir_fd=parent)
-    trail = [_Level(name, _identity(parent), [])]
+    trail = [_Level(name, _identity(parent))]
     try:
         while trail:
             level = trail[-1]
@@ -66,7 +67,7 @@ def _descend(current: int, name: str, trail: list[_Level]) -> int | None:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise
-    trail.append(_Level(name, _identity(current), []))
+    trail.append(_Level(name, _identity(current)))
     return below
 
 

@@ -1,22 +1,18 @@
-"""Finding files by name (glob) and by content (grep). Answers are lines of JSON, sent as they are found."""
+"""Finding files by name: one walk for a glob pattern. Paths are lines of JSON, sent as they are found."""
 
 import json
 import os
-import re
-import signal
 import stat
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple, NoReturn
+from itertools import islice
+from typing import NamedTuple
 
-from hutch.guest.paths import open_at, open_file, spelled
+from hutch.guest.paths import open_at, open_file, prefix_of, spelled
 from hutch.guest.patterns import Pattern, State
 from hutch.guest.steps import (
-    BLOCK,
     STEP_SECONDS,
-    Failure,
     Operation,
-    Readable,
     Request,
     Steps,
     failure,
@@ -24,19 +20,11 @@ from hutch.guest.steps import (
     text,
 )
 
-MAX_LINE = 1000
-"""Characters of a line that a hit shows."""
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is searched in pieces of this size."""
-BINARY_LOOK = 8 << 10
-SKIPPED = frozenset({".git", ".hg", ".svn"})
-"""Stores of version control: history, not the files one looks for. Naming one as root searches it."""
+MAX_ENTRIES = 200_000
+"""Entries of one directory that a glob looks at."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _MAX_DEPTH = 200  # each level of a walk holds a descriptor
-
-
-# --- glob -----------------------------------------------------------------------------------------------------
 
 
 class _Level(NamedTuple):
@@ -55,7 +43,7 @@ def glob(request: Request, workdir: str) -> Steps:
         top = open_file(root, _DIRECTORY, workdir)
     except OSError as error:
         raise failure(error, "search", root) from None
-    walk = _Walk(pattern, top, _prefix(root))
+    walk = _Walk(pattern, top, prefix_of(root))
     try:
         found = 0
         lines: list[str] = []
@@ -129,11 +117,19 @@ class _Walk:
             return
         names = self._pattern.literals(states)
         if self._pattern.wild(states):
-            try:
-                names.update(os.listdir(directory))
-            except OSError:
-                self._unread += 1
+            self._read(directory, prefix, names)
         self._levels.append(_Level(directory, prefix, states, iter(sorted(names))))
+
+    def _read(self, directory: int, prefix: str, names: set[str]) -> None:
+        """They are sorted, so all of them are in the guest's memory, which is the box's."""
+        try:
+            with os.scandir(directory) as entries:
+                for entry in islice(entries, MAX_ENTRIES):
+                    names.add(entry.name)
+                if next(entries, None) is not None:
+                    self.notes.append(f"only {MAX_ENTRIES} entries of {prefix or '.'!r} were looked at")
+        except OSError:
+            self._unread += 1
 
     def close(self) -> None:
         for level in self._levels:
@@ -141,225 +137,8 @@ class _Walk:
         self._levels.clear()
 
 
-def _prefix(root: str) -> str:
-    """What comes before a name found there, so that the result is a path from the workdir."""
-    return "" if root == "." else root.rstrip("/") + "/"
-
-
 def _lines(lines: list[str]) -> bytes | None:
     return ("\n".join(lines) + "\n").encode() if lines else None
 
 
-# --- grep -----------------------------------------------------------------------------------------------------
-
-
-def grep(request: Request, workdir: str) -> Steps:
-    """Lines that match, from a child process: a regular expression cannot be interrupted, a process can be killed."""
-    root = spelled(request, "root")
-    seconds = request.get("timeout_sec", 10.0)
-    if not isinstance(seconds, int | float) or not seconds > 0:
-        raise Failure("invalid", f"timeout_sec must be a positive number, not {seconds!r}")
-    deadline = time.monotonic() + seconds
-    search = _Grep(request, workdir)
-    reader, child = _forked(search)
-    complete = False
-    try:
-        partial = b""
-        while True:
-            block = _read_now(reader)
-            if block is None:
-                if time.monotonic() >= deadline:
-                    break
-                yield Readable(reader, deadline)
-                continue
-            if not block:
-                complete = True
-                break
-            # Whole lines only: the child may be killed in the middle of one.
-            whole, newline, partial = (partial + block).rpartition(b"\n")
-            if newline:
-                yield whole + newline
-            if time.monotonic() >= deadline:
-                break
-        return {"root": root, "timed_out": not complete}
-    finally:
-        os.close(reader)
-        child.kill()
-
-
-def _read_now(reader: int) -> bytes | None:
-    try:
-        return os.read(reader, BLOCK)
-    except BlockingIOError:
-        return None
-
-
-class _Child(NamedTuple):
-    """A child by descriptor: its number may be another's once the guest's loop has reaped it."""
-
-    descriptor: int
-
-    def kill(self) -> None:
-        try:
-            signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
-        except ProcessLookupError:
-            return  # it had ended by itself
-        finally:
-            os.close(self.descriptor)
-
-
-def _forked(search: "_Grep") -> tuple[int, _Child]:
-    reader, writer = os.pipe2(os.O_CLOEXEC)
-    try:
-        pid = os.fork()
-    except OSError as error:
-        os.close(reader)
-        os.close(writer)
-        raise failure(error, "search", search.root) from None
-    if pid == 0:
-        _run_child(search, writer)
-    os.close(writer)
-    os.set_blocking(reader, False)
-    return reader, _Child(os.pidfd_open(pid))
-
-
-def _run_child(search: "_Grep", writer: int) -> NoReturn:
-    """Nothing of the guest may stay open here: a keeper would wait for a connection that only the child holds."""
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.dup2(writer, 3, inheritable=False)
-        os.closerange(4, os.sysconf("SC_OPEN_MAX"))
-        search.run(3)
-        status = 0
-    finally:
-        os._exit(status)
-
-
-class _Grep:
-    """One search: what to look for, where, and where to say it."""
-
-    def __init__(self, request: Request, workdir: str) -> None:
-        self.root = spelled(request, "root")
-        self._workdir = workdir
-        self._expression = os.fsencode(text(request, "pattern"))
-        self._flags = re.IGNORECASE if request.get("ignore_case") else 0
-        self._limit = number(request, "limit", 1000, least=1)
-        self._glob = Pattern(text(request, "glob")) if request.get("glob") else None
-        self._by_name = "/" not in str(request.get("glob") or "")
-        self._output = -1
-        self._found = self._searched = self._unread = 0
-
-    def run(self, output: int) -> None:
-        self._output = output
-        note = ""
-        try:
-            expression = re.compile(self._expression, self._flags)
-            for path, descriptor in self._files():
-                if self._search(path, descriptor, expression):
-                    note = f"stopped at the limit of {self._limit} lines"
-                    break
-        except (re.error, RecursionError, OverflowError) as error:
-            self._say({"failed": Failure("invalid", f"the pattern is no regular expression: {error}").to_wire()})
-        except Failure as error:
-            self._say({"failed": error.to_wire()})
-        notes = [note] if note else []
-        if self._unread:
-            notes.append(f"{self._unread} files or directories could not be read")
-        self._say({"searched": self._searched, "notes": notes, "done": True})
-
-    def _say(self, fields: dict[str, Any]) -> None:
-        view = memoryview(json.dumps(fields).encode() + b"\n")
-        while view:
-            view = view[os.write(self._output, view) :]
-
-    def _files(self) -> Iterator[tuple[str, int]]:
-        """Open regular files below the root, by name; symlinks are not followed."""
-        try:
-            top = open_file(self.root, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, self._workdir)
-        except OSError as error:
-            raise failure(error, "search", self.root) from None
-        if not stat.S_ISDIR(os.fstat(top).st_mode):
-            yield self.root, top
-            return
-        prefix = _prefix(self.root)
-        levels = [(top, "", iter(self._names(top)))]
-        while levels:
-            directory, above, names = levels[-1]
-            name = next(names, None)
-            if name is None:
-                os.close(levels.pop()[0])
-                continue
-            path = above + name
-            descriptor = self._open(directory, name, path)
-            if descriptor is None:
-                continue
-            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                yield prefix + path, descriptor
-            elif name in SKIPPED or len(levels) >= _MAX_DEPTH:
-                self._unread += name not in SKIPPED
-                os.close(descriptor)
-            else:
-                levels.append((descriptor, path + "/", iter(self._names(descriptor))))
-
-    def _names(self, directory: int) -> list[str]:
-        try:
-            return sorted(os.listdir(directory))
-        except OSError:
-            self._unread += 1
-            return []
-
-    def _open(self, directory: int, name: str, path: str) -> int | None:
-        try:
-            info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            wanted = stat.S_ISREG(info.st_mode) and self._wanted(name, path)
-            if not wanted and not stat.S_ISDIR(info.st_mode):
-                return None
-            flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-            return os.open(name, flags, dir_fd=directory)
-        except FileNotFoundError:
-            return None
-        except OSError:
-            self._unread += 1
-            return None
-
-    def _wanted(self, name: str, path: str) -> bool:
-        return self._glob is None or self._glob.matches(name if self._by_name else path)
-
-    def _search(self, path: str, descriptor: int, expression: re.Pattern[bytes]) -> bool:
-        """Whether the limit was met."""
-        with open(descriptor, "rb") as file:
-            try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode) or b"\0" in file.peek(BINARY_LOOK)[:BINARY_LOOK]:
-                    return False
-                line_number, fresh = 0, True
-                while line := file.readline(MAX_LINE_BYTES):
-                    line_number += fresh
-                    fresh = line.endswith(b"\n")
-                    match = expression.search(line.rstrip(b"\r\n"))
-                    if match is None:
-                        continue
-                    if self._found == self._limit:
-                        return True
-                    self._found += 1
-                    self._say({"path": path, "line": line_number, "text": _shown(line, match)})
-            except OSError:
-                self._unread += 1
-                return False
-        self._searched += 1
-        if self._searched % 256 == 0:
-            self._say({"searched": self._searched})
-        return False
-
-
-def _shown(line: bytes, match: re.Match[bytes]) -> str:
-    """The line, or of a long one the part around the match."""
-    if len(line) <= MAX_LINE:
-        return line.rstrip(b"\r\n").decode(errors="replace")
-    begin = max(0, match.start() - 200)
-    part = line[begin : begin + 4 * MAX_LINE].rstrip(b"\r\n").decode(errors="replace")
-    return ("…" if begin else "") + (part if len(part) < MAX_LINE else part[: MAX_LINE - 2] + "…")
-
-
-OPERATIONS: dict[str, Operation] = {"files.glob": glob, "files.grep": grep}
+OPERATIONS: dict[str, Operation] = {"files.glob": glob}

@@ -11,6 +11,7 @@ import stat
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
+from hutch.guest.paths import AT_FDCWD, DIRECTORY, open_at
 from hutch.guest.steps import Failure
 
 Actions = Sequence[tuple[object, ...]]
@@ -31,7 +32,7 @@ _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, oom_fd: int | None) -> int:
     """The pid of a new session's leader; a Failure `not_runnable` says what was wrong, with the kernel's reason."""
     try:
-        os.chdir(cwd)
+        _go(cwd)
     except OSError as error:
         raise _not_runnable(error, "cwd", f"cannot work in {cwd!r}") from error
     except ValueError as error:
@@ -56,6 +57,15 @@ def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Ac
     finally:
         _prefer_as_victim(oom_fd, b"0")
         os.chdir("/")
+
+
+def _go(path: str) -> None:
+    """Never through a magic link: /proc/self/fd leads to the descriptors of the guest, one of a host directory."""
+    directory = open_at(AT_FDCWD, path, DIRECTORY)
+    try:
+        os.fchdir(directory)
+    finally:
+        os.close(directory)
 
 
 def _prefer_as_victim(oom_fd: int | None, score: bytes) -> None:

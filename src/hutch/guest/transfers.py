@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from types import GeneratorType
 
-from hutch.guest import copying, files, search, watch, writing
+from hutch.guest import copying, files, grep, search, watch, writing
 from hutch.guest.channels import Channel, Fields
 from hutch.guest.channels import Operation as ChannelOperation
 from hutch.guest.loop import READ, Loop, Timer
@@ -16,6 +16,7 @@ OPERATIONS: dict[str, Operation] = {
     **files.OPERATIONS,
     **writing.OPERATIONS,
     **search.OPERATIONS,
+    **grep.OPERATIONS,
     **watch.OPERATIONS,
     **copying.OPERATIONS,
 }

@@ -22,7 +22,7 @@ import os
 import stat
 import struct
 from collections.abc import Generator, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 from hutch.guest.steps import BLOCK, failure
 
@@ -33,6 +33,7 @@ MODE = 0o777
 MAX_HEADER = 64 << 10
 MAX_DEPTH = 256
 """Levels of directories: each costs an open descriptor while it is read or filled."""
+_MAX_LOOKS = 1000
 
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -40,26 +41,24 @@ _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEX
 def pack(top: int, path: str) -> Generator[bytes | None, None, None]:
     """The stream of an open file or directory, which is closed at the end. None: nothing to send yet."""
     out = bytearray()
-    levels: list[tuple[int, str, Iterator[str]]] = []
+    levels: list[_Level] = []
     try:
         info = os.fstat(top)
         if stat.S_ISDIR(info.st_mode):
             out += _header("", "directory", info)
-            levels.append((top, "", iter(_names(top))))
+            levels.append(_Level(top, "", os.scandir(top)))
         else:
             out += _header("", "file", info)
             yield from _content(top, out)
         while levels:
-            directory, prefix, names = levels[-1]
-            name = next(names, None)
-            if name is None:
-                levels.pop()
-                if directory != top:
-                    os.close(directory)
+            level = levels[-1]
+            entry = next(level.entries, None)
+            if entry is None:
+                levels.pop().close(keep=top)
                 continue
-            below = yield from _entry(directory, name, prefix + name, out, len(levels))
+            below = yield from _entry(level.directory, entry.name, level.prefix + entry.name, out, len(levels))
             if below is not None:
-                levels.append((below, prefix + name + "/", iter(_names(below))))
+                levels.append(_Level(below, level.prefix + entry.name + "/", os.scandir(below)))
             if len(out) >= BLOCK:
                 yield bytes(out)
                 out.clear()
@@ -67,12 +66,25 @@ def pack(top: int, path: str) -> Generator[bytes | None, None, None]:
                 yield None
         yield bytes(out)
     except OSError as error:
-        where = levels[-1][1] if levels else ""
+        where = levels[-1].prefix if levels else ""
         raise failure(error, "copy", os.path.join(path, where)) from None
     finally:
-        for directory, _, _ in levels[1:]:
-            os.close(directory)
+        for level in levels:
+            level.close(keep=top)
         os.close(top)
+
+
+class _Level(NamedTuple):
+    """A directory that is being read."""
+
+    directory: int
+    prefix: str
+    entries: "os._ScandirIterator[str]"
+
+    def close(self, keep: int) -> None:
+        self.entries.close()
+        if self.directory != keep:
+            os.close(self.directory)
 
 
 def _entry(
@@ -80,17 +92,13 @@ def _entry(
 ) -> Generator[bytes | None, None, int | None]:
     """Append one entry to `out`; an open directory is returned, to be entered."""
     try:
-        info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-        if stat.S_ISLNK(info.st_mode):
-            out += _line({"path": path, "kind": "symlink", "target": os.readlink(name, dir_fd=directory)})
-            return None
-        if not stat.S_ISREG(info.st_mode) and not stat.S_ISDIR(info.st_mode):
-            out += _line({"path": path, "kind": "skipped"})
-            return None
-        # The name may have become something else since; what was opened is what counts.
-        descriptor = os.open(name, _SOURCE, dir_fd=directory)
+        found = _look(directory, name, path)
     except FileNotFoundError:
         return None  # removed since it was listed
+    if isinstance(found, bytes):
+        out += found
+        return None
+    descriptor = found
     info = os.fstat(descriptor)
     if stat.S_ISDIR(info.st_mode):
         if depth >= MAX_DEPTH:
@@ -107,6 +115,23 @@ def _entry(
     finally:
         os.close(descriptor)
     return None
+
+
+def _look(directory: int, name: str, path: str) -> bytes | int:
+    """The entry of a symlink or special file, or the open file or directory. A name that changes is looked at again."""
+    for _ in range(_MAX_LOOKS):
+        mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+        try:
+            if stat.S_ISLNK(mode):
+                return _line({"path": path, "kind": "symlink", "target": os.readlink(name, dir_fd=directory)})
+            if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                return _line({"path": path, "kind": "skipped"})
+            return os.open(name, _SOURCE, dir_fd=directory)
+        except OSError as error:
+            # It was a symlink and is none any more (EINVAL), or is one now (ELOOP).
+            if error.errno not in (errno.EINVAL, errno.ELOOP):
+                raise
+    raise OSError(errno.EBUSY, "changes all the time")
 
 
 def _content(descriptor: int, out: bytearray) -> Iterator[bytes]:
@@ -139,10 +164,6 @@ def _next_data(descriptor: int, position: int) -> int | None:
         if error.errno == errno.ENXIO:
             return None
         return position  # a filesystem without holes
-
-
-def _names(directory: int) -> list[str]:
-    return sorted(os.listdir(directory))
 
 
 def _header(path: str, kind: str, info: os.stat_result) -> bytes:

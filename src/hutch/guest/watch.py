@@ -7,9 +7,9 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
-from hutch.guest.paths import TEMPORARY, open_file, spelled
+from hutch.guest.paths import TEMPORARY, open_file, prefix_of, spelled
 from hutch.guest.steps import STEP_SECONDS, Operation, Readable, Request, Steps, failure
 
 MAX_WATCHES = 8192
@@ -18,7 +18,7 @@ MAX_WATCHES = 8192
 # Looked up before the box's root is entered, where there may be no libc to find.
 _libc = ctypes.CDLL(None, use_errno=True)
 
-_CREATE, _DELETE, _MODIFY, _ATTRIB, _CLOSE_WRITE = 0x100, 0x200, 0x2, 0x4, 0x8
+_CREATE, _DELETE, _MODIFY, _ATTRIB = 0x100, 0x200, 0x2, 0x4
 _MOVED_FROM, _MOVED_TO, _DELETE_SELF, _MOVE_SELF = 0x40, 0x80, 0x400, 0x800
 _OVERFLOW, _IGNORED, _ISDIR, _ONLYDIR, _EXCL_UNLINK = 0x4000, 0x8000, 0x40000000, 0x01000000, 0x04000000
 _MASK = _CREATE | _DELETE | _MODIFY | _ATTRIB | _MOVED_FROM | _MOVED_TO | _DELETE_SELF | _MOVE_SELF | _EXCL_UNLINK
@@ -27,41 +27,47 @@ _KINDS = (
     (_MODIFY, "modified"), (_ATTRIB, "modified"),
 )  # fmt: skip
 _EVENT = struct.Struct("iIII")
+_MUCH = 64 << 10
 
 
 def watch(request: Request, workdir: str) -> Steps:
     """Lines of JSON: {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
     path = spelled(request)
-    top = os.path.normpath(os.path.join(workdir, path))
+    top = os.path.join(workdir, path)
     try:
         info = os.fstat(descriptor := open_file(path, os.O_PATH, workdir))
         os.close(descriptor)
     except OSError as error:
         raise failure(error, "watch", path) from None
-    watcher = _Watcher(top, _prefix(path), bool(request.get("recursive")))
+    watcher = _Watcher(top, prefix_of(path), bool(request.get("recursive")))
     try:
         if stat.S_ISDIR(info.st_mode):
-            pause = time.monotonic() + STEP_SECONDS
-            for _ in watcher.add_tree("", report=False):
-                if time.monotonic() >= pause:
-                    yield None
-                    pause = time.monotonic() + STEP_SECONDS
+            watcher.add_top()
         else:
             watcher.add_file(path)
-        yield _line("ready", "", False) + watcher.pending()
-        while True:
+        yield from _paced(watcher)
+        yield _line("ready", "", False) + watcher.told()
+        while not watcher.ended:
             yield Readable(watcher.descriptor)
-            yield watcher.read() or None
-            if watcher.ended:
-                return {}
+            watcher.read()
+            yield from _paced(watcher)
+            yield watcher.told() or None
+        return {}
     except OSError as error:
         raise failure(error, "watch", path) from None
     finally:
         watcher.close()
 
 
-def _prefix(path: str) -> str:
-    return "" if path == "." else path.rstrip("/") + "/"
+def _paced(watcher: "_Watcher") -> Generator[bytes | None, None, None]:
+    """Look into new directories, however much is in them, without holding the loop or the memory."""
+    pause = time.monotonic() + STEP_SECONDS
+    for _ in watcher.explore():
+        if watcher.has_much():
+            yield watcher.told()
+        if time.monotonic() >= pause:
+            yield None
+            pause = time.monotonic() + STEP_SECONDS
 
 
 def _line(kind: str, path: str, directory: bool) -> bytes:
@@ -80,38 +86,44 @@ class _Watcher:
         self._prefix = prefix
         self._recursive = recursive
         self._below: dict[int, str] = {}
+        self._new: list[tuple[str, bool]] = []
+        """Directories to watch; True: they appeared since, so whatever is found in them is told as created."""
         self._full = False
         self._out = bytearray()
 
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def pending(self) -> bytes:
+    def told(self) -> bytes:
         out = bytes(self._out)
         self._out.clear()
         return out
+
+    def has_much(self) -> bool:
+        return len(self._out) >= _MUCH
 
     def add_file(self, path: str) -> None:
         self._prefix = path
         self._below[self._add(self._top, _MASK)] = ""
 
-    def add_tree(self, below: str, *, report: bool) -> Iterator[None]:
-        """Watch a directory and, if asked, those below it. `report`: it is new, and so is whatever is found in it."""
-        waiting = [below]
-        while waiting:
+    def add_top(self) -> None:
+        self._new.append(("", False))
+
+    def explore(self) -> Iterator[None]:
+        """Watch new directories and, if asked, those below them."""
+        while self._new:
             yield
-            current = waiting.pop()
-            if not self._add_directory(current):
-                continue
-            if not self._recursive and not report:
+            below, report = self._new.pop()
+            if not self._add_directory(below) or not self._recursive:
                 continue
             # Listed after it is watched: what is made in between is seen twice rather than never.
-            for name, is_directory in _entries(os.path.join(self._top, current)):
-                inside = os.path.join(current, name)
+            for name, is_directory in _entries(os.path.join(self._top, below)):
+                inside = os.path.join(below, name)
                 if report:
                     self._say("created", inside, is_directory)
-                if is_directory and self._recursive:
-                    waiting.append(inside)
+                if is_directory:
+                    self._new.append((inside, report))
+                yield
 
     def _add_directory(self, below: str) -> bool:
         if len(self._below) >= MAX_WATCHES:
@@ -145,12 +157,12 @@ class _Watcher:
             return
         self._out += _line(kind, self._prefix + below if below else self._prefix.rstrip("/") or ".", directory)
 
-    def read(self) -> bytes:
-        """What happened since."""
+    def read(self) -> None:
+        """Take what happened since."""
         try:
             events = os.read(self.descriptor, 64 << 10)
         except BlockingIOError:
-            return b""
+            return
         position = 0
         while position < len(events):
             number, mask, _, length = _EVENT.unpack_from(events, position)
@@ -158,7 +170,6 @@ class _Watcher:
             name = os.fsdecode(events[position : position + length].rstrip(b"\0"))
             position += length
             self._take(number, mask, name)
-        return self.pending()
 
     def _take(self, number: int, mask: int, name: str) -> None:
         if mask & _OVERFLOW:
@@ -185,8 +196,7 @@ class _Watcher:
             if mask & _MOVED_FROM:
                 self._forget(inside)
             if mask & (_CREATE | _MOVED_TO):
-                for _ in self.add_tree(inside, report=True):
-                    pass
+                self._new.append((inside, True))
 
     def _forget(self, below: str) -> None:
         """A directory that was moved away would go on reporting under its old name."""
@@ -196,12 +206,13 @@ class _Watcher:
             _libc.inotify_rm_watch(self.descriptor, number)
 
 
-def _entries(path: str) -> list[tuple[str, bool]]:
+def _entries(path: str) -> Iterator[tuple[str, bool]]:
     try:
         with os.scandir(path) as entries:
-            return sorted((entry.name, entry.is_dir(follow_symlinks=False)) for entry in entries)
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
     except OSError:
-        return []  # gone again
+        return  # gone again, or not readable: then nothing in it can be told
 
 
 def _error() -> OSError:

@@ -8,6 +8,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States, in_words
+from hutch.keeper.whole import whole
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.spec import Retention
@@ -30,11 +31,14 @@ class Endings:
 
     async def destroy(self, live: Live, reason: str) -> None:
         """Whoever comes second waits for the first, and finds the box gone."""
+        await whole(self._destroy(live, reason))
+
+    async def _destroy(self, live: Live, reason: str) -> None:
         async with live.changing:
             if live.record.id not in self._boxes:
                 return
             if live.record.state is not State.STOPPING:
-                live.record = await self._states.change(live.record, State.STOPPING, reason=reason)
+                await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
             await self._let_go(live)
             await self._at_engine(live)
             await self._states.forget(live.record, reason)
@@ -44,6 +48,9 @@ class Endings:
 
     async def stop(self, live: Live, reason: str) -> None:
         """End a persistent box's processes and keep its files."""
+        await whole(self._stop(live, reason))
+
+    async def _stop(self, live: Live, reason: str) -> None:
         async with live.changing:
             if live.record.spec.retention is not Retention.PERSISTENT:
                 raise Conflict(
@@ -52,10 +59,10 @@ class Endings:
                 )
             if live.record.state not in (State.RUNNING, State.PAUSED):
                 raise Conflict(in_words(live.record))
-            live.record = await self._states.change(live.record, State.STOPPING, reason=reason)
+            await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
             await self._let_go(live)
             await self._engines.provider(live.record.instance.provider).stop(live.record.instance)
-            live.record = await self._states.change(live.record, State.STOPPED, reason=reason)
+            await self._states.change(live.record, State.STOPPED, into=live, reason=reason)
 
     async def close(self, live: Live) -> None:
         """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper."""
@@ -82,7 +89,7 @@ class Endings:
             except HutchError as error:
                 if attempt == TRIES:
                     reason = f"could not be destroyed: {error.message}"
-                    live.record = await self._states.change(live.record, State.ERROR, reason=reason)
+                    await self._states.change(live.record, State.ERROR, into=live, reason=reason)
                     raise
                 await asyncio.sleep(0.1 * 2**attempt)
             else:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 
-from hutch.config import Config
+from hutch.config import Config, directories
 from hutch.errors import BoxBroken, Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, QuotaExceeded
 from hutch.keeper import leases, ownership
 from hutch.keeper.clocks import Clocks
@@ -18,6 +18,7 @@ from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
+from hutch.keeper.whole import whole
 from hutch.logs import log
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import EffectiveSpec, Order, Spec
@@ -53,6 +54,8 @@ class Keeper:
         """Claim this keeper's name and take over what dead keepers left."""
         if self._claim is not None or not self.config.enabled:
             return
+        directories.make(self.config.state_dir)
+        directories.make(self.config.run_dir)
         self._claim = ownership.Claim(self.config.state_dir, self.id)
         alive = partial(ownership.alive, self.config.state_dir)
         for live in await Reconciler(self.id, self.store, self.states, self.engines, alive).run():
@@ -109,6 +112,7 @@ class Keeper:
         if not self.config.enabled:
             raise Disabled("Hutch is switched off", op="create", remedy="set enabled = true in hutch.toml")
         self._reserve()
+        live: Live | None = None
         try:
             provider, effective = await self.engines.decide(spec)
             order = await self._order(new_box_id(), effective, owner)
@@ -118,20 +122,25 @@ class Keeper:
                 instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key,
                 lease=leases.granted(session, now), labels=effective.labels,
             )  # fmt: skip
-            live = Live(await self.states.open(record))
-            self._live[record.id] = live
+            live = Live(record)
+            await whole(self._open(live))
+        except asyncio.CancelledError:
+            if live is not None and live.record.id in self._live:
+                await self._abandon(live, "creation was cancelled")
+            raise
         finally:
             self._reserved -= 1
         try:
             live.instance = await provider.create(order, record.instance)
             async with live.changing:
-                live.record = await self.states.change(
-                    live.record, State.RUNNING, reason="created", instance=live.instance.record
+                await self.states.change(
+                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
                 )
             for hook in self.created:
                 await hook(live.record)
         except BaseException as error:
-            await asyncio.shield(self._abandon(live, error))
+            reason = f"creation failed: {error}" if isinstance(error, HutchError) else "creation was cancelled"
+            await self._abandon(live, reason)
             raise
         live.checked = time.monotonic()
         self._clocks.start()
@@ -158,9 +167,13 @@ class Keeper:
             )
         self._reserved += 1
 
-    async def _abandon(self, live: Live, error: BaseException) -> None:
+    async def _open(self, live: Live) -> None:
+        """Write the intent; from then on the box is ours to make or to clean up."""
+        await self.states.open(live.record)
+        self._live[live.record.id] = live
+
+    async def _abandon(self, live: Live, reason: str) -> None:
         """A creation failed: nothing of it remains, and the quota is free again."""
-        reason = f"creation failed: {error}" if isinstance(error, HutchError) else "creation was cancelled"
         try:
             await self.endings.destroy(live, reason)
         except HutchError as problem:
@@ -198,7 +211,7 @@ class Keeper:
         decide: Decide = leases.taken_over if takeover else leases.acquired
         async with live.changing:
             fields = decide(live.record, session, time.time())
-            live.record = await self.states.update(live.record, kind="lease", reason=f"held by {session}", **fields)
+            await self.states.update(live.record, into=live, kind="lease", reason=f"held by {session}", **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
         return live
@@ -207,7 +220,7 @@ class Keeper:
         async with live.changing:
             lease = live.record.lease
             if lease is not None and lease.holder == session and live.record.id in self._live:
-                live.record = await self.states.update(live.record, kind="lease", reason="released", lease=None)
+                await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
 
     def boxes(self) -> tuple[BoxRecord, ...]:
         """Those in this keeper's hands."""
@@ -223,7 +236,7 @@ class Keeper:
         async with live.changing:
             if live.record.state is State.PAUSED:
                 await live.running.resume()
-                live.record = await self.states.change(live.record, State.RUNNING, reason="used")
+                await self.states.change(live.record, State.RUNNING, into=live, reason="used")
 
     async def pause(self, live: Live, reason: str = "paused by a call") -> None:
         async with live.changing:
@@ -232,23 +245,23 @@ class Keeper:
             if live.pins:
                 raise Conflict(f"box {live.record.id} is working: {live.pins} operations run", retryable=True)
             await live.running.pause()
-            live.record = await self.states.change(live.record, State.PAUSED, reason=reason)
+            await self.states.change(live.record, State.PAUSED, into=live, reason=reason)
 
     async def restore(self, live: Live) -> None:
         """A stopped persistent box runs again, with its files (P16)."""
         async with live.changing:
             if live.record.state is not State.STOPPED:
                 return
-            live.record = await self.states.change(live.record, State.RESTORING, reason="used")
+            await self.states.change(live.record, State.RESTORING, into=live, reason="used")
             provider = self.engines.provider(live.record.instance.provider)
             try:
                 order = await self._order(live.record.id, live.record.spec, live.record.owner)
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
-                live.record = await self.states.change(live.record, State.STOPPED, reason=error.message)
+                await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)
                 raise
-            live.record = await self.states.change(
-                live.record, State.RUNNING, reason="restored", instance=live.instance.record
+            await self.states.change(
+                live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record
             )
         self._clocks.start()
 
@@ -274,7 +287,7 @@ class Keeper:
     async def _mark(self, live: Live, state: State, reason: str) -> None:
         async with live.changing:
             if live.record.state in (State.RUNNING, State.PAUSED):
-                live.record = await self.states.change(live.record, state, reason=reason)
+                await self.states.change(live.record, state, into=live, reason=reason)
 
     # --- ending ---------------------------------------------------------------------------------------------
 
@@ -290,10 +303,10 @@ class Keeper:
 
     async def _warn(self, live: Live, reason: str) -> None:
         async with live.changing:
-            live.record = await self.states.update(live.record, kind="warning", reason=reason)
+            await self.states.update(live.record, into=live, kind="warning", reason=reason)
 
     async def _renew(self, live: Live) -> None:
         async with live.changing:
             if live.record.lease is not None:
                 lease = leases.renewed(live.record.lease, time.time())
-                live.record = await self.states.update(live.record, lease=lease)
+                await self.states.update(live.record, into=live, lease=lease)

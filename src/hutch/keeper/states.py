@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from hutch.errors import Conflict
 from hutch.keeper.records import BoxRecord, Event, Tombstone
 from hutch.keeper.store import Store
+from hutch.keeper.whole import whole
 from hutch.model.state import State, may_move
 
 Listener = Callable[[Event], None]
@@ -29,6 +30,12 @@ def in_words(record: BoxRecord) -> str:
     return f"box {record.id} {_IN_WORDS[record.state]}{reason}"
 
 
+class Holder(Protocol):
+    """Whoever keeps a record in memory."""
+
+    record: BoxRecord
+
+
 class States:
     """Moves boxes from state to state. Whoever lost a race gets Conflict and must look again."""
 
@@ -43,18 +50,23 @@ class States:
         self._tell(event)
         return record
 
-    async def change(self, record: BoxRecord, to: State, *, reason: str, **fields: Any) -> BoxRecord:
+    async def change(
+        self, record: BoxRecord, to: State, *, reason: str, into: Holder | None = None, **fields: Any
+    ) -> BoxRecord:
+        """`into` gets the new record even if the caller is cancelled while it is being written."""
         if not may_move(record.state, to):
             raise Conflict(f"{in_words(record)}, it cannot become {to}", details={"state": str(record.state)})
         moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
         event = _event(moved, "state", old=record.state, new=to, reason=reason)
-        return await self._write(record, moved, event)
+        return await whole(self._write(record, moved, event, into))
 
-    async def update(self, record: BoxRecord, *, kind: str = "", reason: str = "", **fields: Any) -> BoxRecord:
+    async def update(
+        self, record: BoxRecord, *, kind: str = "", reason: str = "", into: Holder | None = None, **fields: Any
+    ) -> BoxRecord:
         """Change a record within its state (lease, instance facts); an event only if `kind` names one."""
         updated = record.but(version=record.version + 1, **fields)
         event = _event(updated, kind, reason=reason) if kind else None
-        return await self._write(record, updated, event)
+        return await whole(self._write(record, updated, event, into))
 
     async def forget(self, record: BoxRecord, reason: str) -> None:
         """The box is gone from its engine: drop the record, leave a tombstone."""
@@ -66,9 +78,11 @@ class States:
             raise _lost_race(record)
         self._tell(event)
 
-    async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None) -> BoxRecord:
+    async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None, into: Holder | None) -> BoxRecord:
         if not await self._store.replace(new, old.version, event):
             raise _lost_race(old)
+        if into is not None:
+            into.record = new
         if event is not None:
             self._tell(event)
         return new

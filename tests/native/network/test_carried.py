@@ -194,7 +194,7 @@ def porter_and_pasta(owner: int) -> tuple[int, int]:
     while len(found := children(porter)) != 1 and time.monotonic() < deadline:
         time.sleep(0.01)
     (pasta,) = found
-    assert Path(f"/proc/{pasta}/comm").read_text().startswith("pasta")
+    assert b"pasta" in Path(f"/proc/{pasta}/cmdline").read_bytes()
     return porter, pasta
 
 
@@ -213,15 +213,18 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
 
     outer = in_fork(owner)
     pid, box = map(int, os.read(ready, 100).split())
-    watched = [os.pidfd_open(each) for each in porter_and_pasta(pid)]
-    os.kill(pid, signal.SIGKILL)
-    for each in watched:
-        assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
-        os.close(each)
-    os.kill(box, signal.SIGKILL)
-    os.waitpid(outer, 0)
-    os.close(ready)
-    os.close(told)
+    try:
+        watched = [os.pidfd_open(each) for each in porter_and_pasta(pid)]
+        os.kill(pid, signal.SIGKILL)
+        for each in watched:
+            assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
+            os.close(each)
+    finally:
+        for each in (pid, box):  # in this order: `outer` holds the owner's pid for as long as the box lives
+            os.kill(each, signal.SIGKILL)
+        os.waitpid(outer, 0)
+        os.close(ready)
+        os.close(told)
 
 
 def test_a_dead_pasta_is_noticed_and_said(still_world: World, uid: int) -> None:

@@ -6,6 +6,7 @@ import socket
 import struct
 import sys
 import time
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 
 import pytest
@@ -24,9 +25,10 @@ from tests.native.network.world import (
 from hutch.providers.native import kernel
 from hutch.providers.native.network import firewall, netlink, ranges
 from hutch.providers.native.network.availability import available
+from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep, tag_of
-from hutch.providers.native.network.wiring import Wired, inside, lo_up
+from hutch.providers.native.network.wiring import Wired, inside
 
 
 def lift_route(box: int, wired: Wired, *networks: str) -> None:
@@ -185,6 +187,32 @@ def _send_to_all_nodes(box: int, payload: bytes) -> None:
     """Multicast needs no neighbour discovery, which the firewall drops as well."""
     with inside(box), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
         sender.sendto(payload, ("ff02::1", PORT, 0, socket.if_nametoindex("eth0")))
+
+
+def send_to_many_ports(box: int, count: int) -> None:
+    with inside(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for port in range(20000, 20000 + count):
+            with suppress(OSError):  # an earlier datagram's port was closed
+                sender.sendto(b"x", (OUTSIDE, port))
+
+
+def remembered(world: World) -> int:
+    with inside(world.machine), open("/proc/sys/net/netfilter/nf_conntrack_count") as file:
+        return int(file.read())
+
+
+def test_one_box_cannot_fill_the_machines_connection_table(world: World) -> None:
+    with world.uplink() as uplink:
+        box, other = world.namespace(), world.namespace()
+        uplink.wire(box)
+        uplink.wire(other)
+        many = firewall.MOST_FLOWS + 1000
+        send_to_many_ports(box, many)
+        assert firewall.MOST_FLOWS - 100 < remembered(world) < firewall.MOST_FLOWS + 100
+        assert connect(other, OUTSIDE) == "connected"
+        world.nft(f"flush chain inet {firewall.table(uplink.tag)} counted\n")
+        send_to_many_ports(box, many)
+        assert remembered(world) > firewall.MOST_FLOWS + 500
 
 
 def state_of(world: World) -> tuple[list[str], set[str], list[str]]:

@@ -16,10 +16,11 @@ from typing import Any
 
 from hutch.providers.native import kernel
 from hutch.providers.native.network import netlink
+from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.rootless import unshare_mapped
 from hutch.providers.native.network.uplink import Uplink
-from hutch.providers.native.network.wiring import inside, lo_up
+from hutch.providers.native.network.wiring import inside
 
 PORT = 8080
 OUTSIDE = "203.0.113.1"

@@ -8,7 +8,7 @@ from hutch.providers.base import Instance
 
 @check("terminal", needs="pty")
 async def check_is_terminal(bench: Workbench) -> None:
-    """All three streams of a job with a pty are one terminal; its output is stdout only, with the terminal's newlines."""
+    """All three streams of a job with a pty are one terminal; what it shows is stdout."""
     async with bench.box() as box:
         job = await bench.start(box, ("sh", "-c", "test -t 0 && test -t 1 && test -t 2 && echo yes >&2"), pty=True)
         result = await bench.ended(job)

@@ -9,8 +9,9 @@ from typing import Any
 from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.linked import trees
+from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
-from hutch.providers.linked.link import Channel, Link
+from hutch.providers.linked.link import Link
 from hutch.providers.linked.rows import content_of, rows_of
 from hutch.providers.linked.shapes import checked
 from hutch.providers.linked.watching import Watch
@@ -177,10 +178,8 @@ class LinkedFiles:
                         raise HutchError.of(progress.failed)
                 end = checked(await channel.answer(), SearchEnd)
         notes = progress.notes
-        if end.timed_out:
-            notes = [f"stopped after {timeout_sec:g} s", *notes]
-        elif not progress.done:
-            notes = ["the search was killed before its end", *notes]
+        if not progress.done:
+            notes = [f"stopped after {timeout_sec:g} s" if end.timed_out else "the search was killed before its end"]
         return GrepResult(hits=tuple(hits), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:

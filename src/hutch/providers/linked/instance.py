@@ -16,8 +16,9 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
+from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.files import LinkedFiles
-from hutch.providers.linked.link import Channel, Link
+from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Started, checked
 from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Space, cannot_start, decide
@@ -248,8 +249,8 @@ class LinkedInstance(Instance):
             pid=about.pid,
             started_at=about.started_at,
             name=about.name,
-            exit_code=end.exit_code,
-            signal=end.signal,
+            exit_code=end.exit_code if end.ended else None,
+            signal=end.signal if end.ended else None,
             pty=about.pty,
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,

@@ -9,21 +9,16 @@ import asyncio
 import json
 import os
 import socket
-from collections import deque
-from collections.abc import AsyncIterator
 from typing import Any, Self
 
-from hutch.errors import BoxBroken, Detail, HutchError, Timeout, Unavailable
+from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
 from hutch.guest.protocol import (
-    CANCEL,
     CREDIT,
     CREDIT_SIZE,
     DATA,
-    END,
     ERR,
     ERROR,
     EVENT,
-    FRAME_COST,
     HEADER,
     HEADER_SIZE,
     HELLO,
@@ -34,191 +29,23 @@ from hutch.guest.protocol import (
     REQUEST,
     SPEAKS,
     TO_HOST,
-    WINDOW,
     ProtocolError,
     check_header,
     frame,
 )
+from hutch.providers.linked.channel import Channel as Channel
+from hutch.providers.linked.channel import Fields
 
 RECEIVE = 1 << 18
 MAX_ITEMS = 1 << 20
 """Values in one JSON payload: what bounds the memory that 16 MB of `[[],[],` would become."""
+MAX_MESSAGE = 4096
+NOT_THE_GUESTS = frozenset(
+    {"gone", "unavailable", "box_broken", "engine", "lease_lost", "busy", "held_elsewhere", "timeout"}
+)
 REQUEST_TIMEOUT = 30.0
-PIECE = 1 << 18
-"""Content is sent in pieces of at most so many bytes."""
 
 _encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
-
-Fields = dict[str, Any]
-
-
-class Channel:
-    """One request: its answer, and the content that flows both ways meanwhile."""
-
-    __slots__ = (
-        "_allowed", "_answer", "_consumed", "_inbox", "_link", "_sendable", "_timer", "_waiter", "abandoned",
-        "collected", "number",
-    )  # fmt: skip
-
-    def __init__(self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool) -> None:
-        self._link = link
-        self._answer = answer
-        self._allowed = WINDOW
-        self._consumed = 0
-        self._sendable = WINDOW
-        self._inbox: deque[tuple[int, Any, int]] = deque()
-        self._waiter: asyncio.Future[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self.number = number
-        self.abandoned = False
-        self.collected = (bytearray(), bytearray()) if collect else None
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.abandon()
-
-    async def answer(self) -> Fields:
-        """The guest's REPLY, or its ERROR raised."""
-        try:
-            return await self._answer
-        except asyncio.CancelledError:
-            self.abandon()
-            raise
-
-    def abandon(self) -> None:
-        """Nobody waits any more: tell the guest, and drop what still comes."""
-        if self.abandoned or self.number not in self._link.channels:
-            return
-        self.abandoned = True
-        self._inbox.clear()
-        self.stop_timer()
-        self._link.send(frame(CANCEL, self.number))
-
-    def expire(self, seconds: float, message: str) -> None:
-        """Give up on an answer that does not come."""
-        self._timer = self._link.loop.call_later(seconds, self._expired, message)
-
-    def stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _expired(self, message: str) -> None:
-        self._timer = None
-        if not self._answer.done():
-            self.abandon()
-            self.fail(Timeout(message))
-
-    # --- content from the guest ------------------------------------------------------------------------------
-
-    def __aiter__(self) -> AsyncIterator[tuple[int, Any]]:
-        return self._contents()
-
-    async def _contents(self) -> AsyncIterator[tuple[int, Any]]:
-        """(kind, content) as it comes: bytes of DATA, OUT, ERR; the object of an EVENT. Ends with the answer."""
-        while True:
-            while self._inbox:
-                kind, content, size = self._inbox.popleft()
-                self._consume(size)
-                yield kind, content
-            if self._answer.done():
-                if not self._inbox:
-                    self._answer.result()
-                    return
-                continue
-            self._waiter = self._link.loop.create_future()
-            await self._waiter
-
-    def _consume(self, size: int) -> None:
-        """Grant again what was taken, in few frames."""
-        self._consumed += size + FRAME_COST
-        if self._consumed >= WINDOW // 4 and self.number in self._link.channels and not self.abandoned:
-            self.grant(self._consumed)
-            self._consumed = 0
-
-    def expect(self, keep: int) -> None:
-        """Let a result of both streams come whole that is larger than the window."""
-        if 2 * keep > WINDOW // 2:
-            self.grant(2 * keep)
-
-    def output(self, index: int) -> bytes:
-        """What was collected: 0 stdout, 1 stderr."""
-        return bytes(self.collected[index]) if self.collected is not None else b""
-
-    def grant(self, size: int) -> None:
-        self._allowed += size
-        self._link.send(frame(CREDIT, self.number, CREDIT_SIZE.pack(size)))
-
-    def take(self, kind: int, content: Any, size: int) -> None:
-        """Something came for this channel; more than was granted is a violation."""
-        self._allowed -= size + FRAME_COST
-        if self._allowed < 0:
-            raise ProtocolError(f"channel {self.number} sent more than it was granted")
-        if self.abandoned:
-            return
-        if self.collected is None:
-            self._inbox.append((kind, content, size))
-            self._wake()
-        elif kind == OUT:
-            self.collected[0].extend(content)
-        elif kind == ERR:
-            self.collected[1].extend(content)
-
-    # --- content to the guest --------------------------------------------------------------------------------
-
-    async def send(self, data: bytes | bytearray | memoryview) -> None:
-        """As DATA, within the guest's credit. Returns early when the guest has already answered."""
-        view = memoryview(data)
-        while view and not self._answer.done():
-            size = min(len(view), self._sendable, PIECE)
-            if size == 0 or self._link.congested:
-                await self._wait_for_room()
-                continue
-            self._sendable -= size
-            self._link.send(frame(DATA, self.number, bytes(view[:size])))
-            view = view[size:]
-
-    def end(self) -> None:
-        """No more DATA."""
-        if not self._answer.done():
-            self._link.send(frame(END, self.number))
-
-    async def _wait_for_room(self) -> None:
-        if self._sendable > 0 and self._link.congested:
-            await self._link.uncongested()
-            return
-        self._waiter = self._link.loop.create_future()
-        await self._waiter
-
-    def add_credit(self, size: int) -> None:
-        self._sendable = min(self._sendable + size, 1 << 40)
-        self._wake()
-
-    # --- the end ---------------------------------------------------------------------------------------------
-
-    @property
-    def done(self) -> bool:
-        return self._answer.done()
-
-    def succeed(self, fields: Fields) -> None:
-        self.stop_timer()
-        if not self._answer.done():
-            self._answer.set_result(fields)
-        self._wake()
-
-    def fail(self, error: HutchError) -> None:
-        self.stop_timer()
-        if not self._answer.done():
-            self._answer.set_exception(error)
-            self._answer.exception()  # a streaming caller may never look at it
-        self._wake()
-
-    def _wake(self) -> None:
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
 
 
 class Link(asyncio.BufferedProtocol):
@@ -318,7 +145,7 @@ class Link(asyncio.BufferedProtocol):
         self._filled += size
         try:
             self._take_frames()
-        except (ProtocolError, ValueError, RecursionError) as error:
+        except (ProtocolError, ValueError, TypeError, ArithmeticError, RecursionError) as error:
             self._lose(BoxBroken(f"the guest broke its protocol: {error}", remedy="destroy the box and make a new one"))
 
     def eof_received(self) -> None:
@@ -408,7 +235,7 @@ class Link(asyncio.BufferedProtocol):
             channel.succeed({} if channel.abandoned else _decode(payload))
         elif kind == ERROR:
             del self.channels[number]
-            channel.fail(HutchError.of(_decode(payload)))
+            channel.fail(_error(_decode(payload)))
         else:
             raise ProtocolError(f"frame kind {kind} means nothing from a guest")
 
@@ -430,6 +257,14 @@ def _decode(payload: bytes) -> Fields:
     if not isinstance(fields, dict):
         raise ProtocolError("an answer that is no JSON object")
     return fields
+
+
+def _error(wire: Fields) -> HutchError:
+    """The guest's ERROR. It speaks of files and jobs; what becomes of the box is not for it to say."""
+    wire["message"] = str(wire.get("message"))[:MAX_MESSAGE]
+    if wire.get("code") in NOT_THE_GUESTS:
+        wire["code"] = "internal"
+    return HutchError.of(wire)
 
 
 def _connect(sock: socket.socket, path: str) -> None:

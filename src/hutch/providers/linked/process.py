@@ -8,7 +8,8 @@ from hutch.errors import Conflict, Invalid, Timeout, Unavailable
 from hutch.guest.protocol import EVENT, OUT
 from hutch.model.results import Chunk, JobInfo, Result
 from hutch.providers.base import Process
-from hutch.providers.linked.link import Channel, Link
+from hutch.providers.linked.channel import Channel
+from hutch.providers.linked.link import Link
 from hutch.providers.linked.shapes import Read, Skipped, checked
 
 if TYPE_CHECKING:
@@ -83,11 +84,9 @@ class LinkedProcess(Process):
             return self._input
         self._input = None
         link = await self._link()
-        channel = link.open("write", job=self.id)
-        async for _ in channel:
-            self._input = channel
-            return channel
-        raise Conflict(f"job {self.id} takes no more input")
+        self._input = link.open("write", job=self.id)
+        await anext(self._input)  # its first event says that the input is open, else this raises why not
+        return self._input
 
     async def close_stdin(self) -> None:
         async with self._writing:

@@ -6,7 +6,7 @@ from typing import Any
 
 from hutch.errors import BoxBroken
 from hutch.guest.protocol import DATA
-from hutch.providers.linked.link import Channel
+from hutch.providers.linked.channel import Channel
 
 MAX_ROW = 256 << 10
 """A path has at most 4 kB, and JSON makes six characters of an odd byte."""

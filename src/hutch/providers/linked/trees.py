@@ -13,8 +13,8 @@ from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.guest.steps import Failure, failure
 from hutch.guest.trees import pack
 from hutch.guest.unpacking import Unpacker
+from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import Copied
-from hutch.providers.linked.link import Channel
 from hutch.providers.linked.rows import content_of
 from hutch.providers.linked.shapes import checked
 

@@ -2,14 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, Self
+from typing import Self
 
 from hutch.errors import BoxBroken, HutchError
 from hutch.guest.protocol import DATA
 from hutch.model.files import Change
-from hutch.providers.linked.link import Channel
+from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.rows import MAX_ROW, row
 from hutch.providers.linked.shapes import checked
 
@@ -25,7 +25,6 @@ class Watch:
     def __init__(self, begin: Callable[[], Awaitable[Channel]]) -> None:
         self._begin = begin
         self._channel: Channel | None = None
-        self._contents: AsyncIterator[tuple[int, Any]] | None = None
         self._partial = b""
         self._changes: deque[Change] = deque()
         self._ready = False
@@ -71,20 +70,14 @@ class Watch:
 
     async def _receive(self) -> None:
         assert self._channel is not None
-        if self._contents is None:
-            self._contents = aiter(self._channel)
         try:
-            kind, content = await anext(self._contents)
+            kind, content = await anext(self._channel)
         except StopAsyncIteration:
             self._closed = True
             raise
         except HutchError as error:
             self._closed = True
             error.op = error.op or "files.watch"
-            raise
-        except BaseException:
-            # A cancelled wait ends its iterator, but not the channel: the next wait takes a new one.
-            self._contents = None
             raise
         if kind != DATA:
             raise BoxBroken(f"the guest sent a frame of kind {kind} in a watch")

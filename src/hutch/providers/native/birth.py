@@ -4,7 +4,6 @@ It waits at most twice: for its id maps, and, if it was begun ahead (a stem), fo
 waits, end of file on its socket means that the spawner is gone, and it ends too. Standard library only.
 """
 
-import errno
 import json
 import os
 import resource
@@ -20,12 +19,17 @@ from hutch.providers.native.landlock import Domain
 from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.seccomp import Filter
 
+STANDING_PLACE = "/sys"
+"""Where a box's base is mounted until it becomes the root: a directory that every mapped user can reach, which is not
+true of our own directories (a state directory may lie below a home of mode 0700)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What is the same for every box of one spawner."""
 
-    mount_point: str
+    run: str
+    """Where each box's directory is."""
     ranged: bool
     last_capability: int
     filter: Filter
@@ -45,13 +49,20 @@ class Claim:
     open_files: int
     processes: int
     """RLIMIT_NPROC, where no control group counts processes; 0: not set."""
-    resolv_conf: str
     extras: tuple[root.Extra, ...]
 
     @staticmethod
     def parse(message: wire.Message) -> "Claim":
         extras = tuple(root.Extra(*values) for values in message["extras"])
         return Claim(**{**message, "extras": extras})
+
+
+@dataclass(frozen=True, slots=True)
+class Doors:
+    """What a box has of the host: its guest's listening socket, and a directory for output that memory cannot hold."""
+
+    listener: int
+    spill: int
 
 
 class Stopped(Exception):
@@ -61,25 +72,30 @@ class Stopped(Exception):
 class Child:
     """The child's side. `step` names what it is doing, for the error report."""
 
-    def __init__(self, setting: Setting, shape: root.Shape, sock: socket.socket) -> None:
+    def __init__(self, setting: Setting, shape: root.Shape, sock: socket.socket, doors: Doors) -> None:
         self._setting = setting
         self._shape = shape
         self._sock = sock
+        self._doors = doors
         self._root = root.Root(shape, ranged=setting.ranged, masked="masks" not in setting.without)
+        self._oom = -1
         self.step = "start"
 
-    def live(self, group: Group | None, claim: Claim | None, fds: list[int]) -> NoReturn:
-        """Never returns. `claim` and its descriptors are given now if the order is known already."""
+    def live(self, group: Group | None, ordered: tuple[Claim, int] | None) -> NoReturn:
+        """Never returns. `ordered` is the claim and the guest's options, if the order is known already."""
         try:
-            kernel.close_but([self._sock.fileno(), *fds])
+            options = [ordered[1]] if ordered else []
+            kernel.close_but([self._sock.fileno(), self._doors.listener, self._doors.spill, *options])
             self._setting.command_line.show("hutch-guest")
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            trees = self._begin(group, claim.extras if claim else ())
-            if claim is None:
-                claim, fds = self._await_claim()
-            self._finish(claim, fds, trees)
+            trees = self._begin(group, ordered[0].extras if ordered else ())
+            if ordered is None:
+                claim, option, trees = self._await_claim()
+            else:
+                claim, option = ordered
+            self._finish(claim, option, trees)
         except Stopped:
             os._exit(0)
         except BaseException as error:
@@ -94,7 +110,7 @@ class Child:
         if group is not None:
             group.enter()  # while the host's group files still accept this process's user
         self.step = "wait for the id maps"
-        trees = self._receive()[1]
+        message, trees = self._receive()
         count = len(root.shape_sources(shape))
         trees, extras = trees[:count], trees[count:]
         self.step = "take the box's identity"
@@ -109,44 +125,50 @@ class Child:
         # Not at the clone: the namespace's root is the group that its first process is in.
         kernel.unshare(kernel.CLONE_NEWCGROUP)
         self.step = "build the root"
-        self._root.build(setting.mount_point, trees)
+        self._root.build(STANDING_PLACE, trees, message.get("resolv_conf", ""))
+        # The working directory stays the base, outside the new root, until the order is finished.
+        os.chroot("m")
+        self._oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
+        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        for number in range(3):
+            os.dup2(null, number)
+        os.close(null)
         self.step = "bring the loopback up"
-        lo_up()
+        if "network namespace" not in setting.without:
+            lo_up()
         self.step = "drop the bounding set"
         if "capabilities" not in setting.without:
             identity.drop_bounding_set(last=setting.last_capability)
         return extras
 
-    def _await_claim(self) -> tuple[Claim, list[int]]:
+    def _await_claim(self) -> tuple[Claim, int, list[int]]:
+        self.step = "rehearse"
+        _rehearse()
         self.step = "wait for an order"
-        message, fds = self._receive()
-        return Claim.parse(message), fds
+        message, (options, *trees) = self._receive()
+        return Claim.parse(message), options, trees
 
-    def _finish(self, claim: Claim, fds: list[int], trees: list[int]) -> None:
-        """Apply the order, give up every privilege, and serve. `fds`: listener, options, spill directory, trees."""
-        setting = self._setting
-        listener, options, spill, *given = fds
+    def _finish(self, claim: Claim, options: int, trees: list[int]) -> None:
+        """Apply the order, give up every privilege, and serve."""
+        setting, spill = self._setting, self._doors.spill
         self.step = "finish the root"
-        extras = list(zip(claim.extras, [*trees, *given], strict=True))
+        extras = list(zip(claim.extras, trees, strict=True))
         socket.sethostname(claim.hostname)
-        self._root.finish(claim.hostname, claim.size, claim.inodes, extras, claim.resolv_conf)
-        base = os.open("/", os.O_PATH | os.O_CLOEXEC)
-        os.chroot("m")
+        self._root.finish(claim.hostname, claim.size, claim.inodes, extras)
+        if "mount flags" in setting.without:
+            kernel.mount_setattr(kernel.AT_FDCWD, "m", kernel.AT_RECURSIVE, remove=root.QUIET_ATTRIBUTES)
+        base = os.open(".", os.O_PATH | os.O_CLOEXEC)
         os.chdir("/")
         self.step = "set limits"
         _limit(resource.RLIMIT_NOFILE, claim.open_files)
         _limit(resource.RLIMIT_CORE, 0)
         if claim.processes:
             _limit(resource.RLIMIT_NPROC, claim.processes)
-        oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
-        for number in range(3):
-            os.dup2(null, number)
-        os.close(null)
         self.step = "give up privileges"
         if "capabilities" not in setting.without:
             identity.become(identity.USER, identity.USER, ranged=setting.ranged)
-        kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+        if "no_new_privs" not in setting.without:
+            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         if "landlock" not in setting.without:
             self.step = "enter the Landlock domain"
             setting.domain.enter(base, (spill,))
@@ -157,8 +179,8 @@ class Child:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
         self.step = "serve"
         told = json.loads(wire.unsealed(options))
-        given_options = guest.Options(**told, spill_fd=spill, oom_fd=oom, is_init=True, on_ready=self._ready)
-        guest.serve(socket.socket(fileno=listener), given_options)
+        given_options = guest.Options(**told, spill_fd=spill, oom_fd=self._oom, is_init=True, on_ready=self._ready)
+        guest.serve(socket.socket(fileno=self._doors.listener), given_options)
 
     def _ready(self) -> None:
         wire.send(self._sock, {"ready": True})
@@ -171,13 +193,24 @@ class Child:
         return received
 
     def _report(self, error: BaseException) -> None:
-        number = error.errno if isinstance(error, OSError) else None
-        name = errno.errorcode.get(number, "") if number else ""
-        text = f"{type(error).__name__}: {error}" if not isinstance(error, OSError) else str(error)
         try:
-            wire.send(self._sock, {"step": self.step, "error": text, "errno": name})
+            wire.send(self._sock, wire.told(self.step, error))
         except OSError:
             return  # the spawner is gone, and with it whoever would have wanted to know
+
+
+def _rehearse() -> None:
+    """Do once what the order will ask for, and throw it away.
+
+    Every page that a fork writes to for the first time has to be copied; while waiting, that costs nobody anything.
+    """
+    Claim.parse(
+        json.loads('{"hostname":"","size":0,"inodes":0,"open_files":0,"processes":0,"extras":[]}')
+    )
+    for number in (signal.SIGHUP, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        guest.Guest(listener, guest.Options("", is_init=False))
 
 
 def _limit(kind: int, value: int) -> None:

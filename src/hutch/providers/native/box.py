@@ -80,4 +80,6 @@ class NativeInstance(LinkedInstance):
 
 
 def _no_freezer() -> Unsupported:
-    return Unsupported("a box without a control group cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups")
+    return Unsupported(
+        "a box without a control group cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups"
+    )

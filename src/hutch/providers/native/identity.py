@@ -52,7 +52,7 @@ def _covers(path: str) -> bool:
     """Whether one line of the map holds every range; in a container's own user namespace it may not."""
     with open(path) as file:
         lines = [tuple(map(int, line.split())) for line in file]
-    return any(first <= FIRST and FIRST + SLOTS * RANGE <= first + length for first, _, length in lines)
+    return any(first <= FIRST and first + length >= FIRST + SLOTS * RANGE for first, _, length in lines)
 
 
 @dataclass(frozen=True, slots=True)

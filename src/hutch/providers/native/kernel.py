@@ -225,7 +225,9 @@ class CommandLine:
         words = name.encode()[: self._length - 1]
         ctypes.memset(self._start, 0, self._length)
         ctypes.memmove(self._start, words, len(words))
-        libc.prctl(ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(words[:15]), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0))
+        libc.prctl(
+            ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(words[:15]), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0)
+        )
 
 
 def close_but(kept: Iterable[int]) -> None:

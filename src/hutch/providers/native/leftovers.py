@@ -91,7 +91,9 @@ async def _ended(pidfd: int, box_id: str) -> None:
             await over
     except TimeoutError as error:
         message = f"box {box_id} did not die within {_DEATH_TIMEOUT:g} s of SIGKILL"
-        raise EngineError(message, op="destroy", remedy="a process is stuck in the kernel: see /proc/*/stack") from error
+        raise EngineError(
+            message, op="destroy", remedy="a process is stuck in the kernel: see /proc/*/stack"
+        ) from error
     finally:
         loop.remove_reader(pidfd)
 

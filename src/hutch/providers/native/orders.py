@@ -9,6 +9,7 @@ from hutch.errors import Invalid, NotFound, Refused, Unsupported
 from hutch.model.ids import is_name
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention
+from hutch.providers.base import InstanceRecord
 from hutch.providers.native import wire
 from hutch.providers.native.cgroups import Ceiling
 from hutch.providers.native.images import Image
@@ -38,6 +39,14 @@ def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
     return standard | spec.env | spec.secrets
 
 
+def deputy_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> bytes:
+    """What a deputy is told: it lives as long as the box does, whoever is connected."""
+    home = "/root" if uid == 0 else "/"
+    name = "root" if uid == 0 else str(uid)
+    env = environment(spec, record.box_id[:12]) | {"HOME": home, "USER": name, "LOGNAME": name}
+    return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
+
+
 def guest_options(order: Order) -> bytes:
     """What `guest.main.Options` is made of."""
     spec = order.spec
@@ -61,7 +70,7 @@ def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
 
 
 def request(
-    order: Order, image: Image, directory: str, store: str | None, volumes: str, *, ranged: bool, counts_processes: bool
+    order: Order, image: Image, store: str | None, volumes: str, *, ranged: bool, counts_processes: bool
 ) -> wire.Message:
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
@@ -77,10 +86,8 @@ def request(
         binds, overlays = overlays, binds
     bounds = ceiling(limits, persistent=store is not None)
     return {
-        "op": "create",
         "id": order.box_id,
         "keeper": order.keeper,
-        "directory": directory,
         "shape": {
             "lowers": image.lowers,
             "binds": binds,
@@ -96,7 +103,6 @@ def request(
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else bounds.pids,
-            "resolv_conf": "",
             "extras": [_extra(mount) for mount in _mounts(spec, volumes)],
         },
         "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
@@ -135,7 +141,9 @@ def _extra(mount: Mount) -> list[str | bool | int]:
     except FileNotFoundError as error:
         raise NotFound(f"the source of a mount does not exist: {mount.source}", op="create") from error
     except OSError as error:
-        raise Refused(f"the source of a mount cannot be reached: {mount.source}: {error.strerror}", op="create") from error
+        raise Refused(
+            f"the source of a mount cannot be reached: {mount.source}: {error.strerror}", op="create"
+        ) from error
     return [os.path.realpath(mount.source), target, mount.mode is MountMode.RW, facts.st_dev, facts.st_ino]
 
 

@@ -54,5 +54,10 @@ async def capabilities(provider: "NativeProvider", machine: Machine) -> Capabili
         images=("host", "dir", "tar"),
         mounts=True,
         grades=grades,
-        facts={"kernel": platform.release(), "cgroups": groups.mode, "landlock": str(landlock.abi()), "user": str(os.geteuid())},
+        facts={
+            "kernel": platform.release(),
+            "cgroups": groups.mode,
+            "landlock": str(landlock.abi()),
+            "user": str(os.geteuid()),
+        },
     )

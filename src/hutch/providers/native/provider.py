@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -16,9 +15,9 @@ from hutch.providers.native import leftovers, orders, probing, wire
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.images import Images
-from hutch.providers.native.spawning import Spawners
+from hutch.providers.native.spawning import Begun, Spawners
 
-_BACKLOG = 64
+_OUTCOME_TIMEOUT = 20.0
 
 
 class NativeProvider(Provider):
@@ -48,7 +47,9 @@ class NativeProvider(Provider):
         known = {"state_dir", "run_dir"}
         for name in settings:
             if name not in known:
-                raise ConfigError(f"provider native has no setting {name!r}", remedy=f"it has: {', '.join(sorted(known))}")
+                raise ConfigError(
+                    f"provider native has no setting {name!r}", remedy=f"it has: {', '.join(sorted(known))}"
+                )
         self._state = str(settings.get("state_dir") or self._state)
         self._run = str(settings.get("run_dir") or self._run)
 
@@ -77,60 +78,66 @@ class NativeProvider(Provider):
         return await self._make(order, planned)
 
     async def _make(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+        store = planned.data.get("store")
+        found = self._found()
+        orders.check_network(order.spec, (NetworkMode.OFF,), "the engine has no uplink here")
+        message = orders.request(
+            order, await self._image(order.spec.image), store if isinstance(store, str) else None,
+            os.path.join(self._state, "volumes"), ranged=found.ranged, counts_processes=found.cgroups.pids,
+        )  # fmt: skip
+        begun: Begun | None = None
         try:
-            return await self._begin(order, planned)
+            options = wire.sealed(orders.guest_options(order))
+            try:
+                begun = await self._spawners_of(order.keeper).create(message, options)
+            finally:
+                os.close(options)
+            return await self._meet(order, planned, begun)
         except BaseException as error:
             # Shielded: also a cancelled creation leaves nothing behind.
-            await asyncio.shield(self._discard(planned, keep_store="restored" in planned.data))
+            await asyncio.shield(self._retreat(planned, begun))
             if isinstance(error, OSError) and not isinstance(error, HutchError):
                 raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
             raise
 
-    async def _begin(self, order: Order, planned: InstanceRecord) -> NativeInstance:
-        found = self._found()
-        orders.check_network(order.spec, (NetworkMode.OFF,), "the engine has no uplink here")
-        image = await self._image(order.spec.image)
-        directory, store = str(planned.data["directory"]), planned.data.get("store")
-        message = orders.request(
-            order, image, directory, store if isinstance(store, str) else None, os.path.join(self._state, "volumes"),
-            ranged=found.ranged, counts_processes=found.cgroups.pids,
-        )  # fmt: skip
-        self._make_directory(directory)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            _bind(listener, directory)
-            options = wire.sealed(orders.guest_options(order))
-            try:
-                answer = await self._spawners_of(order.keeper).ask(message, [listener.fileno(), options])
-            finally:
-                os.close(options)
-        facts = answer.get("box")
-        if facts is None:
-            raise _failure(order, answer, found)
-        record = planned.but(data={**planned.data, **facts})
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun) -> NativeInstance:
+        """The guest's greeting is the first real answer of a box."""
+        answer = await asyncio.shield(begun.facts)
+        if "box" not in answer:
+            raise _failure(order, answer, self._found())
+        record = planned.but(data={**planned.data, **answer["box"]})
         instance = self._instance(record, order.spec)
         try:
             await instance.link()
+        except HutchError as error:
+            await instance.close()
+            async with asyncio.timeout(_OUTCOME_TIMEOUT):
+                outcome = await asyncio.shield(begun.outcome)
+            raise (error if "ready" in outcome else _failure(order, outcome, self._found())) from error
         except BaseException:
             await instance.close()
             raise
         return instance
+
+    async def _retreat(self, planned: InstanceRecord, begun: Begun | None) -> None:
+        if begun is not None:
+            # The request may still be in the queue: discarding first would leave the box that it becomes.
+            async with asyncio.timeout(_OUTCOME_TIMEOUT):
+                await begun.facts
+        await self._discard(planned, keep_store="restored" in planned.data)
 
     async def _image(self, reference: str) -> Any:
         if self._images is None:
             self._images = Images(os.path.join(self._state, "cache"))
         return await self._images.resolve(reference)
 
-    def _make_directory(self, directory: str) -> None:
-        try:
-            os.mkdir(directory, 0o700)
-        except FileNotFoundError:
-            os.makedirs(self._run, 0o700, exist_ok=True)
-            os.mkdir(directory, 0o700)
-
     def _spawners_of(self, keeper: str) -> Spawners:
         """One set for each keeper's name: the name is part of the control groups' paths."""
         if keeper not in self._spawners:
-            options = {"keeper": _group_name(keeper), "mount_point": self._run, "without": sorted(self._without)}
+            os.makedirs(self._run, 0o700, exist_ok=True)
+            options = {
+                "keeper": keeper, "groups": _group_name(keeper), "run": self._run, "without": sorted(self._without),
+            }  # fmt: skip
             self._spawners[keeper] = Spawners(options)
         return self._spawners[keeper]
 
@@ -206,20 +213,6 @@ class NativeProvider(Provider):
 
 def _group_name(keeper: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in keeper.lower())[:40].strip("-") or "keeper"
-
-
-def _bind(listener: socket.socket, directory: str) -> None:
-    """A Unix socket's path has 108 bytes at most; a longer one is reached through the directory's descriptor."""
-    path = f"{directory}/guest"
-    if len(os.fsencode(path)) < 108:
-        listener.bind(path)
-    else:
-        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            listener.bind(f"/proc/self/fd/{fd}/guest")
-        finally:
-            os.close(fd)
-    listener.listen(_BACKLOG)
 
 
 def _failure(order: Order, answer: wire.Message, found: probing.Machine) -> HutchError:

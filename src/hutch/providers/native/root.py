@@ -29,7 +29,7 @@ _MASKED = (
 _READ_ONLY = ("sys",)
 
 _QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
-_QUIET_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
+QUIET_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 _DETACHED = kernel.OPEN_TREE_CLONE | kernel.AT_RECURSIVE
 
 
@@ -80,7 +80,7 @@ def detach(source: str, *, writable: bool, userns: int | None) -> int:
 
 
 def restrict(tree: int, *, writable: bool, userns: int | None) -> int:
-    attributes = _QUIET_ATTRIBUTES | (0 if writable else kernel.MOUNT_ATTR_RDONLY)
+    attributes = QUIET_ATTRIBUTES | (0 if writable else kernel.MOUNT_ATTR_RDONLY)
     flags = kernel.AT_EMPTY_PATH | kernel.AT_RECURSIVE
     private = kernel.MS_PRIVATE  # or what the host mounts there later would appear in the box
     if userns is not None:
@@ -117,7 +117,7 @@ class Root:
         self._ranged = ranged
         self._masked = masked
 
-    def build(self, mount_point: str, trees: list[int]) -> None:
+    def build(self, mount_point: str, trees: list[int], resolv_conf: str) -> None:
         """Everything that needs no order, and leave the host's mounts behind. The working directory is then the base.
 
         `trees` are detached mounts of `shape_sources`; the host directory `mount_point` is only a place to stand.
@@ -148,7 +148,7 @@ class Root:
             _attach(trees.pop(0), _inside(name))
         self._add_devices()
         self._add_proc()
-        self._add_names()
+        self._add_names(resolv_conf)
         if shape.read_only:
             self._close_root()
         kernel.pivot_root(".", ".")
@@ -156,13 +156,11 @@ class Root:
         os.chdir("/")
         kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
 
-    def finish(self, hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]], resolv_conf: str) -> None:
+    def finish(self, hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]]) -> None:
         """What only the order knows. Runs in the base, before the chroot."""
         if not self._shape.store:
             kernel.mount(None, ".", None, kernel.MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
         _write("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
-        if self._shape.network != "off":
-            _write("resolv.conf", resolv_conf)
         if not extras:
             return
         merged = os.open("m", os.O_PATH | os.O_CLOEXEC)
@@ -229,12 +227,12 @@ class Root:
             kernel.mount(f"m/proc/{name}", f"m/proc/{name}", None, kernel.MS_BIND)
             kernel.mount_setattr(kernel.AT_FDCWD, f"m/proc/{name}", 0, add=kernel.MOUNT_ATTR_RDONLY)
 
-    def _add_names(self) -> None:
-        """Files of /etc that differ from box to box, to be written when the order is known."""
-        names = ["hosts"] if self._shape.network == "off" else ["hosts", "resolv.conf"]
-        for name in names:
-            _write(name, "")
-            kernel.mount(name, _inside(f"etc/{name}"), None, kernel.MS_BIND)
+    def _add_names(self, resolv_conf: str) -> None:
+        """Files of /etc that differ from box to box; the host's name comes with the order."""
+        for name, text in (("hosts", ""), ("resolv.conf", resolv_conf)):
+            if name == "hosts" or text:
+                _write(name, text)
+                kernel.mount(name, _inside(f"etc/{name}"), None, kernel.MS_BIND)
 
 
 def _directory(path: str, mode: int = 0o755) -> bool:

@@ -16,7 +16,21 @@ from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
 from hutch.providers.native.root import DEVICES, HOME, WORKSPACE
 
-_DIRECTORIES = ("dev", "dev/pts", "dev/shm", "etc", "home", HOME, "proc", "run", "sys", "tmp", "var", "var/tmp", WORKSPACE)
+_DIRECTORIES = (
+    "dev",
+    "dev/pts",
+    "dev/shm",
+    "etc",
+    "home",
+    HOME,
+    "proc",
+    "run",
+    "sys",
+    "tmp",
+    "var",
+    "var/tmp",
+    WORKSPACE,
+)
 _DEVICE_LINKS = {
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",
@@ -50,7 +64,9 @@ class Content:
 
     def digest(self) -> str:
         """Host files count by place, size and time of change: they change with the machine's packages."""
-        sha = hashlib.sha256(repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))).encode())
+        sha = hashlib.sha256(
+            repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))).encode()
+        )
         for target, source in sorted(self.copies.items()):
             facts = os.stat(source)
             sha.update(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
@@ -71,7 +87,9 @@ def over(image: str) -> Content:
     for name, line in (("passwd", PASSWD), ("group", GROUP)):
         known = _read_inside(image, f"etc/{name}")
         ids = {fields[2] for fields in (row.split(":") for row in known.splitlines()) if len(fields) > 2}
-        missing = [row for row in line.splitlines() if row.split(":")[2] in ("0", str(USER)) and row.split(":")[2] not in ids]
+        missing = [
+            row for row in line.splitlines() if row.split(":")[2] in ("0", str(USER)) and row.split(":")[2] not in ids
+        ]
         if missing:
             lines = [*known.splitlines(), *missing]
             content.files[f"etc/{name}"] = ("\n".join(lines) + "\n").encode("utf-8", "surrogateescape")

@@ -10,18 +10,21 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hutch.providers.native import identity, kernel, landlock, root, seccomp, wire
+from hutch.providers.native import identity, kernel, landlock, processes, root, seccomp, wire
 from hutch.providers.native.birth import Claim, Setting
 from hutch.providers.native.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.stems import Nursery, Order, Stem
+from hutch.providers.native.surgeon import Entry
+
+if TYPE_CHECKING:
+    from hutch.providers.native.network.uplink import Uplink
 
 STEMS = 4
 """How many stems wait; each costs about 1.5 MB."""
-QUIET = 0.002
+QUIET = 0.0005
 """Seconds without any event before a stem is made: orders come first."""
 PATIENCE = 30.0
 """Seconds without an order after which the stems go: an idle spawner costs nothing."""
@@ -30,11 +33,14 @@ PATIENCE = 30.0
 class Spawner:
     """The loop: requests on one socket, news from children on theirs."""
 
-    def __init__(self, sock: socket.socket, nursery: Nursery) -> None:
+    def __init__(self, sock: socket.socket, nursery: Nursery, uplink: "Uplink | None") -> None:
         self._sock = sock
+        self._uplink = uplink
         self._nursery = nursery
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
+        if uplink is not None:
+            self._epoll.register(uplink.fileno(), select.EPOLLIN)
         self._alarm, alarm = socket.socketpair()
         alarm.setblocking(False)
         self._alarm.setblocking(False)
@@ -44,6 +50,8 @@ class Spawner:
         self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
         self._busy: dict[int, Stem] = {}
         """Children with an order, by the descriptor of their socket."""
+        self._entering: dict[int, tuple[socket.socket, int]] = {}
+        """Surgeons under way, with the number of the request."""
         self._waiting: list[Stem] = []
         self._shape: root.Shape | None = None
         self._worthwhile = False
@@ -60,6 +68,9 @@ class Spawner:
                         return
                 elif fd == self._alarm.fileno():
                     self._reap()
+                elif self._uplink is not None and fd == self._uplink.fileno():
+                    if not self._uplink.handle():
+                        self._epoll.unregister(fd)
                 else:
                     self._hear(fd)
 
@@ -93,30 +104,31 @@ class Spawner:
         message, fds = received
         try:
             if message["op"] == "create":
-                self._create(message, fds)
-            elif message["op"] == "cancel":
-                self._cancel(message["cancelled"])
+                self._create(message, fds[0])
+            elif message["op"] == "enter":
+                self._enter(message, fds[0])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
-            self._answer(message["n"], {"step": "begin", **_told(error)})
+            self._answer(message["n"], wire.told("begin", error))
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
-    def _create(self, message: wire.Message, fds: list[int]) -> None:
-        order = _order(message, fds)
+    def _create(self, message: wire.Message, options: int) -> None:
+        order = _order(message, options)
         stem = self._stem_for(order)
         if stem is None:
             stem = self._nursery.begin(order.shape, order)
+            self._tell(stem)
         else:
+            claimed = stem
             try:
-                self._nursery.claim(stem, order)
+                self._nursery.claim(stem, order, lambda: self._tell(claimed))
             except BaseException:
                 self._nursery.end(stem)
                 raise
-        order.fds = []
         self._busy[stem.sock.fileno()] = stem
         self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
         self._used = time.monotonic()
@@ -127,6 +139,18 @@ class Spawner:
         if not self._worthwhile:
             self._drop_stems()
             self._shape = order.shape
+
+    def _enter(self, message: wire.Message, options: int) -> None:
+        process = processes.Identity(message["pid"], message["start"], message["boot"])
+        entry = Entry(process, message["directory"], message["door"], message["uid"], options)
+        sock = self._nursery.enter(entry, message["groups"])
+        self._entering[sock.fileno()] = (sock, message["n"])
+        self._epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def _tell(self, stem: Stem) -> None:
+        """Told at once, so that the keeper connects while the child finishes; what follows is its outcome."""
+        assert stem.order is not None
+        self._answer(stem.order.number, {"box": stem.facts()})
 
     def _stem_for(self, order: Order) -> Stem | None:
         if order.shape.store or (order.claim.extras and not self._nursery.ranged):
@@ -142,30 +166,31 @@ class Spawner:
         while self._waiting:
             self._nursery.end(self._waiting.pop())
 
-    def _cancel(self, number: int) -> None:
-        for fd, stem in list(self._busy.items()):
-            if stem.order is not None and stem.order.number == number:
-                self._release(fd)
-                self._nursery.end(stem)
-                self._answer(number, {"step": "cancelled", "error": "cancelled", "errno": ""})
-
     def _hear(self, fd: int) -> None:
         """A child is ready, has failed, or has died."""
+        if fd in self._entering:
+            self._hear_surgeon(fd)
+            return
         stem = self._busy.get(fd)
         if stem is None or stem.order is None:
             return
-        try:
-            received = wire.receive(stem.sock)
-        except ConnectionResetError:
-            received = None
+        received = _last_words(stem.sock)
         self._release(fd)
         number = stem.order.number
         if received is not None and received[0].get("ready"):
-            self._nursery.forget(stem)
-            self._answer(number, {"box": stem.facts()})
+            stem.sock.close()
+            self._answer(number, {"ready": True})
             return
         self._nursery.end(stem)
         died = {"step": "build", "error": "the box's first process died (perhaps out of memory)", "errno": ""}
+        self._answer(number, received[0] if received else died)
+
+    def _hear_surgeon(self, fd: int) -> None:
+        sock, number = self._entering.pop(fd)
+        self._epoll.unregister(fd)
+        received = _last_words(sock)
+        sock.close()
+        died = {"step": "enter", "error": "the surgeon died", "errno": ""}
         self._answer(number, received[0] if received else died)
 
     def _release(self, fd: int) -> None:
@@ -189,8 +214,16 @@ class Spawner:
                 if found is None or found.si_pid in waiting:
                     return
                 os.waitpid(found.si_pid, 0)
+                self._nursery.buried(found.si_pid)
         except ChildProcessError:
             return
+
+
+def _last_words(sock: socket.socket) -> tuple[wire.Message, list[int]] | None:
+    try:
+        return wire.receive(sock)
+    except ConnectionResetError:
+        return None
 
 
 def _alive(stem: Stem) -> bool:
@@ -199,13 +232,12 @@ def _alive(stem: Stem) -> bool:
     return not poll.poll(0)
 
 
-def _order(message: wire.Message, fds: list[int]) -> Order:
+def _order(message: wire.Message, options: int) -> Order:
     shape = message["shape"]
     return Order(
         number=message["n"],
         box_id=message["id"],
         keeper=message["keeper"],
-        directory=message["directory"],
         shape=root.Shape(
             lowers=tuple(shape["lowers"]),
             binds=tuple((source, name) for source, name in shape["binds"]),
@@ -217,43 +249,54 @@ def _order(message: wire.Message, fds: list[int]) -> Order:
         ),
         claim=Claim.parse(message["claim"]),
         ceiling=Ceiling(**message["ceiling"]),
-        fds=fds,
+        options=options,
     )
 
 
-def _told(error: Exception) -> dict[str, str]:
-    number = error.errno if isinstance(error, OSError) else None
-    import errno
-
-    return {"error": f"{type(error).__name__}: {error}", "errno": errno.errorcode.get(number, "") if number else ""}
-
-
-def main(fd: int, options: dict[str, Any]) -> None:
+def main(fd: int) -> None:
+    """Make everything ready that needs no options, await them, and serve."""
     sock = socket.socket(fileno=fd)
     kernel.close_but([fd])
     command_line = kernel.CommandLine()
     command_line.show("hutch-spawner")
     machine = detect()
-    tree = Tree(machine, options["keeper"]) if machine.seats else None
+    filter_ = seccomp.Filter(seccomp.program())
+    domain = landlock.Domain(landlock.abi())
+    received = wire.receive(sock)
+    if received is None:
+        return
+    options = received[0]
+    ranged = identity.can_map_ranges()
+    uplink = _open_uplink(options["network"], ranged) if options["network"] else None
+    tree = Tree(machine, options["groups"]) if machine.seats else None
     setting = Setting(
-        mount_point=options["mount_point"],
-        ranged=identity.can_map_ranges(),
+        run=options["run"],
+        ranged=ranged,
         last_capability=identity.last_capability(),
-        filter=seccomp.Filter(seccomp.program()),
-        domain=landlock.Domain(landlock.abi()),
+        filter=filter_,
+        domain=domain,
         command_line=command_line,
         without=frozenset(options["without"]),
     )
-    spawner = Spawner(sock, Nursery(setting, tree))
+    spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
     kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
     gc.collect()
     gc.freeze()
     gc.disable()
-    wire.send(sock, {"n": 0, "ranged": setting.ranged, "pid": os.getpid()})
+    wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})
     try:
         spawner.run()
     finally:
         spawner.close()
+        if uplink is not None:
+            uplink.close()
         if tree is not None:
             tree.close()
-    sys.exit(0)
+
+
+def _open_uplink(wanted: dict[str, Any], ranged: bool) -> "Uplink":
+    """Imported here: a spawner of boxes without a network, which is the usual one, must start fast."""
+    from hutch.providers.native.network.uplink import Uplink, leave_machine_network
+
+    porter = None if ranged else leave_machine_network()
+    return Uplink(wanted["instance"], wanted["allow_private"], porter=porter)

@@ -1,32 +1,34 @@
 """The keeper's end of its spawners: starting them when they are first needed, asking them, noticing their death."""
 
 import asyncio
-import contextlib
-import json
 import os
 import socket
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 from hutch.errors import EngineError, Unavailable
-from hutch.providers.native import wire
+from hutch.providers.native import launching, wire
 
-_SOURCE = str(Path(__file__).resolve().parents[3])
-# What can fail while the spawner starts is told on its socket: it has no terminal.
-_BOOTSTRAP = """
-import sys
-sys.path.append(sys.argv[2])
-try:
-    from hutch.providers.native import spawner
-    import json
-    spawner.main(int(sys.argv[1]), json.loads(sys.argv[3]))
-except Exception:
-    import json, socket, traceback
-    socket.socket(fileno=int(sys.argv[1])).send(json.dumps({"n": 0, "error": traceback.format_exc(-3)}).encode())
-"""
 _START_TIMEOUT = 20.0
+
+
+class Begun:
+    """A box on its way: `facts` when its process exists, `outcome` when its guest serves; an error ends both."""
+
+    __slots__ = ("facts", "outcome")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.facts: asyncio.Future[wire.Message] = loop.create_future()
+        self.outcome: asyncio.Future[wire.Message] = loop.create_future()
+
+    def take(self, message: wire.Message) -> bool:
+        """Keep an answer; True if it is the last one."""
+        if not self.facts.done():
+            self.facts.set_result(message)
+        if "box" in message:
+            return False
+        if not self.outcome.done():
+            self.outcome.set_result(message)
+        return True
 
 
 class Spawner:
@@ -34,16 +36,16 @@ class Spawner:
 
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
-        self._process: subprocess.Popen[bytes] | None = None
+        self._process: launching.Launched | None = None
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._answers: dict[int, asyncio.Future[wire.Message]] = {}
+        self._begun: dict[int, Begun] = {}
         self._number = 0
         self._started: asyncio.Future[wire.Message] | None = None
 
     @property
     def load(self) -> int:
-        return len(self._answers)
+        return len(self._begun)
 
     @property
     def dead(self) -> bool:
@@ -63,44 +65,27 @@ class Spawner:
 
     def _launch(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._started = self._answers[0] = self._loop.create_future()
-        ours, theirs = wire.pair()
-        # The interpreter behind a virtual environment: -I -S would not find that environment's packages anyway.
-        interpreter = getattr(sys, "_base_executable", None) or sys.executable
-        fd = theirs.fileno()
-        with theirs:
-            self._process = subprocess.Popen(
-                [interpreter, "-I", "-S", "-c", _BOOTSTRAP, str(fd), _SOURCE, json.dumps(self._options)],
-                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                pass_fds=(fd,), env={}, cwd="/", start_new_session=True,
-            )  # fmt: skip
+        self._started = self._loop.create_future()
+        self._process = launching.launch()
+        ours = self._process.sock
+        wire.send(ours, self._options)
         ours.setblocking(False)
         self._sock = ours
         self._loop.add_reader(ours.fileno(), self._read)
 
-    async def ask(self, message: wire.Message, fds: list[int]) -> wire.Message:
-        """The answer to one request. The descriptors may be closed as soon as this has been awaited once."""
+    async def create(self, message: wire.Message, options: int) -> "Begun":
+        """Ask for a box. Answered as soon as its first process exists, or could not be made."""
         await self.start()
         assert self._loop is not None
         self._number += 1
-        number = self._number
-        answer: asyncio.Future[wire.Message] = self._loop.create_future()
-        self._answers[number] = answer
+        begun = Begun(self._loop)
+        self._begun[self._number] = begun
         try:
-            await self._send({"n": number, **message}, fds)
-            return await asyncio.shield(answer)
-        except asyncio.CancelledError:
-            if self._sock is not None and not answer.done():
-                await self._cancel(number, answer)
+            await self._send({"n": self._number, "op": "create", **message}, [options])
+        except BaseException:
+            self._begun.pop(self._number, None)
             raise
-        finally:
-            self._answers.pop(number, None)
-
-    async def _cancel(self, number: int, answer: "asyncio.Future[wire.Message]") -> None:
-        """Wait until nothing is left of it: a caller that was cancelled goes on as if it had never asked."""
-        await self._send({"n": 0, "op": "cancel", "cancelled": number}, [])
-        with contextlib.suppress(TimeoutError, Unavailable):
-            await asyncio.wait_for(answer, 10.0)
+        return begun
 
     async def _send(self, message: wire.Message, fds: list[int]) -> None:
         while True:
@@ -122,23 +107,31 @@ class Spawner:
                 received = wire.receive(self._sock)
                 if received is None:
                     return self._end()
-                message, _ = received
-                answer = self._answers.pop(message["n"], None)
-                if answer is not None and not answer.done():
-                    answer.set_result(message)
+                self._take(received[0])
         except BlockingIOError:
             return None
         except OSError:
             return self._end()
 
+    def _take(self, message: wire.Message) -> None:
+        number = message["n"]
+        if number == 0:
+            if self._started is not None and not self._started.done():
+                self._started.set_result(message)
+            return
+        begun = self._begun.get(number)
+        if begun is not None and begun.take(message):
+            del self._begun[number]
+
     def _end(self) -> None:
         """It is gone: whoever waits is told, its boxes live on."""
         self.close()
-        for answer in self._answers.values():
-            if not answer.done():
-                answer.set_exception(_gone())
-                answer.exception()
-        self._answers.clear()
+        died = {"step": "spawner", "error": "the spawner process has ended", "errno": ""}
+        if self._started is not None and not self._started.done():
+            self._started.set_result(died)
+        for begun in self._begun.values():
+            begun.take(died)
+        self._begun.clear()
 
     def close(self) -> None:
         """End of file ends the spawner; it removes its stems and goes."""
@@ -151,13 +144,8 @@ class Spawner:
 
     def wait(self, timeout: float = 5.0) -> None:
         """Blocks until the process has ended and is reaped."""
-        if self._process is None:
-            return
-        try:
+        if self._process is not None:
             self._process.wait(timeout)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
 
 
 def _gone() -> Unavailable:
@@ -172,8 +160,8 @@ class Spawners:
         self._spawners: list[Spawner] = []
         self._most = min(2, len(os.sched_getaffinity(0)))
 
-    async def ask(self, message: wire.Message, fds: list[int]) -> wire.Message:
-        return await self._pick().ask(message, fds)
+    async def create(self, message: wire.Message, options: int) -> Begun:
+        return await self._pick().create(message, options)
 
     async def start(self) -> wire.Message:
         return await self._pick().start()

@@ -4,20 +4,33 @@ A *stem* is a child begun before any order: it has done everything that its shap
 """
 
 import contextlib
+import errno
+import itertools
 import json
 import os
 import signal
 import socket
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from hutch.providers.native import identity, kernel, processes, root, wire
-from hutch.providers.native.birth import Child, Claim, Setting
+from hutch.providers.native.birth import Child, Claim, Doors, Setting
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
+from hutch.providers.native.surgeon import Entry, Surgeon
+
+if TYPE_CHECKING:  # loaded by the spawner of networked boxes only
+    from hutch.providers.native.network.uplink import Uplink
+    from hutch.providers.native.network.wiring import Wired
 
 _NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
     | kernel.CLONE_NEWNET
 )  # fmt: skip
+_SHAREABLE = {"network namespace": kernel.CLONE_NEWNET, "ipc namespace": kernel.CLONE_NEWIPC}
+"""Namespaces that the attack suite can leave out (`Setting.without`) without any harm to the machine."""
+_BACKLOG = 64
+_LONGEST_PATH = 108
 
 
 @dataclass(slots=True)
@@ -27,12 +40,11 @@ class Order:
     number: int
     box_id: str
     keeper: str
-    directory: str
     shape: root.Shape
     claim: Claim
     ceiling: Ceiling
-    fds: list[int]
-    """Listener and options; the spawner never reads them."""
+    options: int
+    """A descriptor with what the guest is told; the spawner never reads it."""
 
 
 @dataclass(slots=True)
@@ -42,11 +54,10 @@ class Stem:
     process: processes.Identity
     sock: socket.socket
     shape: root.Shape
+    directory: str
     group: Group | None
-    slot: int | None
+    slot: int | None = None
     order: Order | None = None
-    userns: int | None = None
-    errors: list[wire.Message] = field(default_factory=list)
 
     def facts(self) -> wire.Message:
         """What the box's record says of it."""
@@ -62,11 +73,15 @@ class Stem:
 class Nursery:
     """Makes children and hands orders to them."""
 
-    def __init__(self, setting: Setting, tree: Tree | None) -> None:
+    def __init__(self, setting: Setting, tree: Tree | None, keeper: str, uplink: "Uplink | None" = None) -> None:
         self._setting = setting
         self._tree = tree
+        self._keeper = keeper
+        self._uplink = uplink
+        self._wired: dict[int, "Wired"] = {}
         self._slots = identity.Slots() if setting.ranged else None
         self._boot = processes.boot_id()
+        self._numbers = itertools.count(1)
 
     @property
     def ranged(self) -> bool:
@@ -74,63 +89,113 @@ class Nursery:
 
     def begin(self, shape: root.Shape, order: Order | None = None) -> Stem:
         """A new child of this shape; with an order it goes through to the end, else it waits for one."""
+        name = order.box_id if order else f".stem-{os.getpid()}-{next(self._numbers)}"
+        directory = f"{self._setting.run}/{name}"
         group = self._tree.make() if self._tree else None
-        spill = -1
         try:
-            if order is not None:
-                if group is not None:
-                    group.limit(order.ceiling)
-                spill = self._make_spill(order.directory)
-            ours, theirs = wire.pair()
-            cgroup = group.directory_fd() if group else None
-            pid = kernel.clone(_NAMESPACES, cgroup)
-            if pid == 0:
-                fds = [*order.fds, spill] if order else []
-                Child(self._setting, shape, theirs).live(group, order.claim if order else None, fds)
-            theirs.close()
+            if group is not None and order is not None:
+                group.limit(order.ceiling)
+            stem = self._clone(shape, directory, group, order)
         except BaseException:
-            if group is not None:
-                group.remove()
+            _remove(group, directory)
             raise
-        finally:
-            if spill >= 0:
-                os.close(spill)
-        if group is not None:
-            group.close()
-        process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
-        stem = Stem(process, ours, shape, group, None, order)
         try:
-            self._map(stem)
-            trees = self._trees(stem)
-            extras = self._extras(stem, order.claim) if order else []
-            try:
-                if order is not None:
-                    self._own_spill(stem, order.directory)
-                    self._write_plan(stem, order)
-                wire.send(ours, {}, [*trees, *extras])
-            finally:
-                for fd in (*trees, *extras):
-                    os.close(fd)
+            self._introduce(stem)
         except BaseException:
             self.end(stem)
             raise
         return stem
 
-    def claim(self, stem: Stem, order: Order) -> None:
-        """Make the box of `order` out of a waiting stem."""
+    def _clone(self, shape: root.Shape, directory: str, group: Group | None, order: Order | None) -> Stem:
+        spill, listener = _make_directory(directory)
+        ours, theirs = wire.pair()
+        try:
+            shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
+            pid = kernel.clone(_NAMESPACES & ~shared, group.directory_fd() if group else None)
+            if pid == 0:
+                child = Child(self._setting, shape, theirs, Doors(listener, spill))
+                child.live(group, (order.claim, order.options) if order else None)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            os.close(listener)
+            os.close(spill)
+            if group is not None:
+                group.close()
+        process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
+        return Stem(process, ours, shape, directory, group, None, order)
+
+    def _introduce(self, stem: Stem) -> None:
+        """Give a new child its ids and its image, after writing down how it can be found."""
+        userns = None
+        fds: list[int] = []
+        try:
+            if self._slots is None:
+                identity.single_maps().write(stem.process.pid)
+            else:
+                stem.slot = self._slots.take(stem.process)
+                identity.range_maps(stem.slot).write(stem.process.pid)
+                userns = os.open(f"/proc/{stem.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+                owner = identity.base(stem.slot) + identity.USER
+                os.chown(f"{stem.directory}/spill", owner, owner)
+                # The image through the box's ids: only we may do that. An ordinary user's child opens its own.
+                for path, writable in root.shape_sources(stem.shape):
+                    fds.append(root.detach(path, writable=writable, userns=userns))
+                if stem.order is not None:
+                    fds += self._extras(stem, stem.order.claim)
+            self._write_plan(stem)
+            wire.send(stem.sock, self._connect(stem), fds)
+        finally:
+            for fd in (*fds, *([] if userns is None else [userns])):
+                os.close(fd)
+
+    def _connect(self, stem: Stem) -> wire.Message:
+        """Wire the box's network namespace, if it is to have a network."""
+        if stem.shape.network == "off":
+            return {}
+        if self._uplink is None:
+            raise OSError(errno.ENETDOWN, "this spawner has no uplink", stem.directory)
+        netns = os.open(f"/proc/{stem.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            wired = self._wired[stem.process.pid] = self._uplink.wire(netns)
+        finally:
+            os.close(netns)
+        return {"resolv_conf": wired.resolv_conf}
+
+    def buried(self, pid: int) -> None:
+        """A child's process is gone: so is its network namespace."""
+        wired = self._wired.pop(pid, None)
+        if wired is not None and self._uplink is not None:
+            self._uplink.unwire(wired)
+
+    def enter(self, entry: Entry, groups: list[str]) -> socket.socket:
+        """Send a surgeon into a box; its news come on the socket."""
+        group = self._tree.open(groups) if self._tree and groups else None
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            Surgeon(self._setting, entry, theirs).enter(group)
+        theirs.close()
+        if group is not None:
+            group.close()
+        return ours
+
+    def claim(self, stem: Stem, order: Order, tell: Callable[[], None]) -> None:
+        """Make the box of `order` out of a waiting stem; `tell` is called when its directory has its name."""
         stem.order = order
+        extras = self._extras(stem, order.claim)
+        try:
+            directory = f"{self._setting.run}/{order.box_id}"
+            os.rename(stem.directory, directory)
+            stem.directory = directory
+            tell()  # before the child is woken: it may take this processor
+            wire.send(stem.sock, _plain(order.claim), [order.options, *extras])
+        finally:
+            for fd in extras:
+                os.close(fd)
         if stem.group is not None:
             stem.group.limit(order.ceiling)
-        spill = self._make_spill(order.directory)
-        extras: list[int] = []
-        try:
-            self._own_spill(stem, order.directory)
-            extras = self._extras(stem, order.claim)
-            self._write_plan(stem, order)
-            wire.send(stem.sock, _plain(order.claim), [*order.fds, spill, *extras])
-        finally:
-            for fd in (spill, *extras):
-                os.close(fd)
 
     def end(self, stem: Stem) -> None:
         """Kill the child and remove what was made for it; nothing of it is left when this returns."""
@@ -138,40 +203,11 @@ class Nursery:
             os.kill(stem.process.pid, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             os.waitpid(stem.process.pid, 0)
-        self.forget(stem)
-        if stem.group is not None:
-            stem.group.remove()
+        self.buried(stem.process.pid)
+        stem.sock.close()
+        _remove(stem.group, stem.directory)
         if stem.slot is not None:
             identity.give_back(stem.slot, stem.process)
-
-    def forget(self, stem: Stem) -> None:
-        """The box is ready: from now on its record is what leads to it."""
-        stem.sock.close()
-        if stem.userns is not None:
-            os.close(stem.userns)
-            stem.userns = None
-
-    def _map(self, stem: Stem) -> None:
-        if self._slots is None:
-            identity.single_maps().write(stem.process.pid)
-            return
-        stem.slot = self._slots.take(stem.process)
-        identity.range_maps(stem.slot).write(stem.process.pid)
-        stem.userns = os.open(f"/proc/{stem.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-
-    def _trees(self, stem: Stem) -> list[int]:
-        """The image through the box's ids. Only we may do that; an ordinary user's child opens its own."""
-        if stem.userns is None:
-            return []
-        trees: list[int] = []
-        try:
-            for path, writable in root.shape_sources(stem.shape):
-                trees.append(root.detach(path, writable=writable, userns=stem.userns))
-        except BaseException:
-            for fd in trees:
-                os.close(fd)
-            raise
-        return trees
 
     def _extras(self, stem: Stem, claim: Claim) -> list[int]:
         if stem.slot is None:
@@ -187,29 +223,54 @@ class Nursery:
             raise
         return trees
 
-    def _make_spill(self, directory: str) -> int:
-        path = f"{directory}/spill"
-        os.mkdir(path, 0o700)
-        return os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def _own_spill(self, stem: Stem, directory: str) -> None:
-        if stem.slot is not None:
-            owner = identity.base(stem.slot) + identity.USER
-            os.chown(f"{directory}/spill", owner, owner)
-
-    def _write_plan(self, stem: Stem, order: Order) -> None:
+    def _write_plan(self, stem: Stem) -> None:
         """Before the child can become a box: after a crash this file leads to it."""
-        data = json.dumps({"keeper": order.keeper, "store": order.shape.store, **stem.facts()}).encode()
-        fd = os.open(f"{order.directory}/box", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        data = json.dumps({"keeper": self._keeper, "store": stem.shape.store, **stem.facts()}).encode()
+        fd = os.open(f"{stem.directory}/box", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, data)
         finally:
             os.close(fd)
 
 
+def _make_directory(path: str) -> tuple[int, int]:
+    """A box's directory on the host; returns its spill directory and its guest's listening socket."""
+    os.mkdir(path, 0o700)
+    os.mkdir(f"{path}/spill", 0o700)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        _bind(listener, path)
+        listener.listen(_BACKLOG)
+        spill = os.open(f"{path}/spill", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return spill, listener.detach()
+
+
+def _bind(listener: socket.socket, directory: str) -> None:
+    """A Unix socket's path has 108 bytes at most; a longer one is reached through the directory's descriptor."""
+    path = f"{directory}/guest"
+    if len(os.fsencode(path)) < _LONGEST_PATH:
+        listener.bind(path)
+        return
+    fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        listener.bind(f"/proc/self/fd/{fd}/guest")
+    finally:
+        os.close(fd)
+
+
+def _remove(group: Group | None, directory: str) -> None:
+    if group is not None:
+        group.remove()
+    for name in ("guest", "box"):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{directory}/{name}")
+    for path in (f"{directory}/spill", directory):
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(path)
+
+
 def _plain(claim: Claim) -> wire.Message:
     extras = [[extra.source, extra.target, extra.writable, extra.device, extra.inode] for extra in claim.extras]
     return {
         "hostname": claim.hostname, "size": claim.size, "inodes": claim.inodes, "open_files": claim.open_files,
-        "processes": claim.processes, "resolv_conf": claim.resolv_conf, "extras": extras,
+        "processes": claim.processes, "extras": extras,
     }  # fmt: skip

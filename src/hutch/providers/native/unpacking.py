@@ -102,7 +102,9 @@ def _enter(top: int, path: str) -> int:
         os.close(parent)
         return kernel.openat2(top, path, os.O_PATH | os.O_DIRECTORY, _ALLOWED)
     except OSError as error:
-        raise Invalid(f"the archive writes through a link or a file: {path!r} ({error.strerror})", op="create") from error
+        raise Invalid(
+            f"the archive writes through a link or a file: {path!r} ({error.strerror})", op="create"
+        ) from error
 
 
 def _exists_as_directory(parent: int, name: str) -> bool:

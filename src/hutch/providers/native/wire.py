@@ -5,6 +5,7 @@ is inherited by every later box, so it must never hold any of it. Standard libra
 """
 
 import array
+import errno
 import json
 import os
 import socket
@@ -25,7 +26,7 @@ def send(sock: socket.socket, message: Message, fds: list[int] | tuple[int, ...]
     """A message over 64 KB is refused (EMSGSIZE): whatever can be that large travels by descriptor."""
     data = json.dumps(message, separators=(",", ":")).encode()
     if len(data) > _LARGEST or len(fds) > _MOST_DESCRIPTORS:
-        raise OSError(90, f"a message of {len(data)} bytes and {len(fds)} descriptors is too large")
+        raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(fds)} descriptors is too large")
     ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
@@ -40,6 +41,13 @@ def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
     if not data:
         return None
     return json.loads(data), list(fds)
+
+
+def told(step: str, error: BaseException) -> Message:
+    """An error as an answer: the step that failed, what the kernel or Python said, and the errno's name."""
+    number = error.errno if isinstance(error, OSError) and error.errno else 0
+    text = str(error) if number else f"{type(error).__name__}: {error}"
+    return {"step": step, "error": text, "errno": errno.errorcode.get(number, "")}
 
 
 def sealed(data: bytes) -> int:

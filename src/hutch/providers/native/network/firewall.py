@@ -13,6 +13,10 @@ from ipaddress import IPv4Address, IPv4Network
 
 from hutch.providers.native import kernel
 
+# The connections the kernel remembers for one box. Its table is the machine's own, and small: a box that sends a
+# datagram to each of a million ports must not push out the connections of everybody else.
+MOST_FLOWS = 2048
+
 _CAP_NET_ADMIN = 12
 _AMBIENT_RAISE = 2
 _SYSTEM_DIRECTORIES = ("/usr/sbin", "/sbin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/local/bin")
@@ -48,12 +52,18 @@ table inet {table(tag)} {{
   set allowed {{ type ipv4_addr; flags interval; auto-merge; {_elements(allowed)} }}
   set refused {{ type ipv4_addr; flags interval; auto-merge; {_elements(refused)} }}
   set machine {{ type ipv4_addr; }}
+  set flows {{ type ipv4_addr; size 65535; flags dynamic; }}
 
   chain arriving {{
     type filter hook prerouting priority raw; policy accept;
     iifname != {boxes} accept
     meta nfproto != ipv4 drop comment "no IPv6 for boxes"
     fib saddr . iif oif missing drop comment "a source address that is not that box's own"
+  }}
+  chain counted {{
+    type filter hook prerouting priority mangle; policy accept;
+    iifname != {boxes} accept
+    ct state new add @flows {{ ip saddr ct count over {MOST_FLOWS} }} drop
   }}
   chain to_us {{
     type filter hook input priority filter - 5; policy accept;

@@ -1,4 +1,4 @@
-"""The one interface every box has. Apart from the rest of the network code, which the spawner imports only on demand."""
+"""The one interface every box has; apart from the other network code, which is imported only on demand."""
 
 import fcntl
 import socket

@@ -75,6 +75,7 @@ class _Porter:
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._obey)
         self._network = Netlink()
+        self._pool = IPv4Network("0.0.0.0/0")
         self._forwarder: Forwarder | None = None
         self._pasta: subprocess.Popen[bytes] | None = None
         self._pasta_words = -1
@@ -108,6 +109,7 @@ class _Porter:
     def _do(self, order: dict[str, Any], descriptors: list[int]) -> None:
         match order["do"]:
             case "survey":
+                self._pool = IPv4Network(order["pool"])
                 self._tell_survey()
             case "namespace":
                 self._make_namespace()
@@ -123,7 +125,8 @@ class _Porter:
 
     def _tell_survey(self) -> None:
         addresses = [str(each) for each in self._network.addresses()]
-        self._tell({"addresses": addresses, "routes": [str(each) for each in self._network.routes()]})
+        routes = [str(each) for each in self._network.routes() if each.overlaps(self._pool)]
+        self._tell({"addresses": addresses, "routes": routes})
 
     def _make_namespace(self) -> None:
         """A child that sits in new user and network namespaces until pasta, too, has entered them."""

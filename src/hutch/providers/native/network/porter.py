@@ -31,6 +31,7 @@ class Survey:
 
     addresses: list[IPv4Address]
     routes: list[IPv4Network]
+    """Those that overlap the pool; a machine may have a hundred thousand others."""
 
 
 class Porter:
@@ -54,8 +55,8 @@ class Porter:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def survey(self) -> Survey:
-        self._send({"do": "survey"})
+    def survey(self, pool: IPv4Network) -> Survey:
+        self._send({"do": "survey", "pool": str(pool)})
         return _survey_of(self._receive()[0])
 
     def make_namespace(self) -> tuple[int, int]:

@@ -8,7 +8,7 @@ one when it starts, before its first box, and stays: it would have no power over
 import os
 
 from hutch.providers.native import kernel
-from hutch.providers.native.network.wiring import lo_up
+from hutch.providers.native.network.loopback import lo_up
 
 
 def unshare_mapped(uid: int, gid: int) -> None:

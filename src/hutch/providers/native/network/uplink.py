@@ -19,11 +19,13 @@ from ipaddress import IPv4Address, IPv4Network
 from hutch.providers.native import kernel
 from hutch.providers.native.network import dns, firewall, netlink, ranges, rootless, wiring
 from hutch.providers.native.network.availability import CARRIED, available
+from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.porter import Porter, PorterGone, Survey
 from hutch.providers.native.network.wiring import Wired
 
 _PASTA_SECONDS = 10.0
+_DOCTOR = "`hutch doctor` tells what this machine lacks"
 
 
 class NetworkUnavailable(Exception):
@@ -46,8 +48,12 @@ def _group(tag: str) -> int:
 def leave_machine_network() -> Porter:
     """For a rootless spawner, before its first box: enter namespaces of our own, and leave a porter behind."""
     porter = Porter.fork()
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
-    rootless.unshare_mapped(os.geteuid(), os.getegid())
+    try:
+        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
+        rootless.unshare_mapped(os.geteuid(), os.getegid())
+    except OSError as error:
+        porter.close()
+        raise NetworkUnavailable(f"no namespaces for the network of boxes: {error}", _DOCTOR) from error
     return porter
 
 
@@ -100,7 +106,7 @@ class Uplink:
             try:
                 self._open(undo, porter, resolv_conf)
             except (OSError, PorterGone, firewall.FirewallError, ranges.RangesFull) as error:
-                raise NetworkUnavailable(f"no network for boxes: {error}") from error
+                raise NetworkUnavailable(f"no network for boxes: {error}", _DOCTOR) from error
             self._undo = undo.pop_all()
 
     def wire(self, netns: int) -> Wired:
@@ -163,7 +169,7 @@ class Uplink:
                 self._junction, carried_pid = porter.make_namespace()
                 undo.callback(os.close, self._junction)
         self._porter = porter
-        survey = porter.survey()
+        survey = porter.survey(self._pool)
         with self._in_junction():
             if carried:
                 _forward_here()
@@ -222,7 +228,7 @@ class Uplink:
 
 def _forward_here() -> None:
     """Turn forwarding on in the namespace we stand in, which must be one of ours."""
-    wiring.lo_up()
+    lo_up()
     with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as file:
         file.write("1")
 

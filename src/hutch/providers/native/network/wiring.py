@@ -1,5 +1,6 @@
 """The link between a box's network namespace and ours, and standing in another namespace for a moment."""
 
+import array
 import errno
 import fcntl
 import os
@@ -16,8 +17,8 @@ from hutch.providers.native.network.netlink import Netlink
 
 BOX_INTERFACE = "eth0"
 _EVERYWHERE = IPv4Network("0.0.0.0/0")
-_SIOCSIFFLAGS = 0x8914
-_UP = 1
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_GLINK = 0xA
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +36,6 @@ class Wired:
     @property
     def resolv_conf(self) -> str:
         return f"nameserver {self.nameserver}\n"
-
-
-def lo_up() -> None:
-    """Bring the loopback of the calling namespace up (the netlink way takes twice as long)."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as any_socket:
-        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH22x", b"lo", _UP))
 
 
 @contextmanager
@@ -73,18 +68,31 @@ def wire_box(
     """
     near, far = ends
     _add_pair(ours, netns, interface, group)
-    index = ours.index_of(interface)
-    ours.ask(netlink.without_ipv6(index), netlink.add_address(index, near, 31), netlink.set_up(index))
+    our_end = ours.index_of(interface)
     with inside(netns), Netlink() as theirs:
-        index = socket.if_nametoindex(BOX_INTERFACE)
+        their_end = socket.if_nametoindex(BOX_INTERFACE)
         theirs.ask(
-            netlink.without_ipv6(index),
-            netlink.add_address(index, far, 31),
-            netlink.set_up(index),
+            netlink.without_ipv6(their_end),
+            netlink.add_address(their_end, far, 31),
+            netlink.set_up(their_end),
             netlink.route_via(_EVERYWHERE, near),
             *(netlink.prohibit(each) for each in refused),
             *(netlink.route_via(each, near) for each in exceptions),
         )
+        ours.ask(netlink.without_ipv6(our_end), netlink.add_address(our_end, near, 31), netlink.set_up(our_end))
+        _await_carrier(BOX_INTERFACE)
+
+
+def _await_carrier(interface: str) -> None:
+    """Have the kernel notice that the cable is in, which it else does some time later, in a work queue.
+
+    Until then the end that came up first drops what it should send, and a box's first connection takes the second
+    that TCP waits before it tries again.
+    """
+    value = array.array("I", (_ETHTOOL_GLINK, 0))
+    request = struct.pack("16sP16x", interface.encode(), value.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
 def _add_pair(ours: Netlink, netns: int, interface: str, group: int) -> None:

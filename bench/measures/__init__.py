@@ -1,0 +1,23 @@
+"""The benches by the names that the command line takes."""
+
+from collections.abc import Awaitable, Callable
+
+from bench.measures.cold import cold
+from bench.measures.create import create
+from bench.measures.durable import durable
+from bench.measures.execs import execs
+from bench.measures.many import burst, idle, rate
+from bench.measures.output import output
+from bench.numbers import Number
+from bench.setting import Setting
+
+MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
+    "create": create,
+    "exec": execs,
+    "cold": cold,
+    "durable": durable,
+    "burst": burst,
+    "rate": rate,
+    "idle": idle,
+    "output": output,
+}

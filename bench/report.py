@@ -1,0 +1,79 @@
+"""The result as a person reads it in a terminal, and as one JSON value."""
+
+import os
+import platform
+import subprocess
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.numbers import Number, Summary
+from bench.peers import Peers
+
+WORDS = {True: "met", False: "MISSED", None: "not measured"}
+
+
+def lines(number: Number) -> str:
+    """One number: ours, each peer's with the ratio, each goal with its answer."""
+    shown = [f"\n{number.what}", f"  {'hutch':<14}{_summary(number.ours, number.unit)}"]
+    for name, theirs in number.peers.items():
+        shown.append(f"  {name:<14}{_summary(theirs, number.unit)}   {number.times(name):.2f}×")
+    shown += [f"  goal: {goal.text}: {WORDS[goal.met(number)]}" for goal in number.goals]
+    return "\n".join(shown)
+
+
+def verdict(numbers: Sequence[Number]) -> str:
+    answers = [goal.met(number) for number in numbers for goal in number.goals]
+    counted = {word: sum(answer is key for answer in answers) for key, word in WORDS.items()}
+    return "\ngoals: " + ", ".join(f"{count} {word}" for word, count in counted.items() if count)
+
+
+def result(numbers: Sequence[Number], peers: Peers, started: dict[str, object], *, brief: bool) -> dict[str, object]:
+    return {
+        "brief": brief,
+        "machine": {**started, "load_after": _load()},
+        "peer_versions": peers.versions,
+        "not_measured": peers.missing,
+        "numbers": [number.plain() for number in numbers],
+    }
+
+
+def machine() -> dict[str, object]:
+    """What the numbers depend on. The load tells whether the machine was quiet."""
+    return {
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        "kernel": platform.release(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "python": platform.python_version(),
+        "user": "root" if os.geteuid() == 0 else "ordinary user",
+        "commit": _commit(),
+        "load_before": _load(),
+    }
+
+
+def quantity(value: float, unit: str) -> str:
+    """Three digits that mean something."""
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2
+    return f"{value:,.{digits}f} {unit}"
+
+
+def _summary(summary: Summary, unit: str) -> str:
+    p50, p95 = quantity(summary.p50, unit), quantity(summary.p95, unit)
+    return f"p50 {p50:>14}   p95 {p95:>14}   n {summary.n:>4}"
+
+
+def _load() -> float:
+    return round(os.getloadavg()[0], 2)
+
+
+def _processor() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def _commit() -> str:
+    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return asked.stdout.strip() or "unknown"

@@ -1,0 +1,49 @@
+"""The kit as a pytest class: subclass it and every check is a test.
+
+class TestMyProvider(ProviderConformance):
+    def make_provider(self) -> Provider:
+        return MyProvider()
+"""
+
+import asyncio
+from collections.abc import Iterator
+from typing import ClassVar
+
+import pytest
+
+from hutch.conformance.kit import perform, prepare
+from hutch.conformance.registry import Check, checks
+from hutch.conformance.workbench import Workbench
+from hutch.providers.base import Provider
+
+
+class ProviderConformance:
+    """All checks on one provider object; what the provider does not claim, it is tested to refuse."""
+
+    image: ClassVar[str] = ""
+    """The image of its boxes; empty: the provider's own default."""
+    patience: ClassVar[float] = 30.0
+
+    def make_provider(self) -> Provider:
+        """A new provider object, which knows nothing of those before."""
+        raise TypeError(f"{type(self).__name__} does not say how its provider is made (make_provider)")
+
+    @pytest.fixture(scope="class")
+    def event_loop_of_class(self) -> Iterator[asyncio.Runner]:
+        """One loop for the class: a provider's connections belong to the loop they were opened in."""
+        with asyncio.Runner() as runner:
+            yield runner
+
+    @pytest.fixture(scope="class")
+    def bench(self, event_loop_of_class: asyncio.Runner) -> Iterator[Workbench]:
+        provider = self.make_provider()
+        try:
+            yield event_loop_of_class.run(
+                prepare(self.make_provider, provider, image=self.image, patience=self.patience)
+            )
+        finally:
+            event_loop_of_class.run(provider.close())
+
+    @pytest.mark.parametrize("check", checks(), ids=lambda check: check.name)
+    def test_contract(self, check: Check, bench: Workbench, event_loop_of_class: asyncio.Runner) -> None:
+        event_loop_of_class.run(perform(check, bench))

@@ -1,0 +1,69 @@
+"""What a provider without a capability has to refuse: cleanly, with a reason, and with nothing left behind."""
+
+from typing import Any
+
+from hutch.conformance.claims import raises, same
+from hutch.conformance.registry import refusal
+from hutch.conformance.workbench import Workbench
+from hutch.errors import NotRunnable, Refused, Unsupported
+from hutch.model.spec import Mount, NetworkMode, Retention
+
+
+@refusal("pty")
+async def refuse_pty(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, what="starting a job with a terminal"):
+            await bench.start(box, ("true",), pty=True)
+        same(await box.jobs(), (), "jobs")
+
+
+@refusal("watch")
+async def refuse_watch(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, what="watching a directory"):
+            await anext(aiter(box.files.watch(".")))
+
+
+@refusal("pause")
+async def refuse_pause(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, what="pausing"):
+            await box.pause()
+        await bench.answers(box)
+
+
+@refusal("users.root")
+async def refuse_root(bench: Workbench) -> None:
+    async with bench.box() as box:
+        with raises(Unsupported, Refused, NotRunnable, what="running as root"):
+            await bench.run(box, ("true",), user="root")
+
+
+@refusal("networks.on")
+async def refuse_network(bench: Workbench) -> None:
+    await _refused(bench, "network on", network=NetworkMode.ON)
+
+
+@refusal("mounts")
+async def refuse_mounts(bench: Workbench) -> None:
+    await _refused(bench, "a mount", mounts=(Mount(source=str(bench.scratch), target="/data"),))
+
+
+@refusal("persistent")
+async def refuse_persistent(bench: Workbench) -> None:
+    await _refused(bench, "a persistent box", retention=Retention.PERSISTENT)
+
+
+@refusal("writable_root")
+async def refuse_writable_root(bench: Workbench) -> None:
+    await _refused(bench, "a writable root", read_only_root=False)
+
+
+async def _refused(bench: Workbench, what: str, **changes: Any) -> None:
+    """Policy refuses such an order before; the provider does too, because a wall has no front door only."""
+    order = bench.order(**changes)
+    planned = bench.provider.plan(order)
+    with raises(Unsupported, Refused, what=f"creating a box with {what}"):
+        box = await bench.provider.create(order, planned)
+        await bench.provider.destroy(box.record)
+    same(await bench.listed(planned), False, "whether the refused box is listed")

@@ -1,0 +1,21 @@
+"""Work that a cancelled caller must not leave half done: it runs to its end, and only then the caller is told."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+async def whole(work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`. A cancellation waits until it is done, however often it comes; its error goes first."""
+    task = asyncio.ensure_future(work)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait({task})
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None and not task.cancelled() and task.exception() is None:
+        raise cancelled
+    return task.result()

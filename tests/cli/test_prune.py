@@ -1,0 +1,58 @@
+"""`hutch prune`: what a killed process left goes; what lives is not touched (lessons 1, 2, 10)."""
+
+import os
+import signal
+from pathlib import Path
+
+from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+
+
+def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories: Path) -> None:
+    """Lesson 10: the box of a keeper that was killed is found, told and removed; that of a live one goes on."""
+    state, run = hutch_directories / "ps", hutch_directories / "pr"
+    env = {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run), "HUTCH_ORPHAN_GRACE_SEC": "600"}
+    command = ("run", "--timeout", "100", "--", "sh", "-c", "echo ready; read line; echo $line")
+    with started(*command, env=env) as killed, started(*command, env=env) as alive:
+        for process in (killed, alive):
+            assert process.stdout
+            read_until(process.stdout.fileno(), b"ready\n")
+        killed.kill()
+        killed.wait(PATIENCE)
+        before = {path.name for path in run.iterdir()}
+        assert len(before) == 2
+
+        code, told = answer("prune", "--dry-run", env=env)
+        assert (code, told["dry_run"]) == (0, True)
+        (left,) = [leftover["name"] for leftover in told["leftovers"] if leftover["kind"] == "box"]
+        assert left in before
+        assert {path.name for path in run.iterdir()} == before
+
+        done = hutch("prune", env=env)
+        assert done.returncode == 0
+        assert f"box {left}: removed" in done.stdout.decode()
+        assert {path.name for path in run.iterdir()} == before - {left}
+        assert len(list((state / "keepers").iterdir())) == 1
+
+        assert alive.stdin and alive.stdout
+        alive.stdin.write(b"still here\n")
+        read_until(alive.stdout.fileno(), b"still here\n")
+        assert alive.wait(PATIENCE) == 0
+    assert list(run.iterdir()) == []
+    assert hutch("prune", env=env).stdout == b"nothing was left behind\n"
+
+
+def test_a_box_whose_keeper_is_unknown_waits_while_anybody_lives(hutch_directories: Path) -> None:
+    """A directory that nobody has signed may be a box that is being made this moment."""
+    state, run = hutch_directories / "qs", hutch_directories / "qr"
+    env = {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run)}
+    with started("run", "--", "sh", "-c", "echo ready; read line", env=env) as alive:
+        assert alive.stdout
+        read_until(alive.stdout.fileno(), b"ready\n")
+        unsigned = run / ("a" * 20)
+        unsigned.mkdir(0o700)
+        assert hutch("prune", env=env).stdout == b"nothing was left behind\n"
+        assert unsigned.is_dir()
+        os.kill(alive.pid, signal.SIGTERM)
+        alive.wait(PATIENCE)
+    assert f"box {unsigned.name}: removed" in hutch("prune", env=env).stdout.decode()
+    assert not unsigned.exists()

@@ -1,0 +1,143 @@
+"""`hutch run`: output, input, exit codes, verdicts and errors as a shell sees them."""
+
+import base64
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+
+
+def test_output_and_exit_code_are_the_commands_own(hutch_directories: Path) -> None:
+    """Issue 2.8: both streams, byte for byte, the exit code, and nothing of Hutch's own; nothing remains."""
+    done = hutch("run", "--", "sh", "-c", "printf 'out\\377\\n'; printf err >&2; exit 7")
+    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\n", b"err")
+    assert list((hutch_directories / "r").iterdir()) == []
+
+
+def test_every_byte_of_the_input_arrives() -> None:
+    """Issue 2.8: a pipe is fed to the end; more than any buffer on the way holds."""
+    data = bytes(range(256)) * 4096
+    done = hutch("run", "cat", stdin=data)
+    assert done.returncode == 0
+    assert done.stdout == data
+
+
+def test_output_is_shown_while_the_command_runs() -> None:
+    """The first line is here before the command, which waits for our answer, can have ended."""
+    with started("run", "--", "sh", "-c", "echo ready; read line; echo got $line") as process:
+        assert process.stdin and process.stdout
+        assert read_until(process.stdout.fileno(), b"\n") == b"ready\n"
+        process.stdin.write(b"it\n")
+        assert read_until(process.stdout.fileno(), b"\n") == b"got it\n"
+        assert process.wait(PATIENCE) == 0
+
+
+def test_much_output_is_complete() -> None:
+    """No byte of 20 MB is lost between the box and a pipe."""
+    script = "i=0; while [ $i -lt 20 ]; do head -c 1048576 /dev/zero; i=$((i+1)); done"
+    done = hutch("run", "--", "sh", "-c", script)
+    assert done.returncode == 0
+    assert hashlib.sha256(done.stdout).digest() == hashlib.sha256(bytes(20 << 20)).digest()
+
+
+def test_a_reader_that_leaves_ends_the_command() -> None:
+    """`hutch run -- yes | head -1` ends, quietly, as if SIGPIPE had."""
+    with started("run", "--", "yes") as process:
+        assert process.stdout and process.stderr
+        read_until(process.stdout.fileno(), b"y\n")
+        process.stdout.close()
+        assert process.wait(PATIENCE) == 141
+        assert process.stderr.read() == b""
+
+
+def test_a_timeout_has_its_code_and_its_line() -> None:
+    """Lesson 24: 124, and one line says why and what to do."""
+    done = hutch("run", "--timeout", "0.3", "--", "sleep", "60")
+    assert done.returncode == 124
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("hutch: timeout: ")
+
+
+def test_an_adjustment_is_told() -> None:
+    """DESIGN §4: what policy changed is said; the command runs all the same."""
+    done = hutch("run", "--timeout", "600", "--", "true")
+    assert done.returncode == 0
+    assert "timeout_sec 600 → 120" in done.stderr.decode()
+
+
+def test_the_result_as_json() -> None:
+    """`--json`: one object, with text, verdict and usage; bytes that are no text come as base64 too."""
+    code, result = answer("run", "--timeout", "600", "--", "sh", "-c", "printf '\\377'; echo err >&2; exit 3")
+    assert code == 3
+    assert (result["exit_code"], result["stderr"], result["verdict"]["cause"]) == (3, "err\n", "exit")
+    assert base64.b64decode(result["stdout_base64"]) == b"\xff"
+    assert "stderr_base64" not in result
+    assert result["usage"]["wall_sec"] > 0
+    assert any("600" in note for note in result["notes"])
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "what"),
+    [
+        (("--profile", "defalt", "--", "true"), 125, "defalt"),
+        (("--image", "dir:/nowhere", "--", "true"), 125, "/nowhere"),
+        (("--image", "floppy", "--", "true"), 125, "floppy"),
+        (("--user", "nobody-there", "--", "true"), 125, "nobody-there"),
+        (("--workdir", "/nowhere", "--", "true"), 125, "/nowhere"),
+        (("--mount", "./missing:/data", "--", "true"), 125, "missing"),
+        (("--mount", "/etc:/data", "--", "true"), 125, "/etc"),
+        (("--memory", "-1", "--", "true"), 125, "-1"),
+        (("--cpus", "many", "--", "true"), 125, "many"),
+        (("--nett", "on", "--", "true"), 125, "--nett"),
+        ((), 125, "command"),
+        (("--", "no-such-program"), 127, "no-such-program"),
+        (("--", "/etc/passwd"), 126, "/etc/passwd"),
+    ],
+)
+def test_bad_input_is_named_with_a_remedy(
+    words: tuple[str, ...], code: int, what: str, hutch_directories: Path
+) -> None:
+    """Issue 2, "Bad input": a message that names it, Hutch's own exit code, as JSON too; nothing half-made remains."""
+    done = hutch("run", "--json", *words)
+    assert done.returncode == code, done
+    (line,) = done.stdout.decode().splitlines()
+    assert what in line
+    assert line.startswith('{"error":{"code":')
+    assert done.stderr == b""
+    run = hutch_directories / "r"
+    assert not run.exists() or list(run.iterdir()) == []
+
+
+def test_an_error_has_its_fix_on_a_line_of_its_own() -> None:
+    done = hutch("run", "--profile", "defalt", "--", "true")
+    first, second = done.stderr.decode().splitlines()
+    assert first.startswith("hutch: ") and "defalt" in first
+    assert second.startswith("  fix: ") and "default" in second
+
+
+def test_what_a_box_is_given(tmp_path: Path) -> None:
+    """Variables, a secret of our environment, the working directory and a mount, all from flags."""
+    (tmp_path / "data").mkdir(0o755)
+    (tmp_path / "data" / "file").write_text("from the host")
+    os.chmod(tmp_path, 0o755)
+    script = 'echo "$A $B $S $PWD $(cat /data/file)"; id -u'
+    done = hutch(
+        "run", "--env", "A=1", "-e", "B", "--secret", "S", "--workdir", "/tmp", "--mount", "data:/data",
+        "--", "sh", "-c", script, env={"B": "2", "S": "3"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.stdout.decode().splitlines() == ["1 2 3 /tmp from the host", "1000"], done.stderr
+
+
+def test_closed_descriptors_do_no_harm() -> None:
+    """A caller may have closed its input; the command then has an empty one."""
+    done = hutch_without_stdin("run", "--", "sh", "-c", "cat; echo end")
+    assert done == (0, b"end\n")
+
+
+def hutch_without_stdin(*words: str) -> tuple[int, bytes]:
+    with started(*words, stdin=None, preexec_fn=lambda: os.close(0)) as process:
+        out, _ = process.communicate(timeout=PATIENCE)
+        return process.returncode, out

@@ -1,0 +1,115 @@
+"""Create, use, destroy, again and again: what the machine holds does not grow."""
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.leaks import Holdings, holdings
+
+from hutch import Hutch
+from hutch.errors import HutchError
+
+PROOF = Path(__file__).parents[2] / "proof" / "native-leaks.json"
+
+
+async def a_round(hutch: Hutch, number: int) -> None:
+    """Mostly a plain life; now and then one of the less plain ends."""
+    box = await hutch.create(memory_mb=64, disk_mb=8)
+    await box.exec(["true"])
+    if number % 5 == 1:
+        await box.files.write("a/b/c.txt", b"x" * 10_000)
+        await box.exec("cat a/b/c.txt | wc -c; exit 3")
+    if number % 5 == 2:
+        job = await box.start("cat; sleep 100")
+        await job.write("hello")
+    if number % 5 == 3:
+        async for _ in box.stream("seq 1000"):
+            pass
+    if number % 7 == 4:
+        await box.exec("sleep 5", timeout=0.01)
+    if number % 11 == 5:
+        creating = asyncio.create_task(hutch.create())
+        await asyncio.sleep(0.0005 * (number % 7))
+        creating.cancel()
+        await asyncio.gather(creating, return_exceptions=True)
+        for record in await hutch.boxes():
+            if record.id != box.id:
+                await hutch.destroy(record.id)
+    if number % 13 == 6:
+        with pytest.raises(HutchError):
+            await hutch.create(image="dir:/no/such/image")
+    await box.destroy()
+
+
+async def settled(*directories: Path) -> Holdings:
+    """The same twice in a row: the spawner's reserve of half-made boxes and the kernel's cleanup have come to rest."""
+    before, deadline = holdings(*directories), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        await asyncio.sleep(0.3)
+        now = holdings(*directories)
+        if now.without_memory() == before.without_memory():
+            return now
+        before = now
+    return before
+
+
+async def run(first: int, last: int) -> tuple[Holdings, Holdings]:
+    directories = (Path(os.environ["HUTCH_RUN_DIR"]), Path(os.environ["HUTCH_STATE_DIR"]))
+    async with Hutch() as hutch:
+        for number in range(first):
+            await a_round(hutch, number)
+        early = await settled(*directories)
+        for number in range(first, last):
+            await a_round(hutch, number)
+        late = await settled(*directories)
+    return early, late
+
+
+def write_proof(early: Holdings, late: Holdings) -> None:
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
+    PROOF.parent.mkdir(exist_ok=True)
+    facts = {
+        "what": "rounds 200 to 2,000 of create, use, destroy",
+        "commit": commit,
+        "python": sys.version.split()[0],
+        "root": os.geteuid() == 0,
+        "after_200": early.__dict__,
+        "after_2000": late.__dict__,
+    }
+    PROOF.write_text(json.dumps(facts, indent=2) + "\n")
+
+
+@pytest.mark.alone
+async def test_rounds_leave_nothing() -> None:
+    early, late = await run(40, 120)
+    assert late.without_memory() == early.without_memory()
+
+
+@pytest.mark.alone
+async def test_closing_leaves_nothing_at_all() -> None:
+    """After `close` no process, mount, cgroup, directory or descriptor of ours is there."""
+    directories = (Path(os.environ["HUTCH_RUN_DIR"]),)
+    async with Hutch() as hutch, hutch.box() as box:
+        await box.exec(["true"])
+    before = await settled(*directories)
+    async with Hutch() as hutch:
+        boxes = await asyncio.gather(*(hutch.create() for _ in range(10)))
+        await asyncio.gather(*(box.exec(["true"]) for box in boxes))
+        await boxes[0].start("sleep 100")
+    after = await settled(*directories)
+    assert after.without_memory() == before.without_memory()
+
+
+@pytest.mark.alone
+@pytest.mark.proof
+@pytest.mark.timeout(1800)
+async def test_rounds_200_to_2000_leave_equal_counts_and_memory() -> None:
+    early, late = await run(200, 2000)
+    write_proof(early, late)
+    assert late.without_memory() == early.without_memory()
+    assert late.memory_kb <= early.memory_kb * 1.02

@@ -1,0 +1,138 @@
+"""Limits bite, each with its verdict and its grade, and the box answers the next command (B17, lessons 16, 24, 25)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from hutch import Hutch
+from hutch.keeper.handles import BoxHandle
+from hutch.model.limits import EnforcedBy, Grades
+from hutch.model.results import Cause, Result
+
+
+@asynccontextmanager
+async def limited(**spec: Any) -> AsyncIterator[tuple[BoxHandle, Grades]]:
+    """A box that must still answer when the test is done with it."""
+    async with Hutch(provider="native") as hutch, hutch.box(**spec) as box:
+        grades = (await hutch._keeper.engines.capabilities("native")).grades
+        yield box, grades
+        assert (await box.exec("echo alive")).stdout == "alive\n"
+
+
+def said(result: Result, cause: Cause) -> None:
+    """The verdict names the cause, in words, with something to do about it."""
+    assert result.verdict.cause is cause, result
+    assert result.verdict.message
+    assert result.verdict.remedy
+
+
+async def test_memory() -> None:
+    async with limited(memory_mb=64, disk_mb=16) as (box, grades):
+        result = await box.exec("python3 -c 'x = bytearray(400 << 20); print(len(x))'", timeout=60)
+        said(result, Cause.OOM)
+        assert result.verdict.limit == 64
+        assert grades.memory_mb in (EnforcedBy.CGROUP, EnforcedBy.WATCHDOG)
+
+
+async def test_memory_of_many_small_processes_kills_them_not_the_box() -> None:
+    """The guest is the last to be chosen, though every process is smaller than it."""
+    async with limited(memory_mb=64, disk_mb=16, pids=100) as (box, _):
+        script = (
+            "import subprocess, sys\n"
+            "hog = [sys.executable, '-c', 'x = bytearray(8 << 20); import time; time.sleep(2)']\n"
+            "sys.exit(any([p.wait() for p in [subprocess.Popen(hog) for _ in range(40)]]))"
+        )
+        said(await box.exec(["python3", "-c", script], timeout=60), Cause.OOM)
+
+
+async def test_memory_may_be_used_up_to_the_limit() -> None:
+    """Lesson 25: no small RLIMIT_AS, so a sparse address space is nobody's problem."""
+    async with limited(memory_mb=128) as (box, _):
+        result = await box.exec("python3 -c 'import mmap; m = mmap.mmap(-1, 8 << 30); x = bytearray(64 << 20)'")
+        assert result.ok, result
+
+
+async def test_pids() -> None:
+    async with limited(pids=16) as (box, grades):
+        result = await box.exec("python3 -c 'import os, time\nfor _ in range(64):\n if not os.fork(): time.sleep(60)'")
+        said(result, Cause.PIDS)
+        assert grades.pids in (EnforcedBy.CGROUP, EnforcedBy.RLIMIT)
+
+
+async def test_a_fork_bomb_ends_and_the_box_lives() -> None:
+    async with limited(pids=64, memory_mb=256) as (box, _):
+        result = await box.exec("python3 -c 'import os\nwhile True:\n os.fork()'", timeout=20)
+        assert not result.ok
+
+
+async def test_disk() -> None:
+    async with limited(disk_mb=16) as (box, grades):
+        said(await box.exec("head -c 64M /dev/zero > big"), Cause.DISK)
+        assert (await box.files.stat("big")).size <= 17 << 20
+        assert grades.disk_mb is not EnforcedBy.NONE
+        await box.exec("rm big")
+
+
+async def test_inodes() -> None:
+    async with limited(disk_mb=16) as (box, _):
+        script = "python3 -c 'import os\nfor n in range(1000000): os.close(os.open(f\"f{n}\", os.O_CREAT))'"
+        said(await box.exec(script, timeout=60), Cause.DISK)
+        await box.exec("find . -name 'f*' -delete")
+
+
+async def test_open_files() -> None:
+    async with limited(open_files=64) as (box, grades):
+        result = await box.exec("python3 -c 'x = [open(\"/dev/null\") for _ in range(100)]'")
+        assert "Too many open files" in result.stderr
+        raised = await box.exec("ulimit -n 4096")
+        assert raised.exit_code, "the hard limit holds too"
+        assert grades.open_files is EnforcedBy.RLIMIT
+
+
+async def test_cpu_share() -> None:
+    """Half a CPU: a busy loop of one second of wall time gets about half a second of it, on any machine."""
+    async with limited(cpus=0.5) as (box, grades):
+        if grades.cpus is EnforcedBy.NONE:
+            pytest.fail("a box with a share that nothing holds must be refused")
+        result = await box.exec("timeout 1 python3 -c 'while True: pass'", timeout=30)
+        assert result.usage.cpu_user_sec + result.usage.cpu_system_sec < 0.85 * result.usage.wall_sec
+
+
+async def test_timeout_kills_the_group_and_keeps_the_box() -> None:
+    """Lesson 16, B4: what was started before and files are still there."""
+    async with limited() as (box, _):
+        await box.files.write("kept.txt", "kept")
+        job = await box.start("sleep 60")
+        result = await box.exec("sleep 50 & sleep 60", timeout=0.3)
+        said(result, Cause.TIMEOUT)
+        assert result.verdict.limit == 0.3
+        assert await box.files.read_text("kept.txt") == "kept"
+        assert (await job.info()).state == "running"
+        left = await box.exec("for p in /proc/[0-9]*; do tr '\\0' ' ' < $p/cmdline; echo; done")
+        assert "sleep 50" not in left.stdout
+
+
+async def test_a_signal_is_a_verdict() -> None:
+    async with limited() as (box, _):
+        result = await box.exec("kill -SEGV $$")
+        assert result.verdict.cause is Cause.SIGNAL
+        assert result.signal == 11
+
+
+async def test_a_refused_system_call_is_a_verdict() -> None:
+    """B24: died of SIGSYS. A process raises it itself; what the filter kills for is in the attack suite."""
+    async with limited() as (box, _):
+        said(await box.exec("kill -SYS $$"), Cause.SYSCALL_DENIED)
+
+
+async def test_concurrent_commands_are_not_blamed_by_guess() -> None:
+    """What cannot be attributed to one of several commands is reported as uncertain."""
+    async with limited(memory_mb=64, disk_mb=16) as (box, _):
+        hog = box.exec("python3 -c 'x = bytearray(400 << 20)'", timeout=60)
+        other = box.exec("sleep 1; exit 3", timeout=60)
+        eaten, bystander = await asyncio.gather(hog, other)
+        assert eaten.verdict.cause is Cause.OOM
+        assert bystander.verdict.cause is Cause.EXIT or not bystander.verdict.certain
