@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-rootless check bench prove
+.PHONY: help setup setup-bench demo test test-rootless check bench prove
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -27,7 +27,10 @@ test: setup check ## check, every test as this user, then (as root) the brief ru
 test-rootless: setup ## every test as an ordinary user
 	tools/test-rootless.sh $(ARGS)
 
-bench: setup ## measure, e.g. make bench ARGS="--help"
+setup-bench: ## the engines that bench measures beside (as root): Docker, Podman, bubblewrap, gVisor
+	@tools/setup-bench.sh
+
+bench: setup setup-bench ## measure, e.g. make bench ARGS="--help"
 	$(PYTHON) -m bench $(ARGS)
 
 prove: setup ## the tests marked proof, with full counts

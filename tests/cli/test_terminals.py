@@ -2,51 +2,53 @@
 
 import os
 import signal
+import subprocess
 import termios
 from collections.abc import Iterator
-
-import pytest
+from contextlib import contextmanager
 
 from tests.cli.calling import PATIENCE, hutch, read_until, set_size, started
 
 
-@pytest.fixture
-def terminal() -> Iterator[tuple[int, int]]:
-    """(our end, the end a program gets), 33 rows by 101 columns."""
+@contextmanager
+def on_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+    """A call on a new terminal of 33 rows by 101 columns, and our end of it: what a person sees and types."""
     ours, theirs = os.openpty()
-    set_size(theirs, 33, 101)
-    yield ours, theirs
-    os.close(ours)
-    os.close(theirs)
+    set_size(ours, 33, 101)
+    streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+    try:
+        with started(*words, **streams, env={"TERM": "dumb"}) as process:
+            os.close(theirs)  # so that its end is an end for us too
+            yield process, ours
+    finally:
+        os.close(ours)
 
 
-def test_a_shell_on_a_terminal(terminal: tuple[int, int]) -> None:
+def test_a_shell_on_a_terminal() -> None:
     """Issue 2.8: keys go in, the screen comes out, the size follows the window, the exit code is the shell's, and the
     terminal is as it was."""
-    ours, theirs = terminal
-    before = termios.tcgetattr(theirs)
-    with started("shell", stdin=theirs, stdout=theirs, stderr=theirs, env={"TERM": "dumb", "PS1": "$ "}) as process:
-        os.write(ours, b"stty size; echo product $((6*7))\n")
-        screen = read_until(ours, b"product 42")
-        assert b"33 101" in screen
-        set_size(theirs, 40, 120)
+    with on_terminal("shell") as (process, screen):
+        before = termios.tcgetattr(screen)
+        os.write(screen, b"stty size; echo product $((6*7))\n")
+        assert b"33 101" in read_until(screen, b"product 42")
+        assert termios.tcgetattr(screen) != before
+        set_size(screen, 40, 120)
         process.send_signal(signal.SIGWINCH)
         # The new size travels on its own, so the shell is asked until it has come.
-        os.write(ours, b"until stty size | grep -q '^40 120$'; do sleep 0.05; done; echo re''sized\n")
-        read_until(ours, b"resized")
-        os.write(ours, b"exit 5\n")
+        os.write(screen, b"until stty size | grep -q '^40 120$'; do sleep 0.05; done; echo re''sized\n")
+        read_until(screen, b"resized")
+        os.write(screen, b"exit 5\n")
         assert process.wait(PATIENCE) == 5
-    assert termios.tcgetattr(theirs) == before
+        assert termios.tcgetattr(screen) == before
 
 
-def test_keys_for_the_box_are_not_signals_for_us(terminal: tuple[int, int]) -> None:
+def test_keys_for_the_box_are_not_signals_for_us() -> None:
     """Ctrl-C on the terminal interrupts the program in the box; Hutch and the box go on."""
-    ours, theirs = terminal
     script = "trap 'echo caught; exit 9' INT; echo ready; while :; do sleep 0.05; done"
-    with started("run", "-t", "--", "sh", "-c", script, stdin=theirs, stdout=theirs, stderr=theirs) as process:
-        read_until(ours, b"ready")
-        os.write(ours, b"\x03")
-        read_until(ours, b"caught")
+    with on_terminal("run", "-t", "--", "sh", "-c", script) as (process, screen):
+        read_until(screen, b"ready")
+        os.write(screen, b"\x03")
+        read_until(screen, b"caught")
         assert process.wait(PATIENCE) == 9
 
 

@@ -28,7 +28,8 @@ if options.pop("no_processes", False):
     if os.getuid() == 0:  # whom the limit does not bind
         os.setresuid(65534, 65534, 65534)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
-serve(socket.socket(fileno=listener), Options("box", spill_fd=None if spill < 0 else spill, **options))
+name = options.pop("box_name", "box")
+serve(socket.socket(fileno=listener), Options(name, spill_fd=None if spill < 0 else spill, **options))
 """
 PATIENCE = 30.0
 

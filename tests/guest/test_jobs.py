@@ -248,6 +248,32 @@ async def test_commands_see_no_descriptor_of_the_guest() -> None:
     assert result.stdout.split() == ["0", "1", "2", "3"]
 
 
+async def test_no_magic_link_leads_out_by_way_of_the_guest() -> None:
+    """The guest holds a directory of the host; before its exec a child has the guest's descriptors."""
+    with living() as guest:
+        (guest.directory / "outside").write_text("#!/bin/sh\necho escaped\n")
+        (guest.directory / "outside").chmod(0o755)
+        async with instance_of(guest) as box:
+            await box.check()
+            held = [fd for fd in guest.descriptors() if leads_to(guest.pid, fd, guest.spill)]
+            assert held
+            door = f"/proc/self/fd/{held[0]}/.."
+            for command in (
+                Command(command=(f"{door}/outside",)),
+                Command(command=("outside",), env={"PATH": door}),
+                Command(command=("./outside",), cwd=door),
+            ):
+                with pytest.raises(NotRunnable):
+                    await box.run(command)
+
+
+def leads_to(pid: int, fd: str, target: Path) -> bool:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{fd}") == str(target)
+    except FileNotFoundError:
+        return False
+
+
 async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
     with living() as guest:
         async with instance_of(guest) as box:

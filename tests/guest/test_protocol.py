@@ -10,11 +10,11 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.guest.living import PATIENCE, Living, living, until
 
 from hutch.errors import HutchError, Invalid, NotFound, Unsupported
 from hutch.guest import protocol
 from hutch.guest.protocol import CANCEL, CREDIT, DATA, END, HEADER, HEADER_SIZE, REQUEST, VERSION, WINDOW, frame
-from tests.guest.living import PATIENCE, Living, living, until
 
 
 @pytest.fixture(scope="module")
@@ -99,30 +99,26 @@ def test_more_data_than_was_granted_ends_the_connection(guest: Living) -> None:
         assert is_closed(connection)
 
 
+FIELDS = st.dictionaries(
+    st.sampled_from(["op", "job", "command", "cwd", "env", "stream", "cursor", "keep", "pty", "path"]),
+    st.one_of(
+        st.sampled_from(["run", "start", "read", "follow", "wait", "write", "signal", "files.stat"]),
+        st.none(),
+        st.integers(),
+        st.text(max_size=8),
+        st.lists(st.text(max_size=3), max_size=3),
+    ),
+)
+FRAMES = st.builds(
+    frame,
+    st.sampled_from([REQUEST, DATA, END, CREDIT, CANCEL, 0, 16, 20, 255]),
+    st.integers(0, 5),
+    st.one_of(st.binary(max_size=64), FIELDS.map(lambda fields: json.dumps(fields).encode())),
+)
+
+
 @settings(max_examples=40)
-@given(
-    st.lists(
-        st.one_of(
-            st.binary(max_size=200),
-            st.builds(
-                frame,
-                st.sampled_from([REQUEST, DATA, END, CREDIT, CANCEL, 0, 16, 20, 255]),
-                st.integers(0, 5),
-                st.one_of(
-                    st.binary(max_size=64),
-                    st.dictionaries(
-                        st.sampled_from(["op", "job", "command", "cwd", "env", "stream", "cursor", "keep", "pty", "path"]),
-                        st.one_of(
-                            st.sampled_from(["run", "start", "read", "follow", "wait", "write", "signal", "files.stat"]),
-                            st.none(), st.integers(), st.text(max_size=8), st.lists(st.text(max_size=3), max_size=3),
-                        ),
-                    ).map(lambda fields: json.dumps(fields).encode()),
-                ),
-            ),
-        ),
-        max_size=12,
-    )
-)  # fmt: skip
+@given(st.lists(st.one_of(st.binary(max_size=200), FRAMES), max_size=12))
 def test_the_guest_survives_anything(guest: Living, sent: list[bytes]) -> None:
     with raw(guest) as connection:
         try:
@@ -184,11 +180,12 @@ async def test_space_names_what_is_free(guest: Living) -> None:
 
 async def test_nobody_connected_ends_the_box_after_its_grace() -> None:
     """The dead-man's clock runs only while no keeper is connected, and takes the jobs along."""
-    with living(orphan_grace=1.0) as guest:
+    with living() as guest:
         async with guest.link() as link:
+            await link.request("clock", orphan_grace=0.2)
             await link.request("start", command="echo $$ > pid; exec sleep 1000")
             await until((guest.workdir / "pid").exists)
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(0.5)
             await link.request("ping")
         assert await asyncio.to_thread(guest.process.wait, PATIENCE) == 0
 

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.guest.living import PATIENCE, living
 
 from hutch.errors import BoxBroken, FileMissing, HutchError, Timeout, Unavailable
 from hutch.guest import protocol
 from hutch.guest.protocol import CREDIT, DATA, ERROR, EVENT, HEADER, HELLO, MAX_CONTROL, OUT, REPLY, WINDOW, frame
 from hutch.providers.linked.link import MAX_ITEMS, Link
-from tests.guest.living import PATIENCE, living
 
 GREETING = frame(HELLO, 0, json.dumps({"version": 1, "box_id": "box", "boot": "abcdef123456"}).encode())
 

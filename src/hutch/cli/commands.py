@@ -7,6 +7,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "prune": ("hutch.cli.prune", "remove what dead processes left behind"),
     "profiles": ("hutch.cli.profiles", "the profiles a box can have"),
     "providers": ("hutch.cli.providers", "the engines that can make boxes here"),
+    "conformance": ("hutch.cli.conformance", "check that a provider keeps its contract"),
     "config": ("hutch.cli.config", "show the configuration in use"),
     "completion": ("hutch.cli.completion", "print a completion script for your shell"),
     "version": ("hutch.cli.version", "print the version"),

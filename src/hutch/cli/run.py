@@ -6,6 +6,7 @@ A string for a shell is `hutch run -- sh -c '…'`. Options end at the command o
 import argparse
 import asyncio
 import base64
+import gc
 import os
 from typing import Any
 
@@ -61,6 +62,8 @@ async def in_new_box(
                 notes = [str(adjustment) for adjustment in (*box.adjustments, clamped) if adjustment]
                 if not arguments.json:
                     tell(notes)
+                gc.freeze()
+                gc.enable()
                 result = await (attachment.run_on_terminal if terminal else attachment.run)(box, order)
         except asyncio.CancelledError:
             if signals.ended_by is None:

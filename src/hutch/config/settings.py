@@ -19,6 +19,7 @@ from hutch.model.ids import is_name
 from hutch.model.record import Record
 from hutch.policy import profiles
 from hutch.policy.profiles import Profile, ProfileTable
+from hutch.policy.quotas import Quota
 
 
 class Written(Record, frozen=True, kw_only=True):
@@ -34,13 +35,17 @@ class Written(Record, frozen=True, kw_only=True):
     mount_refused: tuple[str, ...] | None = None
     max_boxes: int | None = None
     orphan_grace_sec: float | None = None
+    store: str | None = None
+    lease_sec: float | None = None
+    queue_sec: float | None = None
+    idle_action: str | None = None
     strict: bool | None = None
     log_level: str | None = None
     log_format: str | None = None
 
 
 _KEYS = Written.__struct_fields__
-_TABLES = ("profiles", "providers")
+_TABLES = ("profiles", "providers", "quotas", "pool")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
 
 
@@ -75,6 +80,14 @@ class Config(Record, frozen=True, kw_only=True):
     """How many boxes may live at once; 0: no limit."""
     orphan_grace_sec: float = 10.0
     """How long a box lives on without any keeper."""
+    store: str = ""
+    """Where records live: empty for `hutch.db` in the state directory, "memory", or postgresql://…"""
+    lease_sec: float = 600.0
+    """How long a session holds a box after its last operation; 0: until it releases it."""
+    queue_sec: float = 0.0
+    """How long a creation waits for room at the limit before it is refused."""
+    idle_action: str = "destroy"
+    """What happens to an idle box first: destroy, or pause (and destroy after as long again)."""
     strict: bool = False
     """Refuse a box whose limits are not held by a cgroup or a quota."""
     log_level: str = "warning"
@@ -85,6 +98,10 @@ class Config(Record, frozen=True, kw_only=True):
     """`[profiles.NAME]`: profiles besides the built-in ones."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
     """`[providers.NAME]`: settings of each provider, which alone knows their meaning."""
+    quotas: dict[str, Quota] = msgspec.field(default_factory=dict)
+    """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
+    pool: dict[str, int] = msgspec.field(default_factory=dict)
+    """`[pool]`: how many boxes of each profile wait ready."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     """From a key to where its value was written; a key that is absent has its default."""
 
@@ -109,7 +126,14 @@ class Config(Record, frozen=True, kw_only=True):
         values.setdefault("state_dir", directories.state_dir(environ))
         values.setdefault("run_dir", directories.run_dir(environ))
         values.setdefault("mount_roots", (cwd,))
-        made = cls(**values, profiles=loading.profiles, providers=loading.providers, origins=origins)
+        made = cls(
+            **values,
+            profiles=loading.profiles,
+            providers=loading.providers,
+            quotas=loading.quotas,
+            pool=loading.pool,
+            origins=origins,
+        )
         made._check()
         return made
 
@@ -155,6 +179,14 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("orphan_grace_sec", "is not a number of seconds from above 0 to 86400")
         if not is_name(self.provider):
             raise self._wrong("provider", "is not a name")
+        if self.lease_sec < 0 or self.queue_sec < 0:
+            raise self._wrong("lease_sec" if self.lease_sec < 0 else "queue_sec", "is negative")
+        if self.idle_action not in ("destroy", "pause"):
+            raise self._wrong("idle_action", "is neither destroy nor pause")
+        for name, size in self.pool.items():
+            if not 0 <= size <= 1000:
+                raise ConfigError(f"pool.{name} = {size} is not a number from 0 to 1000", details={"field": "pool"})
+            self.resolve_profile(name)
         for name in self.profiles:
             try:
                 profiles.resolve(name, self.profiles)
@@ -186,6 +218,8 @@ class _Loading:
         self.origins: dict[str, str] = {}
         self.profiles: dict[str, ProfileTable] = {}
         self.providers: dict[str, dict[str, Any]] = {}
+        self.quotas: dict[str, Quota] = {}
+        self.pool: dict[str, int] = {}
 
     def add_file(self, found: file.ConfigFile) -> None:
         source = Source(origin=found.origin)
@@ -225,6 +259,10 @@ class _Loading:
         for name, table in decode(dict[str, dict[str, Any]], plain.get("providers", {}), source, "providers").items():
             self.providers[name] = self.providers.get(name, {}) | table
             self.origins[f"providers.{name}"] = source.origin("providers", name)
+        for name, table in decode(dict[str, dict[str, Any]], plain.get("quotas", {}), source, "quotas").items():
+            self.quotas[name] = decode(Quota, table, source, "quotas", name)
+            self.origins[f"quotas.{name}"] = source.origin("quotas", name)
+        self.pool |= decode(dict[str, int], plain.get("pool", {}), source, "pool")
 
     def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
         for field, value in table.items():

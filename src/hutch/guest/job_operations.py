@@ -6,7 +6,7 @@ from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
 from hutch.guest.loop import Loop
-from hutch.guest.reading import Follow, Read, end_facts, listen, send_result
+from hutch.guest.reading import Follow, Read, Result, end_facts, listen
 from hutch.guest.steps import Failure
 
 KEEP = 1 << 20
@@ -20,9 +20,10 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
         keep = int(fields.get("keep", KEEP))
 
         def finished() -> None:
-            if not job.settled:
-                return
-            whole = send_result(channel, job, keep)
+            if job.settled:
+                Result(channel, job, keep, done)
+
+        def done(whole: bool) -> None:
             if (whole and not job.lingering) or job.cancelled:
                 jobs.forget(job)
 
@@ -52,7 +53,7 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
 
         def settled() -> None:
             if job.settled:
-                send_result(channel, job, keep)
+                Result(channel, job, keep, lambda _whole: None)
 
         if job.settled:
             settled()

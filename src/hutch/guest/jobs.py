@@ -102,6 +102,7 @@ class Jobs:
         env: Mapping[str, str],
         shell: str,
         oom_fd: int | None,
+        hidden: tuple[int, ...] = (),
     ) -> None:
         self.by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}
@@ -118,6 +119,9 @@ class Jobs:
         self._env = environment({}, env)
         self._shell = shell
         self._oom_fd = oom_fd
+        # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
+        # which from a directory of the host leads all over the host: close-on-exec comes too late for that.
+        self._hide = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in hidden)
         self._nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         spill.make_room = self._make_room
         loop.on_child(self.reap)
@@ -188,6 +192,7 @@ class Jobs:
                 (os.POSIX_SPAWN_DUP2, fds[4] if with_input else self._nothing, 0),
                 (os.POSIX_SPAWN_DUP2, fds[1], 1),
                 (os.POSIX_SPAWN_DUP2, fds[3], 2),
+                *self._hide,
             )
             job.pid = spawn(job.argv, env, cwd, actions, self._oom_fd)
         except BaseException:
@@ -208,7 +213,7 @@ class Jobs:
         master, slave = terminal.open_pair(rows, cols)
         try:
             writer = os.dup(master)
-            job.pid = spawn(job.argv, env, cwd, terminal.child_actions(slave), self._oom_fd)
+            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._oom_fd)
         except BaseException:
             os.close(master)
             raise

@@ -76,6 +76,7 @@ class Guest:
             env=options.env,
             shell=options.shell or _find_shell(),
             oom_fd=options.oom_fd,
+            hidden=tuple(fd for fd in (options.spill_fd, options.oom_fd, listener.fileno()) if fd is not None),
         )
         self._connections: set[Connection] = set()
         self._orphan_timer: Timer | None = None

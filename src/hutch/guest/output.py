@@ -135,25 +135,12 @@ class Output:
         self.dropped += sum(end - start for start, end, _ in self.pieces)
         self.pieces.clear()
 
-    def ends(self, keep: int) -> list[bytes]:
-        """All of it if it fits in `keep`, else 60 % of `keep` from the beginning and 40 % from the end."""
-        if self.total <= keep and self.total == len(self.head):
-            return [bytes(self.head)] if self.head else []
+    def ends(self, keep: int) -> list[tuple[int, int]]:
+        """What a result of `keep` bytes shows: everything, or 60 % from the beginning and 40 % from the end."""
         if self.total <= keep:
-            return self._range(0, self.total)
+            return [(0, self.total)] if self.total else []
         head = keep * 3 // 5
-        return self._range(0, head) + self._range(self.total - (keep - head), self.total)
-
-    def _range(self, start: int, end: int) -> list[bytes]:
-        parts = []
-        while start < end:
-            start, part = self.read(start, end - start)
-            part = part[: max(0, end - start)]
-            if not part:
-                break
-            parts.append(part)
-            start += len(part)
-        return parts
+        return [(0, head), (self.total - (keep - head), self.total)]
 
     @property
     def held(self) -> int:

@@ -64,7 +64,10 @@ def prefix_of(path: str) -> str:
 def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
     """openat2 without magic links; a kernel or filter that does not know the call opens as usual."""
     how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_NO_MAGICLINKS)
-    name = ctypes.c_char_p(os.fsencode(path))
+    encoded = os.fsencode(path)
+    if b"\0" in encoded:  # C would see another, shorter path
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
+    name = ctypes.c_char_p(encoded)
     while True:
         descriptor: int = _syscall(_OPENAT2, directory, name, ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
         if descriptor >= 0:

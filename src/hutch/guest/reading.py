@@ -1,6 +1,6 @@
 """Output on its way to the host: a result at the end, one read by cursor, or a reader who follows along."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hutch.guest.channels import Channel, Fields
@@ -11,8 +11,6 @@ from hutch.guest.steps import Failure
 
 PIECE = 1 << 18
 """Output is sent along in pieces of at most so many bytes."""
-MAX_KEEP = 64 << 20
-"""The largest result; more is read by cursor, where nobody has to hold it at once."""
 
 
 def end_facts(job: Job) -> dict[str, Any]:
@@ -37,53 +35,69 @@ def listen(channel: Channel, job: Job, listener: Callable[[], None]) -> None:
     channel.on_gone = gone
 
 
-def send_result(channel: Channel, job: Job, keep: int) -> bool:
-    """Head and tail of both streams, then the facts; True if that was all the job wrote.
+class Result:
+    """Head and tail of both streams, then the facts.
 
-    Whatever fits in the channel's credit goes out in one write.
+    What is small goes out in one write; the rest is read from the store piece by piece as the host takes it, so that a
+    large result is never in the box's memory.
     """
-    keep = max(0, min(keep, MAX_KEEP))
-    pieces = [(OUT, part) for part in job.out.ends(keep)] + [(ERR, part) for part in job.err.ends(keep)]
-    size = sum(len(part) for _, part in pieces)
-    whole = size == job.out.total + job.err.total
-    job.seen = job.seen or whole
-    if size <= PIECE:
-        frames = b"".join(HEADER.pack(len(part), kind, channel.number) + part for kind, part in pieces)
-        channel.reply(end_facts(job), frames)
-    else:
-        _send_pieces(channel, pieces, end_facts(job))
-    return whole
 
+    __slots__ = ("_channel", "_done", "_facts", "_job", "_ranges", "_sent")
 
-def _send_pieces(channel: Channel, pieces: list[tuple[int, bytes]], last: dict[str, Any]) -> None:
-    frames = (
-        (kind, memoryview(part)[start : start + MAX_PAYLOAD])
-        for kind, part in pieces
-        for start in range(0, len(part), MAX_PAYLOAD)
-    )
-    waiting: list[tuple[int, memoryview]] = []
+    def __init__(self, channel: Channel, job: Job, keep: int, done: Callable[[bool], None]) -> None:
+        """`done` is told whether that was everything the job wrote."""
+        self._channel = channel
+        self._job = job
+        self._done = done
+        self._facts = end_facts(job)
+        self._sent = 0
+        self._ranges = [
+            (kind, output, start, end)
+            for kind, output in ((OUT, job.out), (ERR, job.err))
+            for start, end in output.ends(max(0, keep))
+        ]
+        if sum(end - start for _, _, start, end in self._ranges) <= PIECE:
+            self._finish(b"".join(self._frames()))
+            return
+        channel.on_gone = self._gone
+        channel.on_room = self._step
+        self._step()
 
-    def step() -> None:
-        while channel.open:
-            if not waiting:
-                following = next(frames, None)
-                if following is None:
-                    channel.reply(last)
-                    return
-                waiting.append(following)
-            kind, data = waiting[0]
-            room = channel.room
+    def _frames(self) -> Iterator[bytes]:
+        while self._ranges:
+            kind, data = self._next(PIECE)
+            if data:
+                yield HEADER.pack(len(data), kind, self._channel.number) + data
+
+    def _next(self, limit: int) -> tuple[int, bytes]:
+        """The next piece; what is lost from a range is left out."""
+        kind, output, start, end = self._ranges.pop(0)
+        begin, data = output.read(start, min(limit, end - start))
+        data = data[: max(0, end - begin)]
+        self._sent += len(data)
+        if data and begin + len(data) < end:
+            self._ranges.insert(0, (kind, output, begin + len(data), end))
+        return kind, data
+
+    def _step(self) -> None:
+        while self._ranges:
+            room = self._channel.room
             if room <= 0:
                 return
-            channel.send(kind, data[:room])
-            if room < len(data):
-                waiting[0] = (kind, data[room:])
-            else:
-                waiting.clear()
+            kind, data = self._next(min(room, PIECE))
+            if data:
+                self._channel.send(kind, data)
+        self._finish(b"")
 
-    channel.on_gone = None  # the job is over; who gives up now only misses its output
-    channel.on_room = step
-    step()
+    def _finish(self, frames: bytes) -> None:
+        whole = self._sent == self._job.out.total + self._job.err.total
+        self._job.seen = self._job.seen or whole
+        self._channel.reply(self._facts, frames)
+        self._done(whole)
+
+    def _gone(self) -> None:
+        self._channel.fail(Failure("cancelled", "the caller gave up"))
+        self._done(False)
 
 
 class Read:

@@ -82,10 +82,15 @@ def find_program(name: str, env: Mapping[bytes, bytes]) -> str:
     for directory in os.fsdecode(env.get(b"PATH", b"") or _DEFAULT_PATH.encode()).split(":"):
         candidate = f"{directory or '.'}/{name}"
         try:
-            if not stat.S_ISREG(os.stat(candidate).st_mode):
-                continue
+            # The guest's own /proc/self is not the command's: through it PATH would ask about files of the host.
+            file = open_at(AT_FDCWD, candidate, os.O_PATH)
         except OSError:
             continue
+        try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                continue
+        finally:
+            os.close(file)
         if os.access(candidate, os.X_OK):
             return candidate
         denied = True

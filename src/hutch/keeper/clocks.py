@@ -25,7 +25,10 @@ Renew = Callable[[Live], Awaitable[None]]
 class Clocks:
     """Looks at every box once a second; knows when a box should end, not how."""
 
-    def __init__(self, boxes: Callable[[], Iterable[Live]], end: End, warn: Warn, renew: Renew) -> None:
+    def __init__(
+        self, boxes: Callable[[], Iterable[Live]], end: End, warn: Warn, renew: Renew, lease_sec: float
+    ) -> None:
+        self._lease_sec = lease_sec
         self._boxes = boxes
         self._end = end
         self._warn = warn
@@ -59,9 +62,9 @@ class Clocks:
         if record.state not in (State.RUNNING, State.PAUSED):
             return
         lease = record.lease
-        if lease is not None and live.held and worth_writing(lease, now):
+        if lease is not None and live.held and worth_writing(lease, now, self._lease_sec):
             await self._renew(live)
-            lease = renewed(lease, now)
+            lease = renewed(lease, now, self._lease_sec)
         if record.spec.ttl_sec and await self._ttl(live, record.created_at + record.spec.ttl_sec, now):
             return
         idle_for = time.monotonic() - live.used

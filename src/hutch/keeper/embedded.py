@@ -110,7 +110,7 @@ class Hutch:
 
 def _durable(config: Config) -> Keeper:
     """Records on disk, so that a crash of this process loses no box; nothing at all while Hutch is switched off."""
-    if not config.enabled:
+    if not config.enabled or config.store == "memory":
         return Keeper(config, MemoryStore())
     from hutch.keeper.sqlite import SqliteStore
 

@@ -28,6 +28,8 @@ class Endings:
         self._boxes = boxes
         self.hooks: list[Hook] = []
         """Run after every destruction, on every path (P10)."""
+        self.gone: list[Callable[[Live], None]] = []
+        """The keeper's own parts that must know at once."""
 
     async def destroy(self, live: Live, reason: str) -> None:
         """Whoever comes second waits for the first, and finds the box gone."""
@@ -43,6 +45,8 @@ class Endings:
             await self._at_engine(live)
             await self._states.forget(live.record, reason)
             del self._boxes[live.record.id]
+        for told in self.gone:
+            told(live)
         for hook in self.hooks:
             await self._call(hook, live.record)
 

@@ -7,27 +7,31 @@ from collections.abc import Callable
 from functools import partial
 
 from hutch.config import Config, directories
-from hutch.errors import BoxBroken, Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, QuotaExceeded
+from hutch.errors import BoxBroken, Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, Unsupported
 from hutch.keeper import leases, ownership
 from hutch.keeper.clocks import Clocks
+from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
+from hutch.keeper.making import Maker
+from hutch.keeper.pool import POOL_OWNER, Pool
 from hutch.keeper.reconcile import Reconciler
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
+from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event, Lease
+from hutch.keeper.room import Room
+from hutch.keeper.sessions import Sessions
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
-from hutch.keeper.whole import whole
-from hutch.logs import log
-from hutch.model.ids import BoxId, new_box_id
-from hutch.model.spec import EffectiveSpec, Order, Spec
+from hutch.model.ids import BoxId
+from hutch.model.limits import Limits
+from hutch.model.spec import Spec
 from hutch.model.state import State
 
 HEALTHY_FOR_SECONDS = 30.0
 CHECK_SECONDS = 5.0
 
-Decide = Callable[[BoxRecord, str, float], dict[str, object]]
+Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
 
 class Keeper:
@@ -44,11 +48,16 @@ class Keeper:
         self._live: dict[BoxId, Live] = {}
         self._making: dict[str, asyncio.Task[Live]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
-        self._reserved = 0
         self._claim: ownership.Claim | None = None
         self.volumes = Volumes(store, config.state_dir / "volumes")
+        self.sessions = Sessions(self, store)
+        self.room = Room(config, store, self.boxes)
+        self._maker = Maker(self.id, config, self.states, self.engines, self.volumes, self.room, self._live)
+        self.pool = Pool(config.pool, self._make_for_pool)
         self.endings = Endings(self.states, self.engines, self._live)
-        self._clocks = Clocks(self._live.values, self.endings.destroy, self._warn, self._renew)
+        self.endings.gone.append(self.pool.forget)
+        self.endings.gone.append(lambda _: self.room.freed())
+        self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self._renew, config.lease_sec)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -60,6 +69,7 @@ class Keeper:
         alive = partial(ownership.alive, self.config.state_dir)
         for live in await Reconciler(self.id, self.store, self.states, self.engines, alive).run():
             self._live[live.record.id] = live
+        self.pool.start()
         ownership.sweep(self.config.state_dir)
         if self._live:
             self._clocks.start()
@@ -67,6 +77,7 @@ class Keeper:
     async def close(self) -> None:
         """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper."""
         await self._clocks.stop()
+        await self.pool.stop()
         await asyncio.gather(*(self.endings.close(live) for live in list(self._live.values())))
         await self.engines.close()
         await self.store.close()
@@ -78,6 +89,8 @@ class Keeper:
 
     async def create(self, spec: Spec, *, session: str, owner: str = LOCAL_OWNER, key: str = "") -> Live:
         """A running box, leased to `session`. With a key, retries and concurrent calls give the same box."""
+        if not self.config.enabled:
+            raise Disabled("Hutch is switched off", op="create", remedy="set enabled = true in hutch.toml")
         if not key:
             return await self._create(spec, session, owner, "")
         name = f"{owner}\0{key}"
@@ -98,7 +111,23 @@ class Keeper:
             await self.endings.destroy(live, f"replaced: {reason}")
             live = await self.create(spec, session=session, owner=owner, key=key)
             notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
+        else:
+            await self._fit(live, spec)
         return await self.acquire(live.record.id, session), notes
+
+    async def _fit(self, live: Live, spec: Spec) -> None:
+        """A live box for a spec that may have changed since: limits follow, the rest is a Conflict (B14)."""
+        _, asked = await self.engines.decide(spec)
+        differences = fixed_differences(live.record.spec, asked)
+        if differences:
+            raise Conflict(
+                f"box {live.record.id} lives with another {', '.join(differences)}",
+                details={"fields": list(differences)},
+                remedy="destroy it to have it recreated, or ask for what it has",
+            )
+        limits = changed_limits(live.record.spec, asked)
+        if limits is not None:
+            await self.change(live, limits)
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         existing = await self.store.by_key(owner, key)
@@ -109,75 +138,37 @@ class Keeper:
         return self._live[existing.id]
 
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
-        if not self.config.enabled:
-            raise Disabled("Hutch is switched off", op="create", remedy="set enabled = true in hutch.toml")
-        self._reserve()
-        live: Live | None = None
+        live = self.pool.claim(spec, self.config.profile)
+        if live is None or not await self._claimed(live, spec, session, owner, key):
+            live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
-            provider, effective = await self.engines.decide(spec)
-            order = await self._order(new_box_id(), effective, owner)
-            now = time.time()
-            record = BoxRecord(
-                id=order.box_id, owner=owner, keeper=self.id, state=State.CREATING, spec=effective.shown(),
-                instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key,
-                lease=leases.granted(session, now), labels=effective.labels,
-            )  # fmt: skip
-            live = Live(record)
-            await whole(self._open(live))
-        except asyncio.CancelledError:
-            if live is not None and live.record.id in self._live:
-                await self._abandon(live, "creation was cancelled")
-            raise
-        finally:
-            self._reserved -= 1
-        try:
-            live.instance = await provider.create(order, record.instance)
-            async with live.changing:
-                await self.states.change(
-                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
-                )
             for hook in self.created:
                 await hook(live.record)
-        except BaseException as error:
-            reason = f"creation failed: {error}" if isinstance(error, HutchError) else "creation was cancelled"
-            await self._abandon(live, reason)
+        except BaseException:
+            await self.endings.destroy(live, "its created hook failed")
             raise
-        live.checked = time.monotonic()
         self._clocks.start()
         return live
 
-    async def _order(self, box_id: BoxId, spec: EffectiveSpec, owner: str) -> Order:
-        """With the host places the box may show, checked now: they may have changed since the box was stopped."""
-        places = self.engines.places(spec)
-        kind, _, volume = spec.workspace.source.partition(":")
-        if kind == "volume":
-            places = places.but(workspace=await self.volumes.place(volume, spec.workspace.mode, owner))
-        grace = self.config.orphan_grace_sec
-        return Order(box_id=box_id, keeper=self.id, spec=spec, places=places, orphan_grace_sec=grace)
+    async def _claimed(self, live: Live, spec: Spec, session: str, owner: str, key: str) -> bool:
+        """Give a box of the pool to its first owner, in one compare-and-set."""
+        async with live.changing:
+            if live.record.state is not State.RUNNING:
+                return False
+            now = time.time()
+            given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
+            await self.states.update(
+                live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=self._lease(session),
+                idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
+            )  # fmt: skip
+        live.used = time.monotonic()
+        return True
 
-    def _reserve(self) -> None:
-        """Quota counts live things: boxes that exist and creations that are under way (lesson 8)."""
-        limit = self.config.max_boxes
-        if limit and len(self._live) + self._reserved >= limit:
-            raise QuotaExceeded(
-                f"{limit} boxes live already, and that is the limit",
-                op="create",
-                details={"limit": limit, "live": len(self._live)},
-                remedy="destroy a box, or raise max_boxes",
-            )
-        self._reserved += 1
+    async def _make_for_pool(self, spec: Spec) -> Live:
+        return await self._maker.make(spec, None, POOL_OWNER, "")
 
-    async def _open(self, live: Live) -> None:
-        """Write the intent; from then on the box is ours to make or to clean up."""
-        await self.states.open(live.record)
-        self._live[live.record.id] = live
-
-    async def _abandon(self, live: Live, reason: str) -> None:
-        """A creation failed: nothing of it remains, and the quota is free again."""
-        try:
-            await self.endings.destroy(live, reason)
-        except HutchError as problem:
-            log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
+    def _lease(self, session: str) -> Lease:
+        return leases.granted(session, time.time(), self.config.lease_sec)
 
     # --- finding --------------------------------------------------------------------------------------------
 
@@ -210,7 +201,7 @@ class Keeper:
         live = await self.live(box_id)
         decide: Decide = leases.taken_over if takeover else leases.acquired
         async with live.changing:
-            fields = decide(live.record, session, time.time())
+            fields = decide(live.record, session, time.time(), self.config.lease_sec)
             await self.states.update(live.record, into=live, kind="lease", reason=f"held by {session}", **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
@@ -255,7 +246,7 @@ class Keeper:
             await self.states.change(live.record, State.RESTORING, into=live, reason="used")
             provider = self.engines.provider(live.record.instance.provider)
             try:
-                order = await self._order(live.record.id, live.record.spec, live.record.owner)
+                order = await self._maker.order(live.record.id, live.record.spec, live.record.owner)
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
                 await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)
@@ -299,7 +290,31 @@ class Keeper:
             return
         await self.endings.destroy(live, reason)
 
+    async def change(self, live: Live, limits: Limits) -> tuple[str, ...]:
+        """Apply limits to the live box; the names of those that would need a new one are returned (B14)."""
+        async with live.changing:
+            refused = await live.running.change_limits(limits)
+            kept = {name: getattr(live.record.spec.limits, name) for name in refused}
+            spec = live.record.spec.but(limits=limits.but(**kept))
+            await self.states.update(live.record, into=live, kind="changed", reason="limits", spec=spec)
+        return refused
+
     # --- what the clocks ask for ----------------------------------------------------------------------------
+
+    async def _end_by_clock(self, live: Live, reason: str) -> None:
+        """Idle boxes may sleep first, and end only if nobody wakes them for as long again."""
+        pausable = (
+            self.config.idle_action == "pause" and reason.startswith("idle") and live.record.state is State.RUNNING
+        )
+        if not pausable:
+            await self.endings.destroy(live, reason)
+            return
+        try:
+            await self.pause(live, reason)
+        except Unsupported:
+            await self.endings.destroy(live, reason)
+        else:
+            live.used = time.monotonic()
 
     async def _warn(self, live: Live, reason: str) -> None:
         async with live.changing:
@@ -308,5 +323,5 @@ class Keeper:
     async def _renew(self, live: Live) -> None:
         async with live.changing:
             if live.record.lease is not None:
-                lease = leases.renewed(live.record.lease, time.time())
+                lease = leases.renewed(live.record.lease, time.time(), self.config.lease_sec)
                 await self.states.update(live.record, into=live, lease=lease)

@@ -97,5 +97,6 @@ class Reconciler:
         known = {record.id for record in await self._store.all()}
         for provider in self._engines.in_use():
             for instance in await provider.list():
-                if instance.box_id not in known and not self._alive(instance.keeper):
+                # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later.
+                if instance.box_id not in known and instance.keeper and not self._alive(instance.keeper):
                     await provider.destroy(instance)

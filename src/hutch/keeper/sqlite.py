@@ -56,8 +56,9 @@ class SqliteStore:
     async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
         def work(db: sqlite3.Connection) -> bool:
             changed = db.execute(
-                "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, body = ? WHERE id = ? AND version = ?",
-                (*_columns(record)[1:], record.to_json(), record.id, expected),
+                "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, body = ? "
+                "WHERE id = ? AND version = ?",
+                (*_columns(record)[1:], record.idempotency_key or None, record.to_json(), record.id, expected),
             ).rowcount
             if changed and event is not None:
                 _append(db, event)

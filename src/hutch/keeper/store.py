@@ -69,6 +69,8 @@ class MemoryStore:
         if current is None or current.version != expected:
             return False
         self._boxes[record.id] = record
+        if record.idempotency_key:
+            self._keys[(record.owner, record.idempotency_key)] = record.id
         if event is not None:
             self._append(event)
         return True

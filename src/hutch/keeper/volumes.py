@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import time
 from pathlib import Path
 
@@ -69,7 +68,9 @@ class Volumes:
         if name in in_use:
             raise Conflict(f"volume {name} is in use by a box", retryable=True, remedy="destroy the box first")
         await self._store.drop_note(KIND, _key(owner, name))
-        shutil.rmtree(volume.path)
+        from shutil import rmtree  # rarely needed, and slow to load
+
+        rmtree(volume.path)
 
 
 def _key(owner: str, name: str) -> str:

@@ -231,11 +231,13 @@ class Link(asyncio.BufferedProtocol):
                 raise ProtocolError("credit of a wrong size")
             channel.add_credit(CREDIT_SIZE.unpack(payload)[0])
         elif kind == REPLY:
+            answer = {} if channel.abandoned else _decode(payload)
             del self.channels[number]
-            channel.succeed({} if channel.abandoned else _decode(payload))
+            channel.succeed(answer)
         elif kind == ERROR:
+            error = _error(_decode(payload))
             del self.channels[number]
-            channel.fail(_error(_decode(payload)))
+            channel.fail(error)
         else:
             raise ProtocolError(f"frame kind {kind} means nothing from a guest")
 

@@ -204,9 +204,7 @@ def _rehearse() -> None:
 
     Every page that a fork writes to for the first time has to be copied; while waiting, that costs nobody anything.
     """
-    Claim.parse(
-        json.loads('{"hostname":"","size":0,"inodes":0,"open_files":0,"processes":0,"extras":[]}')
-    )
+    Claim.parse(json.loads('{"hostname":"","size":0,"inodes":0,"open_files":0,"processes":0,"extras":[]}'))
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -2,32 +2,39 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
 from hutch.errors import EngineError, Unsupported
 from hutch.model.limits import Limits
+from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
-from hutch.providers.base import InstanceRecord
+from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link
+from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
 from hutch.providers.native.cgroups import Ceiling, Group
 
+if TYPE_CHECKING:
+    from hutch.providers.native.guards import Guards
+
 
 class GroupFacts:
-    """Counters of a control group; a box without one has none."""
+    """Counters of a control group; for a box without one, the kills of its watchdog."""
 
-    def __init__(self, group: Group | None) -> None:
+    def __init__(self, group: Group | None, kills: Callable[[], int]) -> None:
         self._group = group
+        self._kills = kills
 
     def read(self) -> Counters:
         if self._group is None:
-            return Counters()
+            return Counters(oom_kills=self._kills())
         try:
             facts = self._group.facts()
         except FileNotFoundError:
             return Counters()  # the box was destroyed meanwhile
         return Counters(
-            oom_kills=facts.oom_kills or 0,
+            oom_kills=(facts.oom_kills or 0) + self._kills(),
             pids_hits=facts.pids_hits or 0,
             memory_peak_bytes=facts.memory_peak_bytes,
         )
@@ -43,11 +50,22 @@ class NativeInstance(LinkedInstance):
         connect: Callable[[], Awaitable[Link]],
         group: Group | None,
         ceiling: Callable[[Limits], Ceiling],
-        deputy: Callable[[str], Awaitable[Link]] | None = None,
+        deputy: Callable[[str], Awaitable[Link]],
+        guards: "Guards",
     ) -> None:
-        super().__init__(record, spec, connect, GroupFacts(group), deputy=deputy)
+        facts = GroupFacts(group, lambda: guards.oom_kills(record.box_id))
+        super().__init__(record, spec, connect, facts, deputy=deputy)
+        self._guards = guards
         self._group = group
         self._ceiling = ceiling
+
+    async def run(self, command: Command) -> Result:
+        self._guards.stir(self.record.box_id)
+        return await super().run(command)
+
+    async def start(self, command: Command) -> LinkedProcess:
+        self._guards.stir(self.record.box_id)
+        return await super().start(command)
 
     async def pause(self) -> None:
         if self._group is None:

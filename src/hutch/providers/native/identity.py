@@ -76,9 +76,9 @@ def range_maps(slot: int) -> Maps:
     return Maps(line, line, forbid_setgroups=False)
 
 
-def single_maps() -> Maps:
+def single_maps(inside: int = USER) -> Maps:
     """Inside, the caller is the ordinary user, never root: then every execve drops all capabilities by itself."""
-    return Maps(f"{USER} {os.geteuid()} 1", f"{USER} {os.getegid()} 1", forbid_setgroups=True)
+    return Maps(f"{inside} {os.geteuid()} 1", f"{inside} {os.getegid()} 1", forbid_setgroups=True)
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 
 from hutch.errors import HutchError, Invalid, NotFound, Unsupported
-from hutch.providers.native import skeleton, unpacking
+from hutch.providers.native import skeleton
 
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -84,6 +84,8 @@ class Images:
     def _archive(self, path: str) -> Image:
         if not os.path.isabs(path) or not os.path.isfile(path):
             raise NotFound(f"image tar:{path} is no file", op="create", remedy="give the absolute path of an archive")
+        from hutch.providers.native import unpacking  # with tarfile, which few need
+
         return self._directory(unpacking.unpack(path, os.path.join(self._cache, "images")))
 
     def _skeleton(self, content: skeleton.Content) -> str:

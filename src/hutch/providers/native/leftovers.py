@@ -8,7 +8,6 @@ import contextlib
 import errno
 import json
 import os
-import shutil
 import stat
 import time
 from typing import Any
@@ -19,6 +18,7 @@ from hutch.providers.base import InstanceRecord
 from hutch.providers.native import cgroup_control, identity, processes
 
 PROVIDER = "native"
+STEM = ".stem-"
 _DEATH_TIMEOUT = 20.0
 _GROUP_TIMEOUT = 5.0
 
@@ -49,6 +49,23 @@ def records(run: str) -> tuple[InstanceRecord, ...]:
         return ()
     found = (record_of(BoxId(name), run) for name in names if is_box_id(name))
     return tuple(record for record in found if record is not None)
+
+
+async def sweep(run: str) -> None:
+    """Remove what a spawner that was killed left of its stems; those of a live one are its own business."""
+    try:
+        names = [name for name in os.listdir(run) if name.startswith(STEM)]
+    except FileNotFoundError:
+        return
+    for name in names:
+        directory = os.path.join(run, name)
+        spawner = name.removeprefix(STEM).partition("-")[0]
+        if spawner.isdecimal() and os.path.exists(f"/proc/{spawner}"):
+            continue
+        plan = read_plan(directory)
+        record = InstanceRecord(provider=PROVIDER, box_id=BoxId(name), keeper="", data={"directory": directory, **plan})
+        await end_processes(record)
+        await remove(record)
 
 
 def process_of(record: InstanceRecord) -> processes.Identity | None:
@@ -163,4 +180,6 @@ def remove_tree(path: str) -> None:
                 entry = os.path.join(directory, name)
                 if stat.S_ISDIR(os.lstat(entry).st_mode):
                     os.chmod(entry, 0o700)
-    shutil.rmtree(path)
+    from shutil import rmtree  # rarely needed, and slow to load
+
+    rmtree(path)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from hutch.errors import Invalid, NotFound, Refused, Unsupported
 from hutch.model.ids import is_name
 from hutch.model.limits import Limits
-from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention
+from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
 from hutch.providers.native import wire
 from hutch.providers.native.cgroups import Ceiling
@@ -28,6 +28,18 @@ def hostname(order: Order) -> str:
 
 def is_persistent(spec: EffectiveSpec) -> bool:
     return spec.retention is Retention.PERSISTENT
+
+
+def canary_spec() -> EffectiveSpec:
+    """The plainest box there is."""
+    limits = Limits(
+        cpus=1.0, memory_mb=64, pids=16, disk_mb=16, open_files=256, timeout_sec=10.0, max_timeout_sec=10.0
+    )  # fmt: skip
+    return EffectiveSpec(
+        profile="", provider="native", image="host", workspace=Workspace(), workdir=f"/{WORKSPACE}", user="user", mounts=(),
+        env={}, secrets={}, network=NetworkMode.OFF, allow_private=(), limits=limits, read_only_root=True,
+        retention=Retention.TEMPORARY, idle_timeout_sec=0.0, ttl_sec=60.0, labels={}, ports=(), name="",
+    )  # fmt: skip
 
 
 def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:

@@ -1,17 +1,26 @@
-"""What this machine lets the native engine do: one function for each fact, and a canary box that proves them."""
+"""What the native engine can do on this machine: facts that can be read, and a canary box that proves them.
 
+A canary that lived is remembered by kernel, user and version, so that `hutch run` does not pay for one each time.
+"""
+
+import contextlib
+import hashlib
 import os
 import platform
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+from hutch import __version__
+from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
-from hutch.providers.native import cgroups, identity, landlock
+from hutch.providers.native import box_processes, cgroups, identity, landlock, obstacles
+from hutch.providers.native.network.availability import Availability, available
 
-if TYPE_CHECKING:
-    from hutch.providers.native.provider import NativeProvider
+_ROOT_ONLY = "an ordinary user has a single id to give"
+_RUN_AS_ROOT = "run Hutch as root"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,25 +29,61 @@ class Machine:
 
     ranged: bool
     cgroups: cgroups.Machine
+    network: Availability
+    blind: str
+    """Why the watchdog cannot see a box's processes; "" if it can."""
+
+    @property
+    def networks(self) -> tuple[NetworkMode, ...]:
+        return (NetworkMode.OFF, NetworkMode.ON) if self.network.usable else (NetworkMode.OFF,)
+
+    @property
+    def network_reason(self) -> str:
+        return self.network.reason or "only off and on are offered"
 
 
 def look() -> Machine:
-    return Machine(ranged=identity.can_map_ranges(), cgroups=cgroups.detect())
+    return Machine(identity.can_map_ranges(), cgroups.detect(), available(), box_processes.obstacle())
 
 
-def obstacle(machine: Machine) -> Missing | None:
-    return None
-
-
-async def capabilities(provider: "NativeProvider", machine: Machine) -> Capabilities:
+def grades(machine: Machine) -> Grades:
     groups = machine.cgroups
-    grades = Grades(
+    watched = EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG
+    return Grades(
         cpus=EnforcedBy.CGROUP if groups.cpu else EnforcedBy.NONE,
-        memory_mb=EnforcedBy.CGROUP if groups.memory else EnforcedBy.WATCHDOG,
+        memory_mb=EnforcedBy.CGROUP if groups.memory else watched,
         pids=EnforcedBy.CGROUP if groups.pids else EnforcedBy.RLIMIT,
         disk_mb=EnforcedBy.QUOTA,
         open_files=EnforcedBy.RLIMIT,
     )
+
+
+def missing(machine: Machine) -> tuple[Missing, ...]:
+    """What this machine does not give, each with its remedy."""
+    found = [
+        Missing(what="images.oci", reason="the native engine does not pull images", remedy="use tar:PATH or dir:PATH")
+    ]
+    if not machine.ranged:
+        found += [Missing(what=what, reason=_ROOT_ONLY, remedy=_RUN_AS_ROOT) for what in ("users.root", "uid_range")]
+        reason = f"files of the machine cannot be copied into a box's layer: {_ROOT_ONLY}"
+        remedy = f"{_RUN_AS_ROOT}, or use an image (dir:, tar:) that belongs to you"
+        found.append(Missing(what="writable_root", reason=reason, remedy=remedy))
+    groups = machine.cgroups
+    remedy = "run as root, or under systemd-run --user --scope -p Delegate=yes"
+    for what, there in (("grades.cpus", groups.cpu), ("grades.memory_mb", groups.memory), ("pause", groups.freezer)):
+        if not there:
+            found.append(Missing(what=what, reason=groups.reason or "no control group", remedy=remedy))
+    if not machine.network.usable:
+        found.append(Missing(what="networks.on", reason=machine.network.reason, remedy=machine.network.remedy))
+    if landlock.abi() < 1:
+        found.append(
+            Missing(what="landlock", reason="this kernel has no Landlock", remedy="Linux 5.13 with lsm=landlock")
+        )
+    return tuple(found)
+
+
+def capabilities(machine: Machine) -> Capabilities:
+    groups = machine.cgroups
     return Capabilities(
         provider="native",
         guest=True,
@@ -46,18 +91,47 @@ async def capabilities(provider: "NativeProvider", machine: Machine) -> Capabili
         pty=True,
         watch=True,
         pause=Pause.FREEZE if groups.freezer else Pause.NONE,
-        users=("user",),
+        users=("user", "root") if machine.ranged else ("user",),
         uid_range=machine.ranged,
         writable_root=machine.ranged,
         persistent=True,
-        networks=(NetworkMode.OFF,),
+        networks=machine.networks,
         images=("host", "dir", "tar"),
         mounts=True,
-        grades=grades,
+        grades=grades(machine),
+        missing=missing(machine),
         facts={
             "kernel": platform.release(),
             "cgroups": groups.mode,
             "landlock": str(landlock.abi()),
-            "user": str(os.geteuid()),
+            "identity": "a range of ids for each box" if machine.ranged else "one id",
+            "network": machine.network.how if machine.network.usable else "none",
+            "disk of persistent boxes": "watchdog",
         },
     )
+
+
+async def proven(found: Capabilities, canary: Callable[[], Awaitable[None]], cache: str) -> Capabilities:
+    """The capabilities, if a box lives here; else why not."""
+    mark = Path(cache) / f"canary-{_key(found)}"
+    if mark.exists():
+        return found
+    try:
+        await canary()
+    except HutchError as error:
+        obstacle = obstacles.first()
+        reason = f"{obstacle.reason} ({error.message})" if obstacle else error.message
+        remedy = obstacle.remedy if obstacle else error.remedy or "run `hutch doctor`"
+        return found.but(usable=False, reason=reason, remedy=remedy)
+    except OSError as error:
+        return found.but(usable=False, reason=f"no box can be made: {error}", remedy="run `hutch doctor`")
+    with contextlib.suppress(OSError):  # a mark that cannot be kept costs the next probe a box, nothing more
+        mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        mark.touch()
+    return found
+
+
+def _key(found: Capabilities) -> str:
+    """By what a canary's answer may change: kernel, user, version of ours, and the facts."""
+    words = (platform.release(), platform.version(), str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
+    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]

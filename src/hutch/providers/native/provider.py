@@ -5,15 +5,17 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hutch.errors import ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable
+from hutch.errors import ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities
+from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Provider
 from hutch.providers.linked.link import Link
-from hutch.providers.native import leftovers, orders, probing, wire
+from hutch.providers.native import identity, leftovers, obstacles, orders, probing, wire
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
+from hutch.providers.native.guards import Guards
 from hutch.providers.native.images import Images
 from hutch.providers.native.spawning import Begun, Spawners
 
@@ -38,10 +40,10 @@ class NativeProvider(Provider):
         self._run = os.fspath(run_dir) if run_dir else ""
         self._without = without
         self._images: Images | None = None
-        self._spawners: dict[str, Spawners] = {}
+        self._spawners: dict[tuple[str, tuple[str, ...] | None], Spawners] = {}
         self._trees: dict[str, Tree] = {}
         self._machine: probing.Machine | None = None
-        self._ranged: bool | None = None
+        self._guards = Guards()
 
     def configure(self, settings: Mapping[str, object]) -> None:
         known = {"state_dir", "run_dir"}
@@ -56,7 +58,19 @@ class NativeProvider(Provider):
     # --- what can be done here -------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
-        return await probing.capabilities(self, self._found())
+        found = probing.capabilities(await asyncio.to_thread(self._found))
+        return await probing.proven(found, self._canary, os.path.join(self._state, "cache"))
+
+    async def _canary(self) -> None:
+        """A real box that runs a real command."""
+        order = Order(box_id=new_box_id(), keeper="canary", spec=orders.canary_spec())
+        box = await self.create(order, self.plan(order))
+        try:
+            await box.check()
+        finally:
+            await box.close()
+            await self.destroy(box.record)
+            await self._spawners.pop(("canary", None)).close()
 
     def _found(self) -> probing.Machine:
         if self._machine is None:
@@ -80,16 +94,19 @@ class NativeProvider(Provider):
     async def _make(self, order: Order, planned: InstanceRecord) -> NativeInstance:
         store = planned.data.get("store")
         found = self._found()
-        orders.check_network(order.spec, (NetworkMode.OFF,), "the engine has no uplink here")
+        orders.check_network(order.spec, found.networks, found.network_reason)
         message = orders.request(
             order, await self._image(order.spec.image), store if isinstance(store, str) else None,
             os.path.join(self._state, "volumes"), ranged=found.ranged, counts_processes=found.cgroups.pids,
         )  # fmt: skip
         begun: Begun | None = None
+        if not self._spawners:
+            await leftovers.sweep(self._run)
         try:
             options = wire.sealed(orders.guest_options(order))
             try:
-                begun = await self._spawners_of(order.keeper).create(message, options)
+                network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
+                begun = await self._spawners_of(order.keeper, network).create(message, options)
             finally:
                 os.close(options)
             return await self._meet(order, planned, begun)
@@ -104,7 +121,7 @@ class NativeProvider(Provider):
         """The guest's greeting is the first real answer of a box."""
         answer = await asyncio.shield(begun.facts)
         if "box" not in answer:
-            raise _failure(order, answer, self._found())
+            raise _failure(order, answer)
         record = planned.but(data={**planned.data, **answer["box"]})
         instance = self._instance(record, order.spec)
         try:
@@ -113,7 +130,7 @@ class NativeProvider(Provider):
             await instance.close()
             async with asyncio.timeout(_OUTCOME_TIMEOUT):
                 outcome = await asyncio.shield(begun.outcome)
-            raise (error if "ready" in outcome else _failure(order, outcome, self._found())) from error
+            raise (error if "ready" in outcome else _failure(order, outcome)) from error
         except BaseException:
             await instance.close()
             raise
@@ -131,15 +148,23 @@ class NativeProvider(Provider):
             self._images = Images(os.path.join(self._state, "cache"))
         return await self._images.resolve(reference)
 
-    def _spawners_of(self, keeper: str) -> Spawners:
-        """One set for each keeper's name: the name is part of the control groups' paths."""
-        if keeper not in self._spawners:
+    def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
+        """One set for each keeper's name, which is part of the control groups' paths, and for each kind of network."""
+        key = (keeper, network)
+        if key not in self._spawners:
             os.makedirs(self._run, 0o700, exist_ok=True)
-            options = {
-                "keeper": keeper, "groups": _group_name(keeper), "run": self._run, "without": sorted(self._without),
-            }  # fmt: skip
-            self._spawners[keeper] = Spawners(options)
-        return self._spawners[keeper]
+            name = _group_name(keeper)
+            uplink = network is not None and {"instance": f"{keeper}:{','.join(network)}", "allow_private": network}
+            self._spawners[key] = Spawners(
+                {
+                    "keeper": keeper,
+                    "groups": name,
+                    "run": self._run,
+                    "without": sorted(self._without),
+                    "network": uplink,
+                }
+            )
+        return self._spawners[key]
 
     def _instance(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
         path = os.path.join(str(record.data["directory"]), "guest")
@@ -150,7 +175,55 @@ class NativeProvider(Provider):
         def ceiling(limits: Limits) -> Ceiling:
             return orders.ceiling(limits, persistent=orders.is_persistent(spec))
 
-        return NativeInstance(record, spec, connect, self._group(record), ceiling)
+        async def deputy(user: str) -> Link:
+            return await self._deputy(record, spec, user)
+
+        instance = NativeInstance(record, spec, connect, self._group(record), ceiling, deputy, self._guards)
+        self._guard(instance)
+        return instance
+
+    def _guard(self, box: NativeInstance) -> None:
+        """Watch what the kernel does not hold for us."""
+        pid, store = box.record.data["pid"], box.record.data.get("store")
+        assert isinstance(pid, int)
+        try:
+            if not self._found().cgroups.memory and not self._found().blind:
+                self._guards.watch_memory(box, pid)
+            if isinstance(store, str) and not self._found().blind:
+                self._guards.watch_disk(box, pid, store)
+        except ProcessLookupError:
+            return  # it has just ended, which the link will tell
+
+    async def _deputy(self, record: InstanceRecord, spec: EffectiveSpec, user: str) -> Link:
+        """The link to a guest that runs as another user of the box; it is made when first asked for."""
+        uid = 0 if user == "root" else int(user) if user.isdecimal() else None
+        if uid is None or not self._found().ranged or uid >= identity.RANGE:
+            raise Unsupported(
+                f"commands cannot run as {user!r} here",
+                op="run",
+                remedy="use `user`"
+                if self._found().ranged
+                else "run Hutch as root: one id is all an ordinary user has",
+            )
+        door = "deputy" if uid == 0 else f"deputy-{uid}"
+        path = os.path.join(str(record.data["directory"]), door)
+        try:
+            return await Link.connect(path)
+        except Unavailable:
+            await self._enter(record, spec, door, uid)
+        return await Link.connect(path)
+
+    async def _enter(self, record: InstanceRecord, spec: EffectiveSpec, door: str, uid: int) -> None:
+        facts = ("pid", "start", "boot", "directory", "groups")
+        message = {name: record.data[name] for name in facts} | {"door": door, "uid": uid}
+        options = wire.sealed(orders.deputy_options(record, spec, uid))
+        try:
+            answer = await self._spawners_of(record.keeper).enter(message, options)
+        finally:
+            os.close(options)
+        if "ready" not in answer:
+            step, error = answer.get("step", ""), answer.get("error", "")
+            raise EngineError(f"no deputy for user {uid} in box {record.box_id}: {step}: {error}", op="run")
 
     def _group(self, record: InstanceRecord) -> Group | None:
         paths = record.data.get("groups")
@@ -196,6 +269,7 @@ class NativeProvider(Provider):
         await self._discard(record, keep_store=False)
 
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
+        self._guards.forget(record.box_id)
         await leftovers.end_processes(record)
         await leftovers.remove(record, keep_store=keep_store)
 
@@ -203,6 +277,7 @@ class NativeProvider(Provider):
         return await asyncio.to_thread(leftovers.records, self._run)
 
     async def close(self) -> None:
+        await self._guards.close()
         spawners, self._spawners = self._spawners, {}
         for each in spawners.values():
             await each.close()
@@ -215,7 +290,7 @@ def _group_name(keeper: str) -> str:
     return "".join(letter if letter.isalnum() else "-" for letter in keeper.lower())[:40].strip("-") or "keeper"
 
 
-def _failure(order: Order, answer: wire.Message, found: probing.Machine) -> HutchError:
+def _failure(order: Order, answer: wire.Message) -> HutchError:
     step, error, number = answer.get("step", ""), answer.get("error", "no reason given"), answer.get("errno", "")
     message = f"box {order.box_id} could not be made: {step}: {error}"
     details = {"step": step, "errno": number}
@@ -223,6 +298,6 @@ def _failure(order: Order, answer: wire.Message, found: probing.Machine) -> Hutc
         return Refused(message, op="create", details=details)
     if step == "cancelled":
         return Unavailable(message, op="create", details=details)
-    obstacle = probing.obstacle(found)
+    obstacle = obstacles.first()
     remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
     return EngineError(message, op="create", details=details, remedy=remedy)

@@ -181,6 +181,7 @@ class Root:
             parent = os.path.dirname(name)
             if parent:
                 _directory(f"0/{parent}")
+                _refuse_link(f"0/{parent}", parent)
             path = f"0/{name}"
             if _directory(path, mode) and owned and self._ranged:
                 os.chown(path, USER, USER)
@@ -252,9 +253,13 @@ def _inside(name: str) -> str:
     path = "m"
     for part in name.split("/"):
         path = f"{path}/{part}"
-        if stat.S_ISLNK(os.lstat(path).st_mode):
-            raise OSError(40, "a symbolic link stands where the box needs a directory of its own", name)
+        _refuse_link(path, name)
     return path
+
+
+def _refuse_link(path: str, name: str) -> None:
+    if stat.S_ISLNK(os.lstat(path).st_mode):
+        raise OSError(40, "a symbolic link stands where the box needs a directory of its own", name)
 
 
 def _attach(tree: int, path: str) -> None:

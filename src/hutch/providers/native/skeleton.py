@@ -6,10 +6,7 @@ keepers may use it at the same time.
 
 import hashlib
 import os
-import shutil
 import stat
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from hutch.providers.native import kernel
@@ -126,34 +123,43 @@ def of_machine(root: str = "/") -> Content:
     }
     content.links["etc/mtab"] = "../proc/self/mounts"
     for name in _COPIED:
-        source = os.path.join(root, "etc", name)
-        for path in _walk(source):
-            _add(content, path, os.path.join("etc", os.path.relpath(path, os.path.join(root, "etc"))))
+        _add(content, os.path.join(root, "etc", name), f"etc/{name}")
     return content
 
 
-def _walk(source: str) -> Iterator[str]:
-    if os.path.islink(source) or not os.path.isdir(source):
-        if os.path.lexists(source):
-            yield source
+def _add(content: Content, source: str, name: str) -> None:
+    """What is at `source`, under `name`. This runs in every keeper before its first box: hundreds of entries."""
+    if not os.path.lexists(source):
         return
-    yield source
-    for entry in sorted(os.listdir(source)):
-        yield from _walk(os.path.join(source, entry))
-
-
-def _add(content: Content, path: str, name: str) -> None:
     parent = os.path.dirname(name)
     while parent and parent not in content.directories:
         content.directories.append(parent)
         parent = os.path.dirname(parent)
-    if os.path.islink(path):
-        content.links[name] = os.readlink(path)
-    elif os.path.isdir(path):
-        if name not in content.directories:
-            content.directories.append(name)
-    elif os.path.isfile(path) and os.stat(path).st_mode & 0o004:  # what is not for everybody is not for boxes
-        content.copies[name] = path
+    if os.path.islink(source):
+        content.links[name] = os.readlink(source)
+    elif os.path.isdir(source):
+        _add_tree(content, source, name)
+    elif os.path.isfile(source) and _for_everybody(os.stat(source)):
+        content.copies[name] = source
+
+
+def _add_tree(content: Content, source: str, name: str) -> None:
+    if name not in content.directories:
+        content.directories.append(name)
+    with os.scandir(source) as entries:
+        for entry in entries:
+            below = f"{name}/{entry.name}"
+            if entry.is_symlink():
+                content.links[below] = os.readlink(entry.path)
+            elif entry.is_dir():
+                _add_tree(content, entry.path, below)
+            elif entry.is_file() and _for_everybody(entry.stat()):
+                content.copies[below] = entry.path
+
+
+def _for_everybody(facts: os.stat_result) -> bool:
+    """What is not for everybody is not for boxes."""
+    return bool(facts.st_mode & 0o004)
 
 
 def make(content: Content, parent: str) -> str:
@@ -161,6 +167,9 @@ def make(content: Content, parent: str) -> str:
     final = os.path.join(parent, content.digest())
     if os.path.isdir(final):
         return final
+    import shutil  # `hutch run` finds the directory there and need not load these
+    import tempfile
+
     os.makedirs(parent, 0o755, exist_ok=True)
     draft = tempfile.mkdtemp(dir=parent, prefix=".making-")
     try:
@@ -177,6 +186,8 @@ def make(content: Content, parent: str) -> str:
 
 
 def _fill(content: Content, draft: str) -> None:
+    from shutil import copyfile
+
     for name in sorted(set(content.directories)):
         path = os.path.join(draft, name)
         os.makedirs(path, exist_ok=True)
@@ -188,7 +199,7 @@ def _fill(content: Content, draft: str) -> None:
         os.chmod(path, 0o644)
     for name, source in content.copies.items():
         path = os.path.join(draft, name)
-        shutil.copyfile(source, path)
+        copyfile(source, path)
         os.chmod(path, 0o644)
     for name, target in content.links.items():
         os.symlink(target, os.path.join(draft, name))

@@ -1,6 +1,7 @@
 """The keeper's end of its spawners: starting them when they are first needed, asking them, noticing their death."""
 
 import asyncio
+import errno
 import os
 import socket
 from typing import Any
@@ -73,15 +74,23 @@ class Spawner:
         self._sock = ours
         self._loop.add_reader(ours.fileno(), self._read)
 
-    async def create(self, message: wire.Message, options: int) -> "Begun":
+    async def create(self, message: wire.Message, options: int) -> Begun:
         """Ask for a box. Answered as soon as its first process exists, or could not be made."""
+        return await self._ask({"op": "create", **message}, options)
+
+    async def enter(self, message: wire.Message, options: int) -> wire.Message:
+        """Ask for a deputy in a box."""
+        begun = await self._ask({"op": "enter", **message}, options)
+        return await asyncio.shield(begun.outcome)
+
+    async def _ask(self, message: wire.Message, options: int) -> Begun:
         await self.start()
         assert self._loop is not None
         self._number += 1
         begun = Begun(self._loop)
         self._begun[self._number] = begun
         try:
-            await self._send({"n": self._number, "op": "create", **message}, [options])
+            await self._send({"n": self._number, **message}, [options])
         except BaseException:
             self._begun.pop(self._number, None)
             raise
@@ -96,7 +105,7 @@ class Spawner:
             except BlockingIOError:
                 await asyncio.sleep(0.001)  # a full queue: hundreds of requests are on their way
             except OSError as error:
-                if error.errno == 90:
+                if error.errno == errno.EMSGSIZE:
                     raise EngineError(f"the order is too large: {error}", op="create") from error
                 self._end()
 
@@ -158,13 +167,14 @@ class Spawners:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._spawners: list[Spawner] = []
-        self._most = min(2, len(os.sched_getaffinity(0)))
+        # An uplink carries its keeper's name, so that there can be only one.
+        self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
 
     async def create(self, message: wire.Message, options: int) -> Begun:
         return await self._pick().create(message, options)
 
-    async def start(self) -> wire.Message:
-        return await self._pick().start()
+    async def enter(self, message: wire.Message, options: int) -> wire.Message:
+        return await self._pick().enter(message, options)
 
     def _pick(self) -> Spawner:
         self._spawners = [spawner for spawner in self._spawners if not spawner.dead]

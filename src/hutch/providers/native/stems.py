@@ -78,7 +78,7 @@ class Nursery:
         self._tree = tree
         self._keeper = keeper
         self._uplink = uplink
-        self._wired: dict[int, "Wired"] = {}
+        self._wired: dict[int, Wired] = {}
         self._slots = identity.Slots() if setting.ranged else None
         self._boot = processes.boot_id()
         self._numbers = itertools.count(1)
@@ -133,7 +133,8 @@ class Nursery:
         fds: list[int] = []
         try:
             if self._slots is None:
-                identity.single_maps().write(stem.process.pid)
+                privileged = "capabilities" in self._setting.without
+                identity.single_maps(0 if privileged else identity.USER).write(stem.process.pid)
             else:
                 stem.slot = self._slots.take(stem.process)
                 identity.range_maps(stem.slot).write(stem.process.pid)

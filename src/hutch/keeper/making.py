@@ -1,0 +1,102 @@
+"""How a box comes to be: room, intent, engine, running; and nothing left of one that failed on the way."""
+
+import asyncio
+import time
+
+from hutch.config import Config
+from hutch.errors import HutchError
+from hutch.keeper.engines import Engines
+from hutch.keeper.live import Live
+from hutch.keeper.records import BoxRecord, Lease
+from hutch.keeper.room import Room
+from hutch.keeper.states import States
+from hutch.keeper.volumes import Volumes
+from hutch.keeper.whole import whole
+from hutch.logs import log
+from hutch.model.ids import BoxId, new_box_id
+from hutch.model.spec import EffectiveSpec, Order, Spec
+from hutch.model.state import State
+from hutch.providers.base import Provider
+
+
+class Maker:
+    """Makes boxes into the keeper's own dictionary `boxes`."""
+
+    def __init__(
+        self,
+        keeper: str,
+        config: Config,
+        states: States,
+        engines: Engines,
+        volumes: Volumes,
+        room: Room,
+        boxes: dict[BoxId, Live],
+    ) -> None:
+        self._keeper = keeper
+        self._config = config
+        self._states = states
+        self._engines = engines
+        self._volumes = volumes
+        self._room = room
+        self._boxes = boxes
+
+    async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
+        """A running box. If it fails, or the caller is cancelled, at any point, nothing of it remains."""
+        provider, effective = await self._engines.decide(spec)
+        order = await self.order(new_box_id(), effective, owner)
+        now = time.time()
+        record = BoxRecord(
+            id=order.box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
+            instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
+            labels=effective.labels,
+        )  # fmt: skip
+        live = Live(record)
+        try:
+            async with self._room.reserve(owner, effective.limits):
+                await whole(self._open(live))
+            await self._boot(live, provider, order)
+        except BaseException as error:
+            if record.id in self._boxes:
+                await whole(self._abandon(live, provider, error))
+            raise
+        return live
+
+    async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str) -> Order:
+        """With the host places the box may show, checked now: they may have changed since it was stopped."""
+        places = self._engines.places(spec)
+        kind, _, volume = spec.workspace.source.partition(":")
+        if kind == "volume":
+            places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
+        grace = self._config.orphan_grace_sec
+        return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
+
+    async def _open(self, live: Live) -> None:
+        """Write the intent; from then on the box is ours to make or to clean up."""
+        await self._states.open(live.record)
+        self._boxes[live.record.id] = live
+
+    async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
+        live.instance = await provider.create(order, live.record.instance)
+        async with live.changing:
+            await self._states.change(
+                live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
+            )
+        live.checked = time.monotonic()
+
+    async def _abandon(self, live: Live, provider: Provider, error: BaseException) -> None:
+        """Creation failed: resources first, then the record; the quota is free again."""
+        cancelled = isinstance(error, asyncio.CancelledError)
+        reason = "creation was cancelled" if cancelled else f"creation failed: {error}"
+        async with live.changing:
+            try:
+                if live.record.state is not State.STOPPING:
+                    await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
+                if live.instance is not None:
+                    await live.instance.close()
+                    live.instance = None
+                await provider.destroy(live.record.instance)
+                await self._states.forget(live.record, reason)
+                del self._boxes[live.record.id]
+                self._room.freed()
+            except HutchError as problem:
+                log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
