@@ -21,13 +21,14 @@ class Holdings:
         return (self.processes, self.descriptors, self.mounts, self.cgroups, self.directories)
 
 
-def holdings(*directories: Path) -> Holdings:
+def holdings(keeper: str, *directories: Path) -> Holdings:
+    """`keeper` is part of the names of the groups it makes: others may work on this machine too."""
     gc.collect()
     return Holdings(
         processes=len(descendants(os.getpid())),
         descriptors=len(os.listdir("/proc/self/fd")),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        cgroups=_cgroups(),
+        cgroups=_cgroups(keeper),
         directories=sum(len(list(directory.rglob("*"))) for directory in directories if directory.exists()),
         memory_kb=_resident_kb(),
     )
@@ -51,9 +52,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _cgroups() -> int:
-    """Groups that carry our name, in every hierarchy."""
-    return sum(1 for path in Path("/sys/fs/cgroup").rglob("hutch-*") if path.is_dir())
+def _cgroups(keeper: str) -> int:
+    """Groups that carry the keeper's name, in every hierarchy, with all below them."""
+    found = (Path(path) / name for path, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return sum(f"hutch-{keeper}" in str(path) for path in found)
 
 
 def _resident_kb() -> int:

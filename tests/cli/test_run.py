@@ -61,6 +61,13 @@ def test_a_timeout_has_its_code_and_its_line() -> None:
     assert line.startswith("hutch: timeout: ")
 
 
+def test_a_limit_that_was_met_has_its_line() -> None:
+    """Lesson 24: the command's own exit code, and beside its own complaint the limit and the remedy."""
+    done = hutch("run", "--disk", "4", "--", "sh", "-c", "head -c 20000000 /dev/zero > file; exit 3")
+    assert done.returncode == 3
+    assert "hutch: disk: " in done.stderr.decode()
+
+
 def test_an_adjustment_is_told() -> None:
     """DESIGN §4: what policy changed is said; the command runs all the same."""
     done = hutch("run", "--timeout", "600", "--", "true")

@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from hutch.doctor import checks, facts, matrix, trials
+from hutch.doctor import canary, checks, facts, matrix, trials
 from hutch.doctor.facts import Facts, Place
 from hutch.doctor.findings import Finding, Standing, usable
+from hutch.model.capabilities import Capabilities
+from hutch.model.limits import EnforcedBy, Grades
+from hutch.providers.native import obstacles
 from hutch.providers.native.cgroup_detect import Machine
 from hutch.providers.native.network.availability import CARRIED, Availability
 
@@ -22,7 +25,7 @@ GOOD = Facts(
 
 
 def but(**changes: object) -> Facts:
-    return Facts(**{**{name: getattr(GOOD, name) for name in GOOD.__dataclass_fields__}, **changes})  # type: ignore[arg-type]
+    return Facts(**{**{name: getattr(GOOD, name) for name in GOOD.__dataclass_fields__}, **changes})
 
 
 def named(machine: Facts, name: str) -> Finding:
@@ -166,6 +169,19 @@ def test_the_trials_leave_no_trace() -> None:
 def surroundings() -> tuple[str, str, str]:
     namespaces = (os.readlink("/proc/self/ns/mnt"), os.readlink("/proc/self/ns/user"))
     return (*namespaces, Path("/proc/self/mounts").read_text())
+
+
+def test_doctor_and_engine_agree_on_the_oldest_kernel() -> None:
+    assert checks.KERNEL_FLOOR == obstacles.OLDEST
+
+
+def test_a_limit_that_nothing_holds_is_a_warning() -> None:
+    """DESIGN §4: grades are told, and `none` with what follows from it."""
+    held = Grades(**dict.fromkeys(("cpus", "memory_mb", "pids", "disk_mb", "open_files"), EnforcedBy.CGROUP))
+    assert canary.of_limits(Capabilities(provider="native", grades=held)).state is Standing.OK
+    finding = canary.of_limits(Capabilities(provider="native", grades=held.but(cpus=EnforcedBy.NONE)))
+    assert finding.state is Standing.WARN
+    assert "nothing holds cpus" in finding.consequence
 
 
 def test_the_matrix_names_what_doctor_knows() -> None:

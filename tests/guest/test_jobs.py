@@ -187,12 +187,14 @@ async def test_a_job_is_read_written_and_ended() -> None:
             )  # fmt: skip
             with pytest.raises(Conflict):
                 await box.forget(job.id)
-            with pytest.raises(Timeout):
-                await job.wait(0.05)
+            for seconds in (0, 0.05):
+                with pytest.raises(Timeout):
+                    await job.wait(seconds)
             await job.close_stdin()
             await job.close_stdin()
             result = await job.wait(PATIENCE)
             assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
+            assert (await job.wait(0)).exit_code == 0
             with pytest.raises(Conflict):
                 await job.write(b"three\n")
             assert (await job.read(second.cursor)).eof
@@ -327,6 +329,16 @@ class TestTerminals:
                     await plain.resize(50, 132)
                 with pytest.raises(Invalid):
                     await job.resize(0, 1 << 20)
+
+    async def test_the_end_of_input_is_typed(self) -> None:
+        with living() as guest:
+            async with instance_of(guest) as box:
+                job = await box.start(Command(command="cat; echo over", pty=True))
+                await job.write(b"line\n")
+                await job.close_stdin()
+                assert "over" in (await job.wait(PATIENCE)).stdout
+                shown = await box.run(Command(command="test -t 0 && echo yes", pty=True, stdin=b""))
+                assert "yes" in shown.stdout
 
     async def test_typing_an_interrupt(self) -> None:
         with living() as guest:

@@ -48,7 +48,7 @@ async def engine(**options: Any) -> AsyncIterator[NativeProvider]:
             await provider.destroy(record)
         await provider.close()
         assert run_names(provider) == [], "something is left in the run directory"
-        os.system(f"rm -rf {top}")  # noqa: S605  # a path of our own making
+        os.system(f"rm -rf {top}")  # a path of our own making
 
 
 def run_dir(provider: NativeProvider) -> Path:

@@ -4,11 +4,11 @@ import os
 import socket
 
 import pytest
+from tests.native.boxes import LIMITS, box, engine, make, out, pid_of, run
 
 from hutch.errors import NotRunnable, Unsupported
 from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, Workspace
-from tests.native.boxes import LIMITS, box, engine, make, out, pid_of, run
 
 
 async def test_a_command_runs_as_an_ordinary_user_without_any_privilege() -> None:
@@ -65,7 +65,9 @@ async def test_dev_holds_the_usual_names_only() -> None:
     expected = "fd full null ptmx pts random shm stderr stdin stdout tty urandom zero"
     async with engine() as native, box(native) as made:
         assert (await out(made, "ls /dev")).split() == expected.split()
-        assert await out(made, "head -c 4 /dev/zero | wc -c; echo x > /dev/null; head -c 3 /dev/urandom | wc -c") == "4\n3"
+        assert (
+            await out(made, "head -c 4 /dev/zero | wc -c; echo x > /dev/null; head -c 3 /dev/urandom | wc -c") == "4\n3"
+        )
 
 
 async def test_proc_is_masked_and_sys_is_empty() -> None:
@@ -219,7 +221,10 @@ async def test_host_directories_appear_where_they_were_asked_for(tmp_path_factor
         assert await out(made, "cat /data/deep/in/file /etc/one-file; ls -d /never 2>/dev/null") == "contentcontent"
         assert "Read-only" in await out(made, "touch /data/deep/in/new")
         assert "Read-only" in await out(made, "touch /data/deep/in/sub/new")
-        assert await out(made, "touch /workspace/rw/new && stat -c %U /workspace/rw/new /data/deep/in/file") == "user\nuser"
+        assert (
+            await out(made, "touch /workspace/rw/new && stat -c %U /workspace/rw/new /data/deep/in/file")
+            == "user\nuser"
+        )
         assert (source / "sub/new").stat().st_uid == os.geteuid()
         assert "nosuid" in await out(made, "grep /workspace/rw /proc/self/mounts")
 

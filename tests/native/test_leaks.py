@@ -46,12 +46,12 @@ async def a_round(hutch: Hutch, number: int) -> None:
     await box.destroy()
 
 
-async def settled(*directories: Path) -> Holdings:
+async def settled(keeper: str, *directories: Path) -> Holdings:
     """The same twice in a row: the spawner's reserve of half-made boxes and the kernel's cleanup have come to rest."""
-    before, deadline = holdings(*directories), time.monotonic() + 60
+    before, deadline = holdings(keeper, *directories), time.monotonic() + 60
     while time.monotonic() < deadline:
         await asyncio.sleep(0.3)
-        now = holdings(*directories)
+        now = holdings(keeper, *directories)
         if now.without_memory() == before.without_memory():
             return now
         before = now
@@ -63,10 +63,10 @@ async def run(first: int, last: int) -> tuple[Holdings, Holdings]:
     async with Hutch() as hutch:
         for number in range(first):
             await a_round(hutch, number)
-        early = await settled(*directories)
+        early = await settled(hutch._keeper.id, *directories)
         for number in range(first, last):
             await a_round(hutch, number)
-        late = await settled(*directories)
+        late = await settled(hutch._keeper.id, *directories)
     return early, late
 
 
@@ -96,12 +96,13 @@ async def test_closing_leaves_nothing_at_all() -> None:
     directories = (Path(os.environ["HUTCH_RUN_DIR"]),)
     async with Hutch() as hutch, hutch.box() as box:
         await box.exec(["true"])
-    before = await settled(*directories)
+    before = await settled(hutch._keeper.id, *directories)
+    assert before.cgroups == 0
     async with Hutch() as hutch:
         boxes = await asyncio.gather(*(hutch.create() for _ in range(10)))
         await asyncio.gather(*(box.exec(["true"]) for box in boxes))
         await boxes[0].start("sleep 100")
-    after = await settled(*directories)
+    after = await settled(hutch._keeper.id, *directories)
     assert after.without_memory() == before.without_memory()
 
 

@@ -3,7 +3,7 @@
 An attack is code that tries something from inside a box and tells how it went: "ok", or the name of the error. A test
 says which answers mean that it was refused, and shows with a *control* that the same code succeeds where the defence
 is left out (`NativeProvider(without=...)`), so that the test can fail and the defence is what stops it. Targets are
-always the test's own: a file, process or socket that nobody else has. Nothing here may harm the machine when it succeeds.
+always the test's own: a file, process or socket that nobody else has. Nothing harms the machine when it succeeds.
 """
 
 import contextlib
@@ -25,6 +25,7 @@ from hutch.config import Config
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.sqlite import SqliteStore
+from hutch.policy.values import LIMIT_NAMES
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.syscalls import NUMBERS
 from hutch.sync import Box, Hutch
@@ -101,7 +102,7 @@ def outcome_outside(code: str, **values: object) -> Any:
 
 
 class Arena:
-    """Where attacks happen. The engine with all its defences is kept for all tests; one with holes lives for one test."""
+    """Where attacks happen. The engine with all defences is kept for all tests; one with holes lives for one."""
 
     def __init__(self, place: Path) -> None:
         self.place = place
@@ -128,7 +129,12 @@ class Arena:
     def _open(self, without: frozenset[str], name: str) -> Hutch:
         state, run = self.place / name / "s", self.place / name / "r"
         state.mkdir(parents=True, exist_ok=True)
-        config = Config.load(environ={}, cwd=self.place, state_dir=str(state), run_dir=str(run), mount_roots=["/tmp"])
+        # Limits are not what is tested here, and an ordinary user may have nothing that holds all of them.
+        file = self.place / "hutch.toml"
+        file.write_text(f'[profiles.arena]\ninherits = "default"\naccept_unenforced = {json.dumps(LIMIT_NAMES)}\n')
+        config = Config.load(
+            file, environ={}, profile="arena", state_dir=str(state), run_dir=str(run), mount_roots=["/tmp"]
+        )
         engine = NativeProvider(state_dir=state, run_dir=run, without=without)
         return Hutch(keeper=Keeper(config, SqliteStore(state / "hutch.db"), Engines(config, {"native": engine})))
 
@@ -152,10 +158,17 @@ class Sentinel:
         self._facts = self._look()
 
     def _look(self) -> dict[str, tuple[int, ...]]:
-        found = {}
+        found: dict[str, tuple[int, ...]] = {}
         for path in (self.directory, *sorted(self.directory.rglob("*"))):
             facts = path.lstat()
-            found[str(path)] = (facts.st_mode, facts.st_uid, facts.st_gid, facts.st_ino, facts.st_size, facts.st_mtime_ns)
+            found[str(path)] = (
+                facts.st_mode,
+                facts.st_uid,
+                facts.st_gid,
+                facts.st_ino,
+                facts.st_size,
+                facts.st_mtime_ns,
+            )
         return found
 
     def unchanged(self) -> bool:

@@ -59,7 +59,7 @@ UNPRIVILEGED = (
         handle = ctypes.create_string_buffer(struct.pack("Ii", 128, 0), 136)
         tell(called("name_to_handle_at", -100, b"/tmp", handle, ctypes.byref(ctypes.c_int()), 0))
         """,
-        EPERM, ("seccomp:name_to_handle_at",), achieved=frozenset({"ok", "EOPNOTSUPP"}),
+        EPERM, ("seccomp:name_to_handle_at",), achieved=frozenset({"ok", "ENOTSUP", "EOPNOTSUPP"}),
     ),
     Attack(
         "personality", "ADDR_NO_RANDOMIZE weakens the next program that is run",
@@ -120,11 +120,6 @@ PRIVILEGED = (
     Attack(
         "mount cgroups", "release_agent and the limits of the box lie in the cgroup file system",
         "tell(called('mount', b'none', b'/tmp', b'cgroup2', 0, None))",
-        EPERM, ("seccomp:mount", "capabilities", "landlock"),
-    ),
-    Attack(
-        "mount sysfs", "the host's devices and kernel settings",
-        "tell(called('mount', b'none', b'/tmp', b'sysfs', 0, None))",
         EPERM, ("seccomp:mount", "capabilities", "landlock"),
     ),
     Attack(
@@ -198,7 +193,7 @@ def test_it_fails(arena: Arena, attack: Attack) -> None:
 def test_control_it_succeeds_without_its_defences(arena: Arena, attack: Attack) -> None:
     with arena.box(*attack.defences) as box:
         answer = outcome(box, attack.code)
-    if answer in attack.refused and outcome_outside(attack.code) == answer:
+    if attack in UNPRIVILEGED and answer in attack.refused and outcome_outside(attack.code) == answer:
         pytest.skip(f"this kernel itself refuses {attack.name} to every ordinary user")
     assert answer in attack.achieved
 
@@ -290,13 +285,15 @@ tell([writable(f"/proc/sys/{name}") for name in ("kernel/core_pattern", "kernel/
 def test_sysctls(arena: Arena) -> None:
     """Threat: core_pattern names a program that the host's root runs; other sysctls change the whole machine.
 
-    Two layers: /proc/sys is read-only, and the host's own files belong to the host's root. What belongs to the box's
-    namespaces shows the first layer alone.
+    Two layers: the host's own files belong to the host's root, and /proc/sys is read-only. What belongs to the box's
+    namespaces shows the second layer alone, to a root of the box with all capabilities.
     """
     with arena.box() as box:
-        assert outcome(box, SYSCTLS) == ["EROFS"] * 4
-    with arena.box("masks") as box:
-        assert outcome(box, SYSCTLS) == ["EACCES"] * 4
+        assert set(outcome(box, SYSCTLS)) <= {"EACCES", "EROFS"}
+    with arena.box("capabilities") as box:
+        answers = outcome(box, SYSCTLS)
+        assert answers[3] == "EROFS"
+        assert set(answers) <= {"EACCES", "EROFS"}
     with arena.box("masks", "capabilities") as box:
         answers = outcome(box, SYSCTLS)
         assert answers[3] == "ok", "the box's own network namespace"
@@ -304,7 +301,8 @@ def test_sysctls(arena: Arena) -> None:
 
 
 def test_no_sys_and_no_cgroups_are_visible(arena: Arena) -> None:
-    """Threat: devices in /sys, release_agent and limits in /sys/fs/cgroup."""
+    """Threat: devices in /sys, release_agent and limits in /sys/fs/cgroup. Mounting is an attack of its own, above;
+    sysfs cannot be mounted even by root of the box, because none is visible there (a kernel rule)."""
     code = """
         kinds = {line.split(" - ")[1].split()[0] for line in open("/proc/self/mountinfo")}
         tell([os.listdir("/sys"), sorted(kinds & {"cgroup", "cgroup2", "sysfs", "debugfs", "tracefs", "securityfs"})])
@@ -336,7 +334,9 @@ def test_only_harmless_devices_exist(arena: Arena) -> None:
 
 def test_mknod(arena: Arena, sentinel: Sentinel) -> None:
     """Threat: a box makes a node of the host's disk. A kernel rule, with or without capabilities in the box."""
-    code = "tell([tried(os.mknod, '/tmp/node', 0o666 | kind, os.makedev(1, 5)) for kind in (stat.S_IFCHR, stat.S_IFBLK)])"
+    code = (
+        "tell([tried(os.mknod, '/tmp/node', 0o666 | kind, os.makedev(1, 5)) for kind in (stat.S_IFCHR, stat.S_IFBLK)])"
+    )
     for without in ((), ("capabilities",), ("capabilities", "seccomp", "landlock")):
         with arena.box(*without) as box:
             assert outcome(box, code) == ["EPERM", "EPERM"]

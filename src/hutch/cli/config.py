@@ -23,7 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _text(value: object) -> str:
-    if value is None:
+    if value is None or value == "":
         return "–"
     if isinstance(value, bool):
         return str(value).lower()

@@ -67,7 +67,9 @@ def _sign(outcome: Outcome) -> str:
 def _sum_up(report: Report) -> None:
     passed, refused, failed = (report.count(outcome) for outcome in Outcome)
     seconds = sum(finding.seconds for finding in report.findings)
-    print(f"\nprovider {report.provider}: {passed} passed, {refused} cleanly refused, {failed} failed in {seconds:.1f} s")
+    print(
+        f"\nprovider {report.provider}: {passed} passed, {refused} cleanly refused, {failed} failed in {seconds:.1f} s"
+    )
 
 
 def _show_checks(*, as_json: bool) -> int:

@@ -1,6 +1,7 @@
 """Parsers of the commands: the options all of them share, and errors that are raised instead of exiting."""
 
 import argparse
+import os
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
@@ -8,12 +9,24 @@ from typing import NoReturn
 from hutch.cli.commands import COMMANDS
 from hutch.errors import Invalid
 
+try:
+    _WIDTH = max(40, min(os.get_terminal_size(1).columns - 2, 120))
+except OSError:
+    _WIDTH = 100
+
 
 class Parser(argparse.ArgumentParser):
     """An argparse parser whose complaint is a HutchError, so that it can be JSON like every other."""
 
     def error(self, message: str) -> NoReturn:
         raise Invalid(message, op=self.prog, remedy=f"`{self.prog} --help` shows the options")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """argparse makes one for each option it adds; told the width, it does not load shutil to ask for it."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=_WIDTH)
 
 
 def parser_of(name: str) -> tuple[ModuleType, Parser]:
@@ -26,7 +39,7 @@ def parser_of(name: str) -> tuple[ModuleType, Parser]:
         prog=f"hutch {name}",
         description=(module.__doc__ or help_line).partition("\n")[0],
         epilog=getattr(module, "EPILOG", None),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     module.add(parser)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.conformance.claims import broken, same
-from hutch.errors import Invalid
+from hutch.errors import HutchError, Invalid
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
@@ -147,7 +147,7 @@ class Workbench:
     async def read_until(self, process: Process, wanted: bytes, stream: str = "stdout") -> bytes:
         """All output so far, once it contains `wanted`."""
         seen, cursor = b"", 0
-        async with asyncio.timeout(self.patience):
+        async with self.within(f"{wanted!r} on {stream}"):
             while wanted not in seen:
                 chunk = await process.read(cursor, stream=stream, wait=1.0)
                 seen, cursor = seen + chunk.data, chunk.cursor
@@ -159,7 +159,7 @@ class Workbench:
         """Everything from the first byte to the end of file, by cursor."""
         pieces: list[bytes] = []
         cursor = 0
-        async with asyncio.timeout(self.patience):
+        async with self.within(f"the end of {stream}"):
             while True:
                 chunk = await process.read(cursor, stream=stream, limit=limit, wait=1.0)
                 pieces.append(chunk.data)
@@ -167,19 +167,31 @@ class Workbench:
                 if chunk.eof:
                     return b"".join(pieces)
 
+    @asynccontextmanager
+    async def within(self, what: str) -> AsyncIterator[None]:
+        """The body has to come to its end."""
+        try:
+            async with asyncio.timeout(self.patience):
+                yield
+        except TimeoutError as error:
+            if isinstance(error, HutchError):
+                raise
+            broken(f"{what}: not within {self.patience:g} s")
+
     async def until(self, condition: Callable[[], Awaitable[bool]], what: str) -> None:
         """Wait for something that has to become true."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.patience
         while not await condition():
             if loop.time() > deadline:
-                broken(f"{what}: not within {self.patience:.0f} s")
+                broken(f"{what}: not within {self.patience:g} s")
             await asyncio.sleep(POLL)
 
     async def processes(self, box: Instance, mark: str) -> int:
         """How many processes of the box have `mark` on their command line; zombies have none."""
-        # The pattern is split so that the shell that searches does not find itself.
-        script = f"cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n' | grep -c '{mark[0]}''{mark[1:]}'"
+        # The list is whole before grep starts, and the pattern is split, so that the search does not find itself.
+        script = f"""all=$(cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' '\\n')
+        echo "$all" | grep -c '{mark[0]}''{mark[1:]}'"""
         result = await self.run(box, ("sh", "-c", script))
         return int(result.stdout or "0")
 

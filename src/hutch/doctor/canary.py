@@ -20,9 +20,8 @@ async def findings(config: Config) -> AsyncIterator[Finding]:
     keeper = Keeper(config, MemoryStore())
     try:
         await keeper.start()
+        yield of_limits(await keeper.engines.capabilities(config.provider))
         yield await _one_box(Hutch(keeper=keeper))
-        for finding in of_capabilities(await keeper.engines.capabilities(config.provider)):
-            yield finding
     except HutchError as error:
         yield fail(NAME, error.message, "no box can be made", error.remedy or "the findings above name the obstacle")
     finally:
@@ -42,18 +41,16 @@ async def _one_box(hutch: Hutch) -> Finding:
     return ok(NAME, f"ran `echo hello`: first box {created:.1f} ms, engine's start included; command {executed:.1f} ms")
 
 
-def of_capabilities(capabilities: Capabilities) -> list[Finding]:
-    """What the engine itself reports: by what each limit is held, and what it cannot do here."""
+def of_limits(capabilities: Capabilities) -> Finding:
+    """By what each limit is held here, as the engine reports it."""
     grades = capabilities.grades.to_plain()
     shown = ", ".join(f"{limit} by {grade}" for limit, grade in grades.items())
     unheld = [limit for limit, grade in grades.items() if grade == EnforcedBy.NONE]
-    found = [
-        warn("limits", shown, f"nothing holds {', '.join(unheld)}: profiles refuse boxes with it", "see cgroups above")
-        if unheld
-        else ok("limits", shown)
-    ]
-    found += [
-        warn(missing.what, missing.reason, "the native engine does without", missing.remedy)
-        for missing in capabilities.missing
-    ]
-    return found
+    if not unheld:
+        return ok("limits", shown)
+    return warn(
+        "limits",
+        shown,
+        f"nothing holds {', '.join(unheld)}: every profile refuses such a box, unless it says accept_unenforced",
+        "see cgroups above",
+    )

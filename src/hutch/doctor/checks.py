@@ -187,7 +187,7 @@ def cgroups(facts: Facts) -> Iterator[Finding]:
     yield warn(
         "cgroups",
         found,
-        "limits without a controller are held by less: memory by a watchdog, pids by RLIMIT_NPROC, cpus by nothing",
+        "limits without a controller are held by weaker means, or by nothing and then refused (see limits below)",
         machine.reason or "start under systemd-run --user --scope -p Delegate=yes",
     )
 

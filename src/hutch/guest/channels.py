@@ -142,7 +142,9 @@ class Connection:
         self._socket = sock
         self._operations = operations
         self._on_closed = on_closed
-        self._partial = bytearray()
+        self._partial = b""
+        self._large: bytearray | None = None
+        self._filled = 0
         self._waiting: deque[bytes] = deque()
         sock.setblocking(False)
         loop.watch(sock.fileno(), READ, self._ready)
@@ -226,8 +228,9 @@ class Connection:
             raise
 
     def _receive(self) -> None:
+        target = _received_view if self._large is None else memoryview(self._large)[self._filled :]
         try:
-            size = self._socket.recv_into(_received)
+            size = self._socket.recv_into(target)
         except BlockingIOError:
             return
         except OSError:
@@ -236,21 +239,33 @@ class Connection:
             self.close()
             return
         try:
-            if self._partial:
-                self._partial += _received_view[:size]
-                frames, self._partial = self._partial, bytearray()
-                rest = self._take_frames(memoryview(frames))
-            else:
-                # A copy: a handler may lead back here and overwrite the shared buffer.
-                rest = self._take_frames(memoryview(bytes(_received_view[:size])))
+            self._received(size)
         except ProtocolError:
             self.close()
+
+    def _received(self, size: int) -> None:
+        if self._large is not None:
+            self._filled += size
+            if self._filled == len(self._large):
+                whole, self._large = self._large, None
+                self._take_frames(memoryview(whole))
             return
-        if rest and not self.closed:
-            self._partial = bytearray(rest)
+        # A copy: a handler may lead back here and overwrite the shared buffer.
+        rest = self._take_frames(memoryview(self._partial + _received_view[:size]))
+        self._partial = b""
+        if self.closed or not rest:
+            return
+        wanted = HEADER_SIZE + HEADER.unpack_from(rest)[0] if len(rest) >= HEADER_SIZE else 0
+        if wanted <= len(_received):
+            self._partial = bytes(rest)
+            return
+        # What is large is received where it will stay, or every piece would copy all before it.
+        self._large = bytearray(wanted)
+        self._large[: len(rest)] = rest
+        self._filled = len(rest)
 
     def _take_frames(self, view: memoryview) -> memoryview:
-        """Handle every whole frame; what is left over is the beginning of the next."""
+        """Handle every whole frame; what is left over is the beginning of the next, its header already checked."""
         start, end = 0, len(view)
         while end - start >= HEADER_SIZE and not self.closed:
             length, kind, number = HEADER.unpack_from(view, start)

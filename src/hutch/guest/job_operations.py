@@ -5,7 +5,7 @@ from typing import Any
 from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
-from hutch.guest.loop import Loop
+from hutch.guest.loop import Loop, Timer
 from hutch.guest.reading import Follow, Read, Result, end_facts, listen
 from hutch.guest.steps import Failure
 
@@ -51,14 +51,26 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
         job = jobs.find(fields["job"])
         keep = int(fields.get("keep", KEEP))
 
+        timer: Timer | None = None
+
         def settled() -> None:
-            if job.settled:
-                Result(channel, job, keep, lambda _whole: None)
+            if not job.settled:
+                return
+            if timer is not None:
+                timer.cancel()
+            Result(channel, job, keep, lambda _whole: None)
+
+        def still_running() -> None:
+            if channel.open and not job.settled:
+                job.on_news.remove(settled)
+                channel.reply(end_facts(job))
 
         if job.settled:
             settled()
-        else:
-            listen(channel, job, settled)
+            return
+        listen(channel, job, settled)
+        if fields.get("wait") is not None:
+            timer = loop.after(float(fields["wait"]), still_running)
 
     def write(channel: Channel, fields: Fields) -> None:
         job = jobs.find(fields["job"])

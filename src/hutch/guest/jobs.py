@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from hutch.guest import terminal
+from hutch.guest import strays, terminal
 from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
@@ -24,6 +24,8 @@ MAX_LINGERING = 64
 """Ended jobs whose descendants' output is still read; each holds two descriptors."""
 ENDED_MEMORY = 8 << 20
 """Output of ended jobs that stays in memory; the oldest moves to the spill file first."""
+MAX_SESSIONS = 4096
+"""Sessions of ended jobs that are still known; what an older one left behind counts as nobody's."""
 AFTERMATH = 0.5
 """How long a killed job's descendants may take to let go of its output before it settles without them."""
 
@@ -32,9 +34,9 @@ class Job:
     """One process and what it wrote."""
 
     __slots__ = (
-        "argv", "began", "cancelled", "duration", "err", "exit_code", "followed", "id", "input", "killed", "lingering",
-        "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal", "started_at",
-        "timed_out", "timer", "usage",
+        "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
+        "lingering", "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
+        "started_at", "timed_out", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -62,6 +64,8 @@ class Job:
         self.settled = False
         self.followed = False
         """Its reader, for whom it waits, has come."""
+        self.cleared = 0
+        """Processes left behind by earlier jobs that were killed so that it could start."""
         self.shared = False
         """Another job ran at some time during this one: what happened to the box may have been its doing."""
         self.seen = False
@@ -108,6 +112,8 @@ class Jobs:
         self._by_pid: dict[int, Job] = {}
         self._ended: dict[str, Job] = {}
         self._lingering: dict[str, Job] = {}
+        self._left: dict[int, None] = {}
+        """Sessions of ended jobs, oldest first: what is in one of them is that job's, whoever else ends."""
         self._held = 0
         """Bytes of `_ended` in memory when they settled, as `_weights` has them one by one."""
         self._weights: dict[str, int] = {}
@@ -157,16 +163,17 @@ class Jobs:
         job_id = f"{self._prefix}{self._number}"
         job = Job(job_id, argv, name, Output(self._spill, f"{job_id}.out"), Output(self._spill, f"{job_id}.err"))
         where = os.path.join(self._workdir, cwd) if cwd else self._workdir
+        whole_env = environment(self._env, env)
         try:
-            if pty is not None:
-                self._start_in_terminal(job, where, environment(self._env, env), *pty)
-            else:
-                self._start_on_pipes(job, where, environment(self._env, env), with_input)
-        except OSError as error:
-            name = errno.errorcode.get(error.errno or 0, "")
-            raise Failure(
-                "not_runnable", f"no pipes for {argv[0][:200]!r}: {error.strerror}", errno=name, what="pipes"
-            ) from error
+            self._launch(job, where, whole_env, with_input, pty)
+        except Failure as failure:
+            if failure.details.get("errno") != "EAGAIN":
+                raise
+            job.cleared = strays.make_room(self._by_pid, self.reap)
+            if not job.cleared:
+                raise
+            self._launch(job, where, whole_env, with_input, pty)
+        self._left.pop(job.pid, None)
         if self._by_pid or self._lingering:
             job.shared = True
             for other in self._by_pid.values():
@@ -180,6 +187,20 @@ class Jobs:
         if timeout is not None:
             job.timer = self._loop.after(timeout, lambda: self._time_out(job))
         return job
+
+    def _launch(
+        self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, pty: tuple[int, int] | None
+    ) -> None:
+        try:
+            if pty is not None:
+                self._start_in_terminal(job, cwd, env, *pty)
+            else:
+                self._start_on_pipes(job, cwd, env, with_input)
+        except OSError as error:
+            name = errno.errorcode.get(error.errno or 0, "")
+            raise Failure(
+                "not_runnable", f"no pipes for {job.argv[0][:200]!r}: {error.strerror}", errno=name, what="pipes"
+            ) from error
 
     def _start_on_pipes(self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool) -> None:
         fds: list[int] = []
@@ -250,6 +271,9 @@ class Jobs:
             job = self._by_pid.pop(pid, None)
             if job is None:
                 continue
+            self._left[pid] = None
+            if len(self._left) > MAX_SESSIONS:
+                del self._left[next(iter(self._left))]
             job.duration = time.monotonic() - job.began
             job.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
             if os.WIFSIGNALED(status):
@@ -293,12 +317,19 @@ class Jobs:
     def _time_out(self, job: Job) -> None:
         if not job.ended:
             job.timed_out = True
-            job.kill()
+            self._end(job)
 
     def cancel(self, job: Job) -> None:
         if not job.ended:
             job.cancelled = True
-            job.kill()
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        """The session, and whatever has left it."""
+        job.kill()
+        others = self._left.keys() | self._by_pid.keys()
+        others.discard(job.pid)
+        strays.end_with(job.pid, others)
 
     def signal(self, job: Job, number: int) -> None:
         """To the process group; SIGKILL to the whole session. Nothing happens to a job that has ended alone."""

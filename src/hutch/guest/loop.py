@@ -13,9 +13,12 @@ from contextlib import suppress
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 
+_CROWDED = 256
+"""Timers past which the cancelled ones are thrown out: most commands end long before their timeout."""
+
 
 class Timer:
-    """A callback at a time; cancelling it is free, the heap forgets it when its time comes."""
+    """A callback at a time. Cancelling is free: the heap forgets it when its time comes, or when it is crowded."""
 
     __slots__ = ("callback", "when")
 
@@ -38,6 +41,7 @@ class Loop:
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
         self._soon: list[Callable[[], None]] = []
+        self._crowded = _CROWDED
         self._stopped = False
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -56,6 +60,10 @@ class Loop:
         return self.at(time.monotonic() + seconds, callback)
 
     def at(self, when: float, callback: Callable[[], None]) -> Timer:
+        if len(self._timers) >= self._crowded:
+            self._timers = [timer for timer in self._timers if timer.callback is not None]
+            heapq.heapify(self._timers)
+            self._crowded = max(_CROWDED, 2 * len(self._timers))
         timer = Timer(when, callback)
         heapq.heappush(self._timers, timer)
         return timer

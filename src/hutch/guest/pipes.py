@@ -5,6 +5,7 @@ import fcntl
 import os
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from hutch.guest.loop import READ, WRITE, Loop
 from hutch.guest.output import TAIL, Output
@@ -63,7 +64,8 @@ class Pump:
             self.close()
             return False
         if size >= 1 << 16 and not self._grown:
-            self._grow()
+            self._grown = True
+            _grow(self.fd)
         self.output.append(_scratch_view[:size])
         return True
 
@@ -83,14 +85,6 @@ class Pump:
             self._watching = False
             self._loop.unwatch(self.fd)
 
-    def _grow(self) -> None:
-        """Only for a pipe that was seen full: pipe memory is counted against its user, pipe(7)."""
-        self._grown = True
-        try:
-            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
-        except OSError:
-            return  # a terminal, or over the user's allowance: the small pipe works as well
-
     def close(self) -> None:
         if not self.open:
             return
@@ -108,7 +102,7 @@ class Input:
 
     def __init__(self, loop: Loop, fd: int, farewell: bytes = b"") -> None:
         self._loop = loop
-        self._queue: deque[tuple[bytes, Callable[[int], None]]] = deque()
+        self._queue: deque[tuple[memoryview, Callable[[int], None]]] = deque()
         self._ending = False
         self._farewell = farewell
         """What ends the input of a terminal, which nobody can close for the program alone."""
@@ -125,7 +119,7 @@ class Input:
         if not self.accepting:
             written(len(data))
             return
-        self._queue.append((data, written))
+        self._queue.append((memoryview(data), written))
         if not self._watching:
             self._push()
 
@@ -165,6 +159,7 @@ class Input:
     def _wait(self) -> None:
         if not self._watching:
             self._watching = True
+            _grow(self.fd)
             self._loop.watch(self.fd, WRITE, self._ready)
 
     def close(self) -> None:
@@ -177,6 +172,12 @@ class Input:
         queue, self._queue = self._queue, deque()
         for data, written in queue:
             written(len(data))
+
+
+def _grow(fd: int) -> None:
+    """Only for a pipe that was seen full: pipe memory is counted against its user, pipe(7)."""
+    with suppress(OSError):  # a terminal, or over the user's allowance: the small pipe works as well
+        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
 def _ignored(_size: int) -> None:

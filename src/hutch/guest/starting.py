@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from hutch.guest.paths import AT_FDCWD, DIRECTORY, open_at
+from hutch.guest.processes import processes
 from hutch.guest.steps import Failure
 
 Actions = Sequence[tuple[object, ...]]
@@ -118,38 +119,12 @@ def environment(base: Mapping[bytes, bytes], asked: Mapping[str, str] | None) ->
     return merged
 
 
-def session_members(session: int) -> list[int]:
-    """Every process of this session, whatever its process group: field 6 of /proc/PID/stat."""
-    members = []
-    try:
-        names = os.listdir("/proc")
-    except OSError:
-        return []
-    for name in names:
-        if not name.isdigit():
-            continue
-        try:
-            file = os.open(f"/proc/{name}/stat", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            continue
-        try:
-            # The command's name may hold anything, also ") R 1": fields count from the last parenthesis.
-            fields = os.read(file, 1024).rpartition(b")")[2].split()
-        except OSError:
-            continue
-        finally:
-            os.close(file)
-        if len(fields) > 3 and int(fields[3]) == session:
-            members.append(int(name))
-    return members
-
-
 def kill_session(leader: int) -> None:
     """End the group at once, then what formed groups of its own in the session; a few rounds catch late forks."""
     with suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     for _ in range(4):
-        members = [pid for pid in session_members(leader) if pid != os.getpid()]
+        members = [process.pid for process in processes() if process.session == leader]
         for pid in members:
             with suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

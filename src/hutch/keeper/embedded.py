@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
+from hutch import logs
 from hutch.config import Config
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
@@ -26,7 +27,7 @@ class Hutch:
     """
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
-        self._keeper = keeper or _durable(Config.load(**configuration))
+        self._keeper = keeper or _opened(Config.load(**configuration))
         self.session = "s" + secrets.token_hex(8)
         self._started = False
 
@@ -108,8 +109,9 @@ class Hutch:
         await self._keeper.close()
 
 
-def _durable(config: Config) -> Keeper:
+def _opened(config: Config) -> Keeper:
     """Records on disk, so that a crash of this process loses no box; nothing at all while Hutch is switched off."""
+    logs.configure(level=config.log_level, format=config.log_format)
     if not config.enabled or config.store == "memory":
         return Keeper(config, MemoryStore())
     from hutch.keeper.sqlite import SqliteStore

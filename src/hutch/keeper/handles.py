@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from hutch.errors import BoxBroken, HutchError, Invalid, Unavailable
+from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper.files import GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
@@ -45,6 +45,8 @@ class BoxHandle:
     async def begin(self) -> Instance:
         """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
         live = self._live
+        if not self._open:
+            raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:

@@ -66,13 +66,17 @@ class Keeper:
         directories.make(self.config.state_dir)
         directories.make(self.config.run_dir)
         self._claim = ownership.Claim(self.config.state_dir, self.id)
-        alive = partial(ownership.alive, self.config.state_dir)
-        for live in await Reconciler(self.id, self.store, self.states, self.engines, alive).run():
+        for live in await self.reconcile():
             self._live[live.record.id] = live
         self.pool.start()
         ownership.sweep(self.config.state_dir)
         if self._live:
             self._clocks.start()
+
+    async def reconcile(self) -> list[Live]:
+        """Take over what dead keepers left; the boxes that are ours now and were not before."""
+        alive = partial(ownership.alive, self.config.state_dir)
+        return await Reconciler(self.id, self.store, self.states, self.engines, alive).run()
 
     async def close(self) -> None:
         """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper."""

@@ -1,8 +1,10 @@
 """The world that the network tests play in."""
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 from tests.native.network.world import World
@@ -20,3 +22,11 @@ def world() -> Iterator[World]:
         made = World(stack)
         made.set_forwarding("1")
         yield made
+
+
+@pytest.fixture
+def resolv_conf() -> Iterator[Path]:
+    """A file to write name servers into, where the porter, who is nobody, can read it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory) / "resolv.conf"

@@ -26,7 +26,8 @@ from tests.native.network.world import (
 from hutch.providers.native.network import firewall, netlink, ranges
 from hutch.providers.native.network.availability import available
 from hutch.providers.native.network.netlink import Netlink
-from hutch.providers.native.network.uplink import Uplink, leave_machine_network
+from hutch.providers.native.network.porter import Porter
+from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, leave_machine_network
 from hutch.providers.native.network.wiring import Wired, inside
 
 NOBODY = 65534
@@ -163,15 +164,12 @@ def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int)
     assert facts == [["EACCES"], ["EHOSTUNREACH"], "connected", "connected"]
 
 
-def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, tmp_path: Path) -> None:
+def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, resolv_conf: Path) -> None:
     """As systemd-resolved: reached by the porter, who stayed on the machine's network, and by no box."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(parent, 0o755)
-    path = tmp_path / "resolv.conf"
-    path.write_text("nameserver 127.0.0.53\n")
+    resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> bool:
-        uplink = open_uplink(resolv_conf=str(path))
+        uplink = open_uplink(resolv_conf=str(resolv_conf))
         box = box_namespace()
         wired = uplink.wire(box)
         assert wired.resolv_conf == f"nameserver {wired.nameserver}\n"
@@ -232,7 +230,7 @@ def test_a_dead_pasta_is_noticed_and_said(still_world: World, uid: int) -> None:
         uplink = open_uplink()
         os.kill(porter_and_pasta(os.getpid())[1], signal.SIGKILL)
         heard = bool(select.select([uplink], [], [], PATIENCE)[0])
-        alive = uplink.handle()
+        alive = uplink.handle() or uplink.fileno() < 0  # the loop has yet to unregister it
         try:
             uplink.wire(box_namespace())
         except Exception as error:
@@ -255,3 +253,11 @@ def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: in
         return wired.address
 
     assert IPv4Address(run_apart(still_world, scenario, uid=uid)) in IPv4Network("198.19.0.0/16")
+
+
+def test_a_spawner_that_has_not_left_never_touches_the_machines_forwarding(still_world: World) -> None:
+    with inside(still_world.machine):
+        with pytest.raises(NetworkUnavailable, match="has not left"):
+            Uplink("still here", porter=Porter.fork())
+        with open("/proc/sys/net/ipv4/ip_forward") as file:
+            assert file.read() == "0\n"

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from ipaddress import IPv4Address
 from pathlib import Path
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.native.network.name_server import NameServer, answer, framed, query
@@ -23,18 +22,10 @@ from hutch.providers.native.network.wiring import inside
 SERVFAIL = 2
 
 
-@pytest.fixture
-def resolv_conf(tmp_path: Path) -> Iterator[Path]:
-    """Where the porter, who is nobody, can read it."""
-    for parent in (tmp_path, *tmp_path.parents[:2]):
-        os.chmod(parent, 0o755)
-    path = tmp_path / "resolv.conf"
-    path.write_text(f"nameserver {OUTSIDE}\n")
-    yield path
-
-
 @contextmanager
 def networked(world: World, resolv_conf: Path, boxes: int = 1) -> Iterator[tuple[str, list[int]]]:
+    if not resolv_conf.exists():
+        resolv_conf.write_text(f"nameserver {OUTSIDE}\n")
     with world.uplink(resolv_conf=str(resolv_conf)) as uplink:
         made = [world.namespace() for _ in range(boxes)]
         wired = [uplink.wire(each) for each in made]
@@ -157,6 +148,15 @@ def test_a_machine_without_resolvers_asks_itself(tmp_path: Path) -> None:
     assert Resolvers(str(tmp_path / "missing")).current() == expected
     (tmp_path / "empty").write_text("search example.test\n")
     assert Resolvers(str(tmp_path / "empty")).current() == expected
+
+
+def test_a_file_that_vanishes_changes_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "resolv.conf"
+    path.write_text("nameserver 192.0.2.1\n")
+    resolvers = Resolvers(str(path))
+    known = resolvers.current()
+    path.unlink()
+    assert resolvers.current() == known == [(socket.AF_INET, ("192.0.2.1", 53))]
 
 
 def test_ipv6_resolvers_are_used(tmp_path: Path) -> None:

@@ -59,9 +59,9 @@ async def check_several_matches(bench: Workbench) -> None:
 async def check_literal(bench: Workbench) -> None:
     """Nothing in an edit is a pattern: dots, stars, backslashes and `&` mean themselves, on both sides."""
     async with bench.box() as box:
-        await box.files.write("file", b"a.c abc .* \\1\n")
+        await box.files.write("file", b"abc a.c .* \\1\n")
         await box.files.edit("file", "a.c ", "\\1 & $0 ")
-        same(await box.files.read("file"), b"\\1 & $0 abc .* \\1\n", "content")
+        same(await box.files.read("file"), b"abc \\1 & $0 .* \\1\n", "content")
         with raises(Invalid, what="editing an empty text"):
             await box.files.edit("file", "", "x")
 

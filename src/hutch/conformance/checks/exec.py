@@ -229,7 +229,7 @@ async def check_lingering(bench: Workbench) -> None:
 async def check_cancel(bench: Workbench) -> None:
     """Cancelling the call kills the command's process group, and the box goes on."""
     async with bench.box() as box:
-        call = asyncio.create_task(bench.run(box, ("sh", "-c", "sleep 7394 & sleep 7394")))
+        call = asyncio.create_task(bench.run(box, ("sh", "-c", "sleep 7394 & sleep 7394"), timeout_sec=600))
         await bench.until(lambda: _some(bench, box, "7394"), "the start of the command")
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)

@@ -323,7 +323,7 @@ async def check_endless_files(bench: Workbench) -> None:
     """A pipe or a device never blocks the box: reading one is an error or ends, and the box goes on."""
     async with bench.box() as box:
         await bench.output(box, ("mkfifo", "pipe"))
-        async with asyncio.timeout(bench.patience):
+        async with bench.within("an answer about a named pipe"):
             with raises(HutchError, what="reading a named pipe"):
                 await box.files.read("pipe", limit=10)
         await bench.answers(box)

@@ -258,11 +258,11 @@ async def check_follow_live(bench: Workbench) -> None:
         job = await bench.start(box, ("cat",), follow=True)
         following = job.follow()
         await job.write(b"ping")
-        async with asyncio.timeout(bench.patience):
+        async with bench.within("the first piece of a job that is followed"):
             same(await anext(following), ("stdout", b"ping"), "the first piece")
         same((await job.info()).state, JobState.RUNNING, "state while it is followed")
         await job.close_stdin()
-        async with asyncio.timeout(bench.patience):
+        async with bench.within("the end of a job that is followed"):
             same([piece async for piece in following], [], "pieces after the end")
 
 
@@ -272,7 +272,7 @@ async def check_follow_everything(bench: Workbench) -> None:
     async with bench.box() as box:
         job = await bench.start(box, ("head", "-c", "8000000", "/dev/zero"), follow=True)
         size = 0
-        async with asyncio.timeout(bench.patience):
+        async with bench.within("8 MB of followed output"):
             async for _stream, data in job.follow():
                 size += len(data)
                 if size < 1_000_000:
@@ -377,7 +377,7 @@ async def _wrote(job: Process, count: int) -> bool:
 
 async def _followed(bench: Workbench, job: Process, stdout: int = 0, stderr: int = 0) -> dict[str, bytes]:
     seen = {"stdout": b"", "stderr": b""}
-    async with asyncio.timeout(bench.patience):
+    async with bench.within("the end of a job that is followed"):
         async for stream, data in job.follow(stdout, stderr):
             if stream not in seen or not data:
                 broken(f"follow yielded {stream!r} with {len(data)} bytes")

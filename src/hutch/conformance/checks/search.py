@@ -148,7 +148,7 @@ async def _changes(
     seen: list[Change] = []
     first = asyncio.ensure_future(anext(changes))
     try:
-        async with asyncio.timeout(bench.patience):
+        async with bench.within(f"the change of {last}"):
             # The watch is in place soon after the first item is awaited: a file is touched until it is told.
             while not first.done():
                 await bench.output(box, ("touch", f"{path}/probe"))

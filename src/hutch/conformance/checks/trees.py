@@ -50,7 +50,7 @@ async def check_tree_out(bench: Workbench) -> None:
     same((target / "deep/er/file").read_bytes(), b"deep", "a file deep down")
     same((target / ODD).read_bytes(), b"odd", "a file with an odd name")
     same(os.readlink(target / "link"), "deep/er/file", "target of the link")
-    same(list((target / "empty").iterdir()), [], "the empty directory")
+    holds((target / "empty").is_dir(), "the empty directory is not there")
     holds((target / "deep/er/file").stat().st_mode & 0o100, "the execute bit is lost")
     same((target / "deep").stat().st_uid, os.geteuid(), "owner of a copied directory")
 

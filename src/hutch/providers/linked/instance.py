@@ -146,8 +146,6 @@ class LinkedInstance(Instance):
 
     async def start(self, command: Command) -> LinkedProcess:
         fields = self._fields(command)
-        if command.pty:
-            fields["pty"] = [command.rows, command.cols]
         if command.follow:
             fields["follow"] = True
         link = await self.link(command.user or self.spec.user)
@@ -183,6 +181,8 @@ class LinkedInstance(Instance):
             fields["timeout_sec"] = command.timeout_sec
         if command.name:
             fields["name"] = command.name
+        if command.pty:
+            fields["pty"] = [command.rows, command.cols]
         return fields
 
     # --- what became of them ---------------------------------------------------------------------------------
@@ -206,26 +206,27 @@ class LinkedInstance(Instance):
             lingering=end.lingering,
             verdict=verdict,
             usage=_usage(end, after),
+            notes=_notes(end),
         )
 
     async def _verdict(self, link: Link, end: End, seen: _Seen | None, after: Counters) -> Verdict:
         """Decided once: the box's counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
             return Verdict(cause=Cause.OK)
-        if seen is not None and seen.verdict is not None:
+        seen = seen or _Seen(None, None)
+        if seen.verdict is not None:
             return seen.verdict
         space = await self._space(link) if end.exit_code else None
         verdict = decide(
             end,
-            before=seen.before if seen else None,
+            before=seen.before,
             after=after,
             limits=self.limits,
-            timeout_sec=seen.timeout_sec if seen else None,
+            timeout_sec=seen.timeout_sec,
             space=space,
         )
-        if seen is not None:
-            seen.verdict = verdict
-            self._remember(end.job, seen)
+        seen.verdict = verdict
+        self._remember(end.job, seen)
         return verdict
 
     async def _space(self, link: Link) -> dict[str, Space] | None:
@@ -334,6 +335,13 @@ def _usage(end: End, after: Counters) -> Usage:
         memory_peak_mb=resident_kb / 1024,
         box_memory_peak_mb=_megabytes(after.memory_peak_bytes),
     )
+
+
+def _notes(end: End) -> tuple[str, ...]:
+    if not end.cleared:
+        return ()
+    what = "process" if end.cleared == 1 else "processes"
+    return (f"{end.cleared} {what} left behind by earlier commands had to be killed to make room for this one",)
 
 
 def _megabytes(size: int | None) -> float | None:

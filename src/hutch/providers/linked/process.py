@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from hutch.providers.linked.instance import LinkedInstance
 
 STREAMS = ("stdout", "stderr")
+ANSWER_GRACE = 30.0
+"""How much later than asked a guest may answer before it counts as silent."""
 
 
 class LinkedProcess(Process):
@@ -41,7 +43,14 @@ class LinkedProcess(Process):
             raise Invalid(f"a process has no stream {stream!r}", remedy="stdout or stderr")
         link = await self._link()
         channel = link.open(
-            "read", timeout=wait + 30.0, collect=True, job=self.id, stream=stream, cursor=cursor, limit=limit, wait=wait
+            "read",
+            timeout=wait + ANSWER_GRACE,
+            collect=True,
+            job=self.id,
+            stream=stream,
+            cursor=cursor,
+            limit=limit,
+            wait=wait,
         )
         answer = checked(await channel.answer(), Read)
         return Chunk(
@@ -111,10 +120,10 @@ class LinkedProcess(Process):
 
     async def wait(self, timeout_sec: float | None = None) -> Result:
         link = await self._link()
-        channel = link.open("wait", timeout=timeout_sec, collect=True, job=self.id, keep=self._keep)
+        silence = None if timeout_sec is None else timeout_sec + ANSWER_GRACE
+        channel = link.open("wait", timeout=silence, collect=True, job=self.id, keep=self._keep, wait=timeout_sec)
         channel.expect(self._keep)
-        try:
-            answer = await channel.answer()
-        except Timeout as error:
-            raise Timeout(f"job {self.id} still runs after {timeout_sec:g} s", op="wait") from error
+        answer = await channel.answer()
+        if answer.get("ended") is not True:
+            raise Timeout(f"job {self.id} still runs after {timeout_sec} s", op="wait")
         return await self._instance.result(link, channel, answer)

@@ -29,6 +29,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     stdout_total: int
     stderr_total: int
     dropped: int
+    cleared: int = 0
+    """Processes that earlier commands had left behind and that were killed so that this one could start."""
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):

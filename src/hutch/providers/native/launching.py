@@ -21,6 +21,7 @@ try:
     os.chdir("/")
     from hutch.providers.native import spawner
     spawner.main({_SOCKET})
+    os._exit(0)  # all is closed; the interpreter's own teardown would keep the keeper waiting
 except Exception:
     import json, socket, traceback
     socket.socket(fileno={_SOCKET}).send(json.dumps({{"n": 0, "error": traceback.format_exc(-3)}}).encode())

@@ -60,7 +60,7 @@ async def sweep(run: str) -> None:
     for name in names:
         directory = os.path.join(run, name)
         spawner = name.removeprefix(STEM).partition("-")[0]
-        if spawner.isdecimal() and os.path.exists(f"/proc/{spawner}"):
+        if spawner.isdecimal() and processes.start_time(int(spawner)) is not None:
             continue
         plan = read_plan(directory)
         record = InstanceRecord(provider=PROVIDER, box_id=BoxId(name), keeper="", data={"directory": directory, **plan})

@@ -17,7 +17,7 @@ from hutch.providers.native.root import HOME, WORKSPACE
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HEADROOM = 4
-"""Processes beyond the limit for our own: the guest and a deputy."""
+"""RLIMIT_NPROC counts our own processes too (a control group's limit leaves them room by itself)."""
 _SHM_MB = 64
 _INODES_PER_MB = 256
 
@@ -78,7 +78,7 @@ def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
     """What the control group gets: a box's files in memory are charged to it, so that they are added to its memory."""
     files_mb = _SHM_MB if persistent else limits.disk_mb
     memory = (limits.memory_mb + files_mb) << 20
-    return Ceiling(memory_bytes=memory, pids=limits.pids + _HEADROOM, cpus=limits.cpus)
+    return Ceiling(memory_bytes=memory, pids=limits.pids, cpus=limits.cpus)
 
 
 def request(
@@ -114,7 +114,7 @@ def request(
             "size": limits.disk_mb << 20,
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
-            "processes": 0 if counts_processes else bounds.pids,
+            "processes": 0 if counts_processes else limits.pids + _HEADROOM,
             "extras": [_extra(mount) for mount in _mounts(spec, volumes)],
         },
         "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},

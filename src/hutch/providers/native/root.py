@@ -146,6 +146,9 @@ class Root:
             kernel.mount("overlay", _inside(name), "overlay", _QUIET, layers)
         for _, name in shape.binds:
             _attach(trees.pop(0), _inside(name))
+        if shape.store:
+            for name in ("proc", "dev", "dev/pts", "dev/shm", *(f"dev/{device}" for device in DEVICES)):
+                _inside(name)  # a former life's root may have left a link there
         self._add_devices()
         self._add_proc()
         self._add_names(resolv_conf)

@@ -268,6 +268,8 @@ def main(fd: int) -> None:
     machine = detect()
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
+    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
+    gc.collect()
     received = wire.receive(sock)
     if received is None:
         return
@@ -285,8 +287,6 @@ def main(fd: int) -> None:
         without=frozenset(options["without"]),
     )
     spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
-    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
-    gc.collect()
     gc.freeze()
     gc.disable()
     wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})

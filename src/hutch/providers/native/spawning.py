@@ -141,6 +141,8 @@ class Spawner:
         for begun in self._begun.values():
             begun.take(died)
         self._begun.clear()
+        if self._loop is not None:
+            self._loop.run_in_executor(None, self.wait)
 
     def close(self) -> None:
         """End of file ends the spawner; it removes its stems and goes."""

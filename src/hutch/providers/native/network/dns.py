@@ -5,6 +5,7 @@ question, connected sockets, the question compared), a box that floods (bounds f
 that wants a tunnel to the resolver (only ordinary queries with one question are passed on).
 """
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -45,8 +46,8 @@ class Resolvers:
                 with open(self._path, encoding="utf-8", errors="replace") as file:
                     self._found = _parse_resolvers(file.read())
                 self._stamp = stamp
-        except FileNotFoundError:
-            self._found = _parse_resolvers("")
+        except OSError:  # being replaced, or not ours to read: what was known holds, and at first the default
+            self._found = self._found or _parse_resolvers("")
         return self._found
 
 
@@ -96,6 +97,21 @@ def _answers(packet: bytes, identity: int, asked: bytes) -> bool:
     if questions == 0:  # some servers leave the question out of an error
         return bool(flags & 0xF)
     return (_asked(packet) or b"").lower() == asked.lower()
+
+
+def _sent(resolver: Resolver, packet: bytes) -> socket.socket | None:
+    """A new socket, from a port the kernel picks at random, that has sent `packet`; None if it could not."""
+    family, address = resolver
+    with contextlib.ExitStack() as undo:
+        try:
+            kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+            upstream = undo.enter_context(socket.socket(family, kind))
+            upstream.connect(address)
+            upstream.send(packet)
+        except OSError:  # unreachable just now, or no descriptor left: the next one may do
+            return None
+        undo.pop_all()
+        return upstream
 
 
 def _failure(query: bytes) -> bytes:
@@ -172,7 +188,10 @@ class Forwarder:
         return IPv4Address(address) in self._share
 
     def _ask(self) -> None:
-        packet, client = self._datagrams.recvfrom(4096)
+        try:
+            packet, client = self._datagrams.recvfrom(4096)
+        except OSError:  # a datagram with a wrong checksum wakes us, and is gone when we look
+            return
         asked = question(packet)
         if asked is None or not self._knows(client[0]):
             return
@@ -185,14 +204,10 @@ class Forwarder:
     def _try_next(self, query: _Query) -> None:
         self._release(query)
         while query.untried:
-            family, address = query.untried.pop(0)
-            upstream = socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
             query.identity = int.from_bytes(os.urandom(2), "big")
-            try:
-                upstream.connect(address)
-                upstream.send(struct.pack("!H", query.identity) + query.packet[2:])
-            except OSError:  # unreachable just now: the next one may do
-                upstream.close()
+            packet = struct.pack("!H", query.identity) + query.packet[2:]
+            upstream = _sent(query.untried.pop(0), packet)
+            if upstream is None:
                 continue
             query.upstream = upstream
             query.deadline = time.monotonic() + _PATIENCE
@@ -222,12 +237,9 @@ class Forwarder:
             query.upstream = None
 
     def _reply(self, query: _Query, packet: bytes) -> None:
-        try:
+        # A full buffer, or a box that has just gone: a datagram may be lost, the forwarder must not be.
+        with contextlib.suppress(OSError):
             self._datagrams.sendto(packet, query.client)
-        except OSError as error:
-            # A full buffer or a box that has just gone: a datagram may be lost, the forwarder must not be.
-            if error.errno not in (*_AGAIN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.ENOBUFS):
-                raise
 
     def _accept(self) -> None:
         try:
@@ -262,10 +274,13 @@ class _Stream:
         self._watch(self._client, selectors.EVENT_READ, self._read_query)
 
     def give_up(self) -> None:
-        """Late: another resolver if we wait for one, else the end."""
-        if self._upstream is not None:
+        """Late, or failed: another resolver if we wait for one, else the end."""
+        if self._upstream is None:
+            self._close()
+            return
+        try:
             self._ask_next()
-        else:
+        except OSError:  # no descriptor left
             self._close()
 
     def _watch(self, sock: socket.socket, events: int, step: Step) -> None:
@@ -283,12 +298,8 @@ class _Stream:
         try:
             step()
         except OSError as error:
-            if error.errno in _AGAIN:
-                return
-            if self._upstream is not None:
-                self._ask_next()
-            else:
-                self._close()
+            if error.errno not in _AGAIN:
+                self.give_up()
 
     def _close(self) -> None:
         self._unwatch()

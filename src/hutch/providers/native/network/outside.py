@@ -38,6 +38,7 @@ def live(channel: int, parent: int) -> NoReturn:
         os.setsid()
         os.dup2(channel, 3, inheritable=False)
         kernel.close_from(4)
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _drop_privileges()
         # After the change of identity, which clears it. The spawner's end of the channel may live on in a fork of
         # the spawner, so its closing is not enough of a sign.
@@ -56,6 +57,11 @@ def live(channel: int, parent: int) -> NoReturn:
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
     return data, descriptors
+
+
+def network_namespace() -> int:
+    """What tells the namespace this process stands in from others."""
+    return os.stat("/proc/thread-self/ns/net").st_ino
 
 
 def _drop_privileges() -> None:
@@ -126,7 +132,7 @@ class _Porter:
     def _tell_survey(self) -> None:
         addresses = [str(each) for each in self._network.addresses()]
         routes = [str(each) for each in self._network.routes() if each.overlaps(self._pool)]
-        self._tell({"addresses": addresses, "routes": routes})
+        self._tell({"addresses": addresses, "routes": routes, "namespace": network_namespace()})
 
     def _make_namespace(self) -> None:
         """A child that sits in new user and network namespaces until pasta, too, has entered them."""

@@ -32,6 +32,7 @@ class Survey:
     addresses: list[IPv4Address]
     routes: list[IPv4Network]
     """Those that overlap the pool; a machine may have a hundred thousand others."""
+    namespace: int
 
 
 class Porter:
@@ -95,17 +96,20 @@ class Porter:
         finally:
             self._channel.settimeout(_REPLY_SECONDS)
 
-    def close(self) -> None:
-        """End the porter, and pasta with it. Doing it twice is once too often, and harmless."""
+    def end(self) -> None:
+        """End the porter, and pasta with it; the descriptor stays, for the loop that still watches it."""
         if self._pidfd < 0:
             return
-        self._channel.close()
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
         with contextlib.suppress(ChildProcessError):  # the spawner's loop may have reaped it
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)
         self._pidfd = -1
+
+    def close(self) -> None:
+        self.end()
+        self._channel.close()
 
     def _send(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))
@@ -122,4 +126,4 @@ class Porter:
 
 def _survey_of(message: dict[str, Any]) -> Survey:
     addresses = [IPv4Address(text) for text in message["addresses"]]
-    return Survey(addresses, [IPv4Network(text) for text in message["routes"]])
+    return Survey(addresses, [IPv4Network(text) for text in message["routes"]], int(message["namespace"]))

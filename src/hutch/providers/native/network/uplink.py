@@ -21,6 +21,7 @@ from hutch.providers.native.network import dns, firewall, netlink, ranges, rootl
 from hutch.providers.native.network.availability import CARRIED, available
 from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
+from hutch.providers.native.network.outside import network_namespace
 from hutch.providers.native.network.porter import Porter, PorterGone, Survey
 from hutch.providers.native.network.wiring import Wired
 
@@ -146,7 +147,7 @@ class Uplink:
             self._refuse_machine(self._porter.news())
         except (PorterGone, OSError, firewall.FirewallError) as error:
             self._broken = f"the network of boxes is down: {error}"
-            self._porter.close()  # and pasta with it: better no way out than an unfiltered one
+            self._porter.end()  # and pasta with it: better no way out than an unfiltered one
         return not self._broken
 
     def close(self) -> None:
@@ -172,11 +173,11 @@ class Uplink:
         survey = porter.survey(self._pool)
         with self._in_junction():
             if carried:
-                _forward_here()
+                _forward_here(survey.namespace)
             self._links = undo.enter_context(Netlink())
-            self._share = self._claim(survey)
             if not carried:  # a junction of ours dies with its last descriptor
                 undo.callback(_clear, self._links, self.tag)
+            self._share = self._claim(survey)
             self._filter(survey.addresses if carried else [])
             listeners = _listen(ranges.nameserver(self._share))
         porter.forward(listeners, self._share, resolv_conf)
@@ -226,8 +227,10 @@ class Uplink:
         self._machine = set(survey.addresses)
 
 
-def _forward_here() -> None:
-    """Turn forwarding on in the namespace we stand in, which must be one of ours."""
+def _forward_here(machine: int) -> None:
+    """Turn forwarding on in the namespace we stand in, which must be one of ours and not the machine's."""
+    if network_namespace() == machine:
+        raise PermissionError("this process has not left the machine's network namespace")
     lo_up()
     with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as file:
         file.write("1")

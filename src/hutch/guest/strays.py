@@ -1,0 +1,118 @@
+"""Strays: processes that no running job accounts for. They may stay until they stand in the way.
+
+What a command leaves behind (`server &`) goes on, as on any machine, until one of two things happens:
+
+- A start fails because the process limit is reached. Then every stray is killed, and the start is tried once more: a
+  fork bomb outlives the command that lit it, and would keep the box for itself.
+- A job times out or is cancelled. Its session is killed, and with it what had left that session (setsid, a double
+  fork): strays that are no older than the job and that nothing ties to another job.
+
+Whose a process is, is told by its session and its parents. A session cannot be joined from outside, setsid(2) only
+makes new ones, so that nothing can hide in the session of a running job. A daemon that has cut both ties while two
+jobs ran may have come from either; the one that times out takes it along.
+
+All of this holds for PID 1 only: for anybody else the processes of the whole machine would be strays. A deputy, which
+is not, ends sessions.
+"""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+
+from hutch.guest.processes import Process, processes
+
+PATIENCE = 2.0
+"""Seconds that the dying may take until a start is tried again; nobody else in the box is served meanwhile."""
+_ROUNDS = 64
+
+Choice = Callable[[list[Process]], list[Process]]
+
+
+def make_room(running: Collection[int], reap: Callable[[], None]) -> int:
+    """Kill every stray and see it gone. `running`: sessions of running jobs. Returns how many there were."""
+    if os.getpid() != 1:
+        return 0
+
+    def of_nobody(table: list[Process]) -> list[Process]:
+        return _but_kin(table, lambda process: process.session in running)
+
+    deadline = time.monotonic() + PATIENCE
+    killed: set[int] = set()
+    while True:
+        chosen = _kill(of_nobody)
+        killed |= chosen
+        reap()  # a dead process counts against the limit until then
+        if not chosen or time.monotonic() > deadline:
+            return len(killed)
+        time.sleep(0.002)
+
+
+def end_with(leader: int, others: Collection[int]) -> None:
+    """Kill what a job left its session with. Its leader is not reaped yet; `others`: the sessions of all other jobs."""
+    if os.getpid() != 1:
+        return
+    began = next((process.start for process in processes() if process.pid == leader), None)
+    if began is None:
+        return
+
+    def of_the_job(table: list[Process]) -> list[Process]:
+        return _but_kin(
+            table,
+            lambda process: process.session != leader and (process.session in others or process.start < began),
+        )
+
+    _kill(of_the_job)
+
+
+def _but_kin(table: list[Process], spared: Callable[[Process], bool]) -> list[Process]:
+    """All processes but the spared ones, their descendants, and the guest's own children."""
+    own = os.getsid(0)
+    children: dict[int, list[int]] = {}
+    kin: set[int] = set()
+    for process in table:
+        children.setdefault(process.parent, []).append(process.pid)
+        if process.session == own or spared(process):
+            kin.add(process.pid)
+    waiting = list(kin)
+    while waiting:
+        for child in children.get(waiting.pop(), ()):
+            if child not in kin:
+                kin.add(child)
+                waiting.append(child)
+    return [process for process in table if process.pid not in kin]
+
+
+def _kill(choose: Choice) -> set[int]:
+    """End what is chosen, also while it forks. Another user's processes are not ours to signal, and are left."""
+    table = processes()
+    chosen = choose(table)
+    if chosen and len(chosen) == len(table):
+        # Nobody is spared: the kernel signals all processes under the lock that a fork needs, so none escapes.
+        reached = {process.pid for process in chosen if _signal(process.pid, 0)}
+        with suppress(OSError):
+            os.kill(-1, signal.SIGKILL)
+        return reached
+    _stop(choose)
+    return {process.pid for process in choose(processes()) if _signal(process.pid, signal.SIGKILL)}
+
+
+def _stop(choose: Choice) -> None:
+    """Until a look finds nobody new: a fork that meets a pending signal is not done, so the stopped cannot refill."""
+    seen: set[int] = set()
+    for _ in range(_ROUNDS):
+        fresh = [process.pid for process in choose(processes()) if process.pid not in seen]
+        if not fresh:
+            return
+        for pid in fresh:
+            _signal(pid, signal.SIGSTOP)
+        seen.update(fresh)
+
+
+def _signal(pid: int, number: int) -> bool:
+    try:
+        os.kill(pid, number)
+    except OSError:
+        return False
+    return True

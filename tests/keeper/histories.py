@@ -1,0 +1,333 @@
+"""Histories: keepers that create, use, lease, take over, expire, destroy, crash and restart, all at once.
+
+A history is a list of steps. Each step starts a task and lets the others run for a moment, so that operations overlap
+in many ways; faults and crashes strike between any two awaits of a keeper. At the end everybody stops, one last keeper
+takes over, and the machine (`Engine`) must hold exactly what the records say. On the way:
+
+- no operation that begins after a completed takeover may succeed with an older handle (stale epoch);
+- no clock may end a box while an operation is in flight (pin);
+- no box may be in the hands of two live keepers (double owner);
+- nothing lives in the engine that no record knows (leak).
+"""
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from hutch.config import Config
+from hutch.errors import EngineError, HutchError, Unavailable
+from hutch.keeper.clocks import Clocks
+from hutch.keeper.engines import Engines
+from hutch.keeper.handles import BoxHandle
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.live import Live
+from hutch.keeper.store import Store
+from hutch.model.ids import BoxId
+from hutch.model.spec import Spec
+from hutch.model.state import State
+from tests.keeper.faulty import Engine, FaultyProvider
+
+Step = tuple[str, int, int]
+"""What, which keeper or session, which box: numbers are taken modulo what there is."""
+
+OPERATIONS = (
+    "create", "create", "create", "exec", "exec", "slow", "attach", "takeover", "release", "destroy", "idle", "age",
+    "expire", "pause", "fail", "break", "crash", "restart", "again",
+)  # fmt: skip
+
+
+class Crashed(BaseException):
+    """What an operation of a dead keeper meets instead of the store or the engine."""
+
+
+class MortalStore:
+    """A store behind a keeper that may die: a dead keeper's writes do not happen, or happen and are not answered."""
+
+    def __init__(self, inner: Store, life: "Life") -> None:
+        self._inner = inner
+        self._life = life
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._inner, name)
+
+        async def call(*args: Any, **kwargs: Any) -> Any:
+            await self._life.beat()
+            result = await method(*args, **kwargs)
+            await self._life.beat()
+            return result
+
+        return call
+
+
+class MortalProvider(FaultyProvider):
+    """The engine as a keeper that may die sees it."""
+
+    def __init__(self, engine: Engine, life: "Life") -> None:
+        super().__init__(engine)
+        self._life = life
+
+    async def create(self, order: Any, planned: Any) -> Any:
+        await self._life.beat()
+        instance = await super().create(order, planned)
+        await self._life.beat()
+        return instance
+
+    async def destroy(self, record: Any) -> None:
+        await self._life.beat()
+        await super().destroy(record)
+        await self._life.beat()
+
+
+class Life:
+    """Whether a keeper lives; when it dies, every step of its work ends where it is."""
+
+    def __init__(self) -> None:
+        self.alive = True
+
+    async def beat(self) -> None:
+        if not self.alive:
+            raise Crashed
+        await asyncio.sleep(0)
+        if not self.alive:
+            raise Crashed
+
+
+class History:
+    """Plays one list of steps."""
+
+    def __init__(self, directory: Path, store: Callable[[], Store], weaken: Callable[[Keeper], None] | None = None):
+        self.engine = Engine()
+        self._directory = directory
+        self._store = store
+        self._weaken = weaken
+        self._lives: list[tuple[Keeper, Life]] = []
+        self._handles: list[tuple[int, BoxHandle]] = []
+        """(the epoch it was given, the handle), oldest first."""
+        self._taken: dict[str, int] = {}
+        """The epoch of the last takeover of each box that has completed."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.violations: list[str] = []
+        self.succeeded: Counter[str] = Counter()
+
+    async def play(self, steps: list[Step]) -> None:
+        await self._restart(0)
+        await self._restart(1)
+        for name, who, which in steps:
+            self._launch(name, getattr(self, "_" + name)(who, which))
+            for _ in range(who % 4):
+                await asyncio.sleep(0)
+            self._check_owners()
+        await self._settle()
+        await self._last_keeper()
+
+    # --- steps ----------------------------------------------------------------------------------------------
+
+    async def _create(self, who: int, which: int) -> None:
+        keeper = self._keeper(who)
+        key = f"key-{which % 3}" if which % 2 else ""
+        live = await keeper.create(Spec(idle_timeout_sec=60, ttl_sec=1000), session=f"s{who % 3}", key=key)
+        if live.record.lease is not None and live.record.lease.holder == f"s{who % 3}":
+            self._keep(BoxHandle(keeper, live, f"s{who % 3}"))
+
+    async def _exec(self, who: int, which: int) -> None:
+        epoch, box = self._handle(which)
+        stale = self._taken.get(box.id, 0) > epoch
+        await box.exec("true")
+        if stale:
+            self.violations.append(f"an operation of epoch {epoch} ran after box {box.id} was taken over")
+
+    async def _slow(self, who: int, which: int) -> None:
+        """An operation that is in flight while others act."""
+        _, box = self._handle(which)
+        instance = await box.begin()
+        self.engine.flying[box.id] = self.engine.flying.get(box.id, 0) + 1
+        try:
+            for _ in range(20):
+                await asyncio.sleep(0)
+            await instance.check()
+        finally:
+            self.engine.flying[box.id] -= 1
+            box.end()
+
+    async def _attach(self, who: int, which: int) -> None:
+        keeper = self._keeper(who)
+        live = await keeper.acquire(self._box_id(which), f"s{who % 3}")
+        self._keep(BoxHandle(keeper, live, f"s{who % 3}"))
+
+    async def _takeover(self, who: int, which: int) -> None:
+        keeper = self._keeper(who)
+        live = await keeper.acquire(self._box_id(which), f"s{who % 3}", takeover=True)
+        self._taken[live.record.id] = max(self._taken.get(live.record.id, 0), live.record.epoch)
+        self._keep(BoxHandle(keeper, live, f"s{who % 3}"))
+
+    async def _release(self, who: int, which: int) -> None:
+        await self._handle(which)[1].release()
+
+    async def _destroy(self, who: int, which: int) -> None:
+        await self._keeper(who).destroy(self._box_id(which))
+
+    async def _idle(self, who: int, which: int) -> None:
+        """The idle clock strikes at a box that nobody has touched for long."""
+        keeper = self._keeper(who)
+        live = await keeper.live(self._box_id(which))
+        live.used = -1e9
+        await self._strike(keeper, live, live.record.created_at + 999)
+
+    async def _age(self, who: int, which: int) -> None:
+        """A box has lived its time; what runs then has a grace."""
+        keeper = self._keeper(who)
+        live = await keeper.live(self._box_id(which))
+        await self._strike(keeper, live, live.record.created_at + 1010)
+
+    async def _strike(self, keeper: Keeper, live: Live, now: float) -> None:
+        box_id = live.record.id
+        flying = self.engine.flying.get(box_id, 0)
+        destroying = keeper.endings.destroy
+        if not flying or live.record.state is not State.RUNNING:
+            await keeper._clocks.look(live, now)
+            return
+        ended: list[str] = []
+
+        async def watched(which: Live, reason: str) -> None:
+            ended.append(reason)
+            await destroying(which, reason)
+
+        clocks = Clocks(lambda: (), watched, keeper._warn, keeper._renew, 600.0)
+        await clocks.look(live, now)
+        if ended:
+            self.violations.append(f"a clock ended box {box_id} under a running operation: {ended}")
+
+    async def _expire(self, who: int, which: int) -> None:
+        """A lease runs out."""
+        keeper = self._keeper(who)
+        live = await keeper.live(self._box_id(which))
+        async with live.changing:
+            lease = live.record.lease
+            if lease is not None and live.record.state is State.RUNNING:
+                await keeper.states.update(live.record, into=live, lease=lease.but(expires_at=1.0))
+
+    async def _pause(self, who: int, which: int) -> None:
+        keeper = self._keeper(who)
+        await keeper.pause(await keeper.live(self._box_id(which)))
+
+    async def _fail(self, who: int, which: int) -> None:
+        """The engine fails once, somewhere."""
+        op = ("create", "boot", "destroy", "attach", "run", "pause")[which % 6]
+        left = [EngineError("injected") if which % 2 else Unavailable("injected")]
+
+        def fault(step: str, box_id: BoxId) -> HutchError | None:
+            return left.pop() if step == op and left else None
+
+        self.engine.fault = fault
+
+    async def _break(self, who: int, which: int) -> None:
+        self.engine.broken.add(BoxId(self._box_id(which)))
+
+    async def _crash(self, who: int, which: int) -> None:
+        if len(self._lives) > 1:
+            keeper, life = self._lives.pop(which % len(self._lives))
+            self._die(keeper, life)
+
+    async def _restart(self, who: int, which: int = 0) -> None:
+        if len(self._lives) >= 3:
+            return
+        life = Life()
+        config = Config.load(
+            environ={}, cwd=self._directory, state_dir=str(self._directory / "s"), run_dir=str(self._directory / "r"),
+            provider="faulty", log_level="off",
+        )  # fmt: skip
+        provider = MortalProvider(self.engine, life)
+        engines = Engines(config, {"faulty": provider})
+        keeper = Keeper(config, MortalStore(self._store(), life), engines)
+        if self._weaken is not None:
+            self._weaken(keeper)
+        self._lives.append((keeper, life))
+        await keeper.start()
+
+    async def _again(self, who: int, which: int) -> None:
+        """A keeper looks around once more, as it does at its start."""
+        keeper = self._keeper(who)
+        for live in await keeper.reconcile():
+            keeper._live.setdefault(live.record.id, live)
+
+    # --- the machine ----------------------------------------------------------------------------------------
+
+    def _die(self, keeper: Keeper, life: Life) -> None:
+        life.alive = False
+        if keeper._clocks._task is not None:
+            keeper._clocks._task.cancel()
+        if keeper._claim is not None:
+            os.close(keeper._claim._fd)
+            keeper._claim = None
+
+    def _keeper(self, who: int) -> Keeper:
+        return self._lives[who % len(self._lives)][0]
+
+    def _keep(self, box: BoxHandle) -> None:
+        self._handles.append((box._epoch, box))
+
+    def _handle(self, which: int) -> tuple[int, BoxHandle]:
+        if not self._handles:
+            raise Unavailable("nobody has a box yet")
+        return self._handles[which % len(self._handles)]
+
+    def _box_id(self, which: int) -> str:
+        return self._handle(which)[1].id
+
+    def _launch(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(self._guarded(name, work))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _guarded(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+            self.succeeded[name] += 1
+        except (HutchError, Crashed):
+            return
+        except Exception as error:  # the boundary of a step: anything but a typed error is a finding
+            self.violations.append(f"{name} raised {error!r}")
+
+    async def _settle(self) -> None:
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
+
+    def _check_owners(self) -> None:
+        """A box is in the hands of one live keeper at most."""
+        held: dict[str, str] = {}
+        for keeper, _ in self._lives:
+            for record in keeper.boxes():
+                if record.keeper != keeper.id:
+                    continue
+                if record.id in held:
+                    self.violations.append(f"box {record.id} is held by {held[record.id]} and {keeper.id}")
+                held[record.id] = keeper.id
+
+    async def _last_keeper(self) -> None:
+        """Everybody dies; whoever comes then must be able to bring records and machine to agree."""
+        for keeper, life in self._lives:
+            self._die(keeper, life)
+        self._lives.clear()
+        self.engine.fault = lambda op, box_id: None
+        await self._restart(0)
+        (keeper, _) = self._lives[0]
+        records = {record.id: record for record in await keeper.store.all()}
+        known = {box_id for box_id, record in records.items() if record.state is not State.STOPPED}
+        leaked = set(self.engine.boxes) - known
+        if leaked:
+            self.violations.append(f"boxes that no record knows: {sorted(leaked)}")
+        lost = {box_id for box_id in known if box_id not in self.engine.boxes}
+        if lost:
+            self.violations.append(f"records of boxes that are not there: {sorted(lost)}")
+        foreign = [record.id for record in records.values() if record.keeper != keeper.id]
+        if foreign:
+            self.violations.append(f"boxes that the last keeper did not take: {foreign}")
+        keys = [record.idempotency_key for record in records.values() if record.idempotency_key]
+        if len(keys) != len(set(keys)):
+            self.violations.append("two boxes of one key")
+        await keeper.close()
+        if self.engine.boxes or self.engine.stopped:
+            self.violations.append(f"left after close: {sorted(self.engine.boxes)}")

@@ -1,0 +1,184 @@
+"""Images: what a reference becomes, and that no archive can write anywhere but into its own directory."""
+
+import io
+import os
+import shutil
+import subprocess
+import tarfile
+from pathlib import Path
+
+import pytest
+from tests.native.boxes import box, engine, out
+
+from hutch.errors import HutchError, Invalid, NotFound, Unsupported
+from hutch.providers.native import skeleton, unpacking
+from hutch.providers.native.images import Images
+
+
+def archive(path: Path, *members: tuple[str, dict[str, object]]) -> Path:
+    with tarfile.open(path, "w") as tar:
+        for name, facts in members:
+            info = tarfile.TarInfo(name)
+            data = facts.pop("data", b"")
+            assert isinstance(data, bytes)
+            info.size = len(data)
+            info.mode = 0o755
+            for field, value in facts.items():
+                setattr(info, field, value)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
+    tar = archive(
+        tmp_path / "image.tar",
+        ("etc", {"type": tarfile.DIRTYPE}),
+        ("etc/name", {"data": b"value", "mode": 0o640}),
+        ("usr/lib/deep/file", {"data": b"x"}),
+        ("link", {"type": tarfile.SYMTYPE, "linkname": "/etc/name"}),
+        ("hard", {"type": tarfile.LNKTYPE, "linkname": "etc/name"}),
+        ("dev/null", {"type": tarfile.CHRTYPE, "devmajor": 1, "devminor": 3}),
+        ("pipe", {"type": tarfile.FIFOTYPE}),
+    )
+    first = Path(unpacking.unpack(str(tar), str(tmp_path / "cache")))
+    assert (first / "etc/name").read_text() == "value"
+    assert (first / "etc/name").stat().st_mode & 0o777 == 0o640
+    assert (first / "hard").stat().st_ino == (first / "etc/name").stat().st_ino
+    assert os.readlink(first / "link") == "/etc/name"
+    assert (first / "usr/lib/deep/file").exists()
+    assert not (first / "dev/null").exists()
+    assert unpacking.unpack(str(tar), str(tmp_path / "cache")) == str(first)
+    assert os.listdir(tmp_path / "cache") == [first.name]
+
+
+@pytest.mark.parametrize(
+    "members",
+    [
+        [("../outside", {"data": b"x"})],
+        [("a/../../outside", {"data": b"x"})],
+        [("out", {"type": tarfile.SYMTYPE, "linkname": ".."}), ("out/outside", {"data": b"x"})],
+        [("out", {"type": tarfile.SYMTYPE, "linkname": "/tmp"}), ("out/hutch-outside", {"data": b"x"})],
+        [("hard", {"type": tarfile.LNKTYPE, "linkname": "../../secret"})],
+        [("d", {"type": tarfile.DIRTYPE}), ("d", {"data": b"file over directory"})],
+    ],
+)
+def test_an_archive_cannot_leave_its_directory(tmp_path: Path, members: list[tuple[str, dict[str, object]]]) -> None:
+    """No name, link or hard link leads out; what was unpacked so far is removed."""
+    (tmp_path / "secret").write_text("secret")
+    tar = archive(tmp_path / "evil.tar", *((name, dict(facts)) for name, facts in members))
+    with pytest.raises(HutchError):
+        unpacking.unpack(str(tar), str(tmp_path / "cache" / "images"))
+    assert list((tmp_path / "cache" / "images").iterdir()) == []
+    assert not (tmp_path / "cache" / "outside").exists()
+    assert not (tmp_path / "outside").exists()
+    assert not Path("/tmp/hutch-outside").exists()
+
+
+def test_absolute_names_land_inside(tmp_path: Path) -> None:
+    tar = archive(tmp_path / "image.tar", ("/etc/name", {"data": b"x"}))
+    top = Path(unpacking.unpack(str(tar), str(tmp_path / "cache")))
+    assert (top / "etc/name").read_bytes() == b"x"
+
+
+def test_what_is_no_archive_is_invalid(tmp_path: Path) -> None:
+    (tmp_path / "noise").write_bytes(b"noise" * 1000)
+    with pytest.raises(Invalid, match="not a readable archive"):
+        unpacking.unpack(str(tmp_path / "noise"), str(tmp_path / "cache"))
+
+
+async def test_references_that_cannot_be_used_say_why(tmp_path: Path) -> None:
+    images = Images(str(tmp_path))
+    for reference, kind in (
+        ("dir:/nowhere", NotFound), ("dir:relative", NotFound), ("tar:/nowhere", NotFound), ("dir:/", Invalid),
+        ("oci:debian", Unsupported), ("nonsense", Invalid),
+    ):  # fmt: skip
+        with pytest.raises(kind):
+            await images.resolve(reference)
+
+
+def test_the_machine_s_etc_holds_nothing_secret() -> None:
+    content = skeleton.of_machine()
+    names = {*content.files, *content.copies, *content.links}
+    for secret in (
+        "etc/shadow",
+        "etc/gshadow",
+        "etc/sudoers",
+        "etc/ssh",
+        "etc/machine-id",
+        "etc/ssl/private",
+        "etc/fstab",
+    ):
+        assert not any(name == secret or name.startswith(f"{secret}/") for name in names), secret
+    assert b"user:x:1000:" in content.files["etc/passwd"]
+    assert len(content.files["etc/passwd"].splitlines()) == 3  # the machine's own users are not told
+
+
+def test_a_skeleton_is_made_once_and_named_by_its_content(tmp_path: Path) -> None:
+    first = skeleton.make(skeleton.plain(), str(tmp_path))
+    assert skeleton.make(skeleton.plain(), str(tmp_path)) == first
+    other = skeleton.plain()
+    other.files["etc/motd"] = b"hello"
+    assert skeleton.make(other, str(tmp_path)) != first
+
+
+def test_an_image_learns_of_the_box_s_user(tmp_path: Path) -> None:
+    """The image's own users stay; its files are read inside it, whatever its links say."""
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/passwd").write_text("root:x:0:0::/:/bin/sh\nwww:x:33:33::/:/bin/sh\n")
+    (tmp_path / "etc/group").symlink_to("/etc/shadow")
+    content = skeleton.over(str(tmp_path))
+    assert content.files["etc/passwd"].startswith(b"root:x:0:0::/:/bin/sh\nwww:x:33:")
+    assert b"\nuser:x:1000:1000:" in content.files["etc/passwd"]
+    assert content.files["etc/group"].decode().count("root:x:0:") == 1
+
+
+def minimal_root(top: Path) -> Path:
+    """A root with one dynamic program and what it needs, as an image somebody unpacked."""
+    for name in ("bin", "etc"):
+        (top / name).mkdir(parents=True)
+    for program in ("/bin/sh", "/bin/cat", "/bin/ls", "/usr/bin/touch", "/usr/bin/id", "/usr/bin/stat"):
+        _copy(top, program, "bin")
+    (top / "etc/passwd").write_text("root:x:0:0::/root:/bin/sh\nuser:x:1000:1000::/home/user:/bin/sh\n")
+    (top / "etc/marker").write_text("of the image")
+    return top
+
+
+def _copy(top: Path, program: str, place: str) -> None:
+    shutil.copy(os.path.realpath(program), top / place / os.path.basename(program))
+    for word in subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout.split():
+        if word.startswith("/"):
+            (top / os.path.dirname(word).lstrip("/")).mkdir(parents=True, exist_ok=True)
+            shutil.copy(os.path.realpath(word), top / word.lstrip("/"))
+
+
+async def test_a_directory_is_an_image(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """The image needs no Python: the guest is in memory already. Nothing of the machine's own files is there."""
+    top = minimal_root(tmp_path_factory.mktemp("image"))
+    top.chmod(0o755)
+    async with engine() as native, box(native, image=f"dir:{top}") as made:
+        assert await out(made, "cat /etc/marker") == "of the image"
+        assert await out(made, "id -un; ls /usr/bin 2>/dev/null") == "user"
+        assert await out(made, "touch /workspace/x /tmp/y && ls /workspace") == "x"
+        assert "Read-only" in await out(made, "touch /etc/z")
+
+
+async def test_a_writable_image_is_not_written_to(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Changes go to the box's own layer, as root of the box and, rootless, as the image's owner."""
+    top = minimal_root(tmp_path_factory.mktemp("image"))
+    top.chmod(0o755)
+    user = "root" if os.geteuid() == 0 else "user"
+    async with engine() as native:
+        async with box(native, image=f"dir:{top}", read_only_root=False) as made:
+            assert await out(made, "touch /etc/new /bin/new && ls /etc/new", user=user) == "/etc/new"
+        async with box(native, image=f"dir:{top}", read_only_root=False) as made:
+            assert "No such file" in await out(made, "ls /etc/new")
+    assert not (top / "etc/new").exists()
+
+
+async def test_an_archive_is_an_image(tmp_path: Path) -> None:
+    top = minimal_root(tmp_path / "root")
+    with tarfile.open(tmp_path / "image.tar.gz", "w:gz") as tar:
+        tar.add(top, arcname=".")
+    async with engine() as native, box(native, image=f"tar:{tmp_path}/image.tar.gz") as made:
+        owner = 0 if os.geteuid() == 0 else 1000
+        assert await out(made, "cat /etc/marker; stat -c :%u /etc/marker") == f"of the image:{owner}"

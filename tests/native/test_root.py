@@ -1,0 +1,117 @@
+"""The root's builder against hostile names: links in images and in stores, sources that were exchanged."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.native.boxes import box, engine, make, order, out, run
+from tests.native.test_images import minimal_root
+
+from hutch.errors import EngineError, HutchError
+from hutch.model.spec import Mount, MountMode, Retention
+from hutch.providers.native import root
+
+
+def extra(path: Path, **changes: object) -> root.Extra:
+    facts = os.stat(path)
+    values = {"source": str(path), "target": "/x", "writable": False, "device": facts.st_dev, "inode": facts.st_ino}
+    return root.Extra(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_a_source_that_was_exchanged_is_refused(tmp_path: Path) -> None:
+    """Between the check of policy and the mount somebody puts another directory there."""
+    (tmp_path / "allowed").mkdir()
+    allowed = extra(tmp_path / "allowed")
+    (tmp_path / "allowed").rename(tmp_path / "moved")
+    (tmp_path / "allowed").mkdir()
+    with pytest.raises(PermissionError, match="replaced"):
+        root.detach_extra(allowed, None)
+
+
+def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "allowed").mkdir()
+    allowed = extra(tmp_path / "allowed")
+    (tmp_path / "allowed").rename(tmp_path / "moved")
+    (tmp_path / "allowed").symlink_to(tmp_path / "moved")
+    with pytest.raises(OSError, match="symbolic links"):
+        root.detach_extra(allowed, None)
+
+
+async def test_a_target_behind_a_link_stays_inside(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """An image's absolute link means what it means inside."""
+    top = minimal_root(tmp_path_factory.mktemp("image"))
+    top.chmod(0o755)
+    (top / "srv").mkdir()
+    (top / "data").symlink_to("/srv")
+    source = tmp_path_factory.mktemp("source")
+    source.chmod(0o755)
+    (source / "file").write_text("content")
+    mounts = (Mount(source=str(source), target="/data/in"),)
+    async with engine() as native, box(native, image=f"dir:{top}", mounts=mounts) as made:
+        assert await out(made, "cat /srv/in/file") == "content"
+    assert not Path("/srv/in").exists()
+
+
+async def test_a_link_in_place_of_a_mount_point_is_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    """An image whose /proc and /dev are links to the host's /etc: our skeleton lies above it."""
+    top = minimal_root(tmp_path_factory.mktemp("image"))
+    top.chmod(0o755)
+    (top / "proc").symlink_to("/etc")
+    (top / "dev").symlink_to("/../../etc")
+    async with engine() as native, box(native, image=f"dir:{top}") as made:
+        assert "self" in await out(made, "ls /proc")
+        assert "null" in await out(made, "ls /dev")
+
+
+async def test_a_persistent_box_cannot_trick_its_next_life(rootless: bool) -> None:
+    """Its root exchanges a directory that the builder mounts on for a link out of the box."""
+    if rootless:
+        pytest.skip("a writable root over the machine's files needs root")
+    async with engine() as native:
+        wanted = order(retention=Retention.PERSISTENT, read_only_root=False)
+        made = await native.create(wanted, native.plan(wanted))
+        trick = "rmdir /srv; ln -s /etc /srv; mv /etc/hostname /etc/h2; ln -sf /tmp/x /etc/hostname; rm -rf /mnt; ln -s / /mnt"
+        await run(made, trick, user="root")
+        await made.close()
+        await native.stop(made.record)
+        before = sorted(os.listdir("/etc"))
+        made = await native.restore(wanted, made.record)
+        assert await out(made, "readlink /srv") == "/etc"
+        await made.close()
+        await native.destroy(made.record)
+        assert sorted(os.listdir("/etc")) == before
+
+
+async def test_a_store_with_links_for_mount_points_is_refused() -> None:
+    """What a former life could not do from inside (its /etc/hosts is a mount), a damaged store may hold."""
+    async with engine() as native:
+        wanted = order(retention=Retention.PERSISTENT)
+        planned = native.plan(wanted)
+        made = await native.create(wanted, planned)
+        await made.close()
+        await native.stop(made.record)
+        store = Path(str(planned.data["store"]))
+        (store / "0/workspace").rmdir()
+        (store / "0/workspace").symlink_to("/etc")
+        with pytest.raises(EngineError, match="symbolic link"):
+            await native.restore(wanted, made.record)
+        assert (store / "0").exists()  # a failed restore keeps the files
+        await native.destroy(made.record)
+        assert not store.exists()
+
+
+async def test_a_mount_below_a_mount_is_read_only_too(tmp_path_factory: pytest.TempPathFactory, rootless: bool) -> None:
+    """Read-only means the whole tree, also what the host has mounted below."""
+    async with engine() as native:
+        async with box(native, mounts=(Mount(source="/dev", target="/mnt/dev"),)) as made:
+            assert "Read-only" in await out(made, "touch /mnt/dev/shm/x")
+            assert (await run(made, "echo x > /mnt/dev/null")).exit_code != 0  # nodev
+
+
+async def test_a_nonsensical_target_is_refused() -> None:
+    async with engine() as native:
+        for target in ("/", "relative", "/sys", "/dev/x", "/../proc"):
+            with pytest.raises(HutchError):
+                await make(native, mounts=(Mount(source="/usr/share", target=target, mode=MountMode.RO),))

@@ -1,0 +1,138 @@
+"""The spawner: a clean process that ends with its keeper, takes its stems along and leaves its boxes alone."""
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.native.boxes import alive, box, engine, make, out, pid_of, run_dir, run_names, until
+
+from hutch.errors import HutchError
+from hutch.model.spec import Mount, MountMode, Workspace
+from hutch.providers.native import leftovers, wire
+from hutch.providers.native.provider import NativeProvider
+
+
+def spawner_pids(native: NativeProvider) -> list[int]:
+    spawners = [each for group in native._spawners.values() for each in group._spawners]
+    return [each._process.pid for each in spawners if each._process is not None]
+
+
+def stems(native: NativeProvider) -> list[str]:
+    return [name for name in run_names(native) if name.startswith(leftovers.STEM)]
+
+
+async def with_stems(native: NativeProvider) -> list[str]:
+    """Boxes of one shape, until the spawner keeps stems of it."""
+    for _ in range(3):
+        async with box(native):
+            pass
+    await until(lambda: len(stem_pids(native)) == 4, "four stems wait")
+    return stems(native)
+
+
+def stem_pids(native: NativeProvider) -> list[int]:
+    plans = [leftovers.read_plan(str(run_dir(native) / name)) for name in stems(native)]
+    return [plan["pid"] for plan in plans if "pid" in plan]
+
+
+async def test_its_environment_and_command_line_are_empty(rootless: bool) -> None:
+    async with engine() as native, box(native):
+        (pid,) = spawner_pids(native)
+        process = Path(f"/proc/{pid}")
+        assert (process / "cmdline").read_bytes().rstrip(b"\0") == b"hutch-spawner"
+        assert (process / "environ").read_bytes().strip(b"\0") == b""
+        assert os.readlink(process / "cwd") == "/"
+        names = [os.readlink(process / "fd" / fd) for fd in os.listdir(process / "fd")]
+        allowed = ("/dev/null", "socket:", "anon_inode:")
+        assert all(name.startswith(allowed) for name in names), names
+
+
+async def test_it_has_one_thread_and_a_session_of_its_own() -> None:
+    async with engine() as native, box(native):
+        (pid,) = spawner_pids(native)
+        assert len(os.listdir(f"/proc/{pid}/task")) == 1
+        assert os.getsid(pid) == pid
+
+
+async def test_it_ends_with_its_keeper_and_its_stems_with_it() -> None:
+    async with engine() as native:
+        await with_stems(native)
+        (pid,) = spawner_pids(native)
+        await native.close()
+        assert not alive(pid)
+        assert run_names(native) == []
+
+
+async def test_no_stem_is_made_for_a_single_box() -> None:
+    """`hutch run` pays for nothing that it does not use."""
+    async with engine() as native, box(native) as made:
+        await out(made, "sleep 0.1")
+        assert stems(native) == []
+
+
+async def test_stems_of_another_shape_go() -> None:
+    async with engine() as native:
+        old = await with_stems(native)
+        async with box(native, read_only_root=True, workdir="/tmp"):
+            pass  # the same shape: a workdir is the order's
+        assert set(stems(native)) & set(old)
+        async with box(native, workspace=Workspace(mode=MountMode.NONE)):
+            await until(lambda: not set(stems(native)) & set(old), "the old stems are gone")
+
+
+async def test_a_killed_spawner_is_replaced_and_its_box_lives() -> None:
+    async with engine() as native:
+        await with_stems(native)
+        made = await make(native)
+        (pid,) = spawner_pids(native)
+        os.kill(pid, signal.SIGKILL)
+        assert await out(made, "echo alive") == "alive"
+        await until(lambda: not native._spawners or not alive(pid), "the spawner is dead")
+        await asyncio.sleep(0.05)
+        async with box(native) as other:
+            assert await out(other, "echo alive too") == "alive too"
+            assert spawner_pids(native) != [pid]
+        assert alive(pid_of(made))
+        await made.close()
+        await native.destroy(made.record)
+        await native.close()
+        # What the killed one left of its stems goes with the next keeper's first box.
+        async with box(native):
+            pass
+
+
+async def test_a_dead_stem_is_not_handed_out() -> None:
+    async with engine() as native:
+        await with_stems(native)
+        for pid in stem_pids(native):
+            os.kill(pid, signal.SIGKILL)
+        async with box(native) as made:
+            assert await out(made, "echo fresh") == "fresh"
+
+
+async def test_an_order_too_large_for_a_message_is_refused() -> None:
+    """Environments of any size travel by descriptor; only a list of mounts could fill a message."""
+    async with engine() as native:
+        async with box(native, env={f"V{n}": "x" * 10_000 for n in range(40)}) as made:
+            assert await out(made, "echo ${#V39}") == "10000"
+        mounts = tuple(Mount(source="/usr/share", target=f"/mnt/{n:04}") for n in range(1000))
+        with pytest.raises(HutchError):
+            await make(native, mounts=mounts)
+
+
+def test_messages_carry_descriptors() -> None:
+    ours, theirs = wire.pair()
+    with ours, theirs:
+        fd = wire.sealed(b"hidden")
+        wire.send(ours, {"a": 1}, [fd])
+        os.close(fd)
+        received = wire.receive(theirs)
+        assert received is not None
+        message, (copy,) = received
+        assert message == {"a": 1}
+        assert not os.get_inheritable(copy)
+        assert wire.unsealed(copy) == b"hidden"
+        ours.close()
+        assert wire.receive(theirs) is None

@@ -1,0 +1,120 @@
+"""Attacks through descriptors: what a command inherits, what the guest holds, and a host directory that leaked."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.security.attacks import Arena, Sentinel, outcome, python
+
+from hutch.errors import NotRunnable
+from hutch.providers.native import landlock
+
+# One more descriptor reads the listing.
+HELD = "tell(sorted(int(name) for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')))"
+
+
+def test_commands_hold_three_descriptors(arena: Arena, sentinel: Sentinel) -> None:
+    """Threat: a descriptor of the keeper, spawner or guest in a command: a host directory, the guest's socket."""
+    leak = os.open(sentinel.directory, os.O_RDONLY)
+    os.set_inheritable(leak, True)
+    try:
+        control = [sys.executable, "-c", f"import os; print(os.path.exists('/proc/self/fd/{leak}'))"]
+        shown = subprocess.run(control, capture_output=True, text=True, check=True, close_fds=False, timeout=60)
+        assert shown.stdout == "True\n", "control: an ordinary child inherits it"
+        # An engine that is started now, with the leak open.
+        with arena.opened(state="leaky") as hutch, hutch.box() as box:
+            assert outcome(box, HELD) == [0, 1, 2]
+            job = box.start(python(HELD), pty=True)
+            assert job.wait(30).stdout.strip() == "[0, 1, 2]"
+            given = box.exec(python("sys.stdin.read(); " + HELD), stdin="x")
+            assert given.stdout.strip() == "[0, 1, 2]"
+    finally:
+        os.close(leak)
+
+
+def test_what_the_guest_holds(arena: Arena) -> None:
+    """Threat: a captured guest is worth something. Of the host it has its socket and the spill directory."""
+    code = """
+        names = []
+        for name in os.listdir("/proc/1/fd"):
+            target = os.readlink(f"/proc/1/fd/{name}")
+            if not target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null", "/proc/")):
+                names.append(target)
+        tell(names)
+    """
+    with arena.box("dumpable") as box:  # or nobody could look
+        held = outcome(box, code)
+    assert len(held) == 1
+    assert held[0].endswith("/spill")
+
+
+def test_working_directory_through_a_magic_link(arena: Arena) -> None:
+    """Threat: the guest changes to a command's cwd itself, and /proc/self/fd leads to a host directory it holds
+    (the way of CVE-2024-21626). Control: an ordinary link to a directory of the box works."""
+    with arena.box("landlock") as box:
+        box.exec("ln -s /proc/self/fd way; ln -s /tmp plain")
+        assert box.exec("pwd -P", cwd="plain").stdout == "/tmp\n"
+        for number in range(3, 24):
+            for path in (f"/proc/self/fd/{number}", f"/proc/1/fd/{number}", f"way/{number}"):
+                with pytest.raises(NotRunnable):
+                    box.exec("true", cwd=path)
+        for path in ("/proc/self/root", "/proc/self/cwd", "/proc/1/task/1/root"):
+            with pytest.raises(NotRunnable):
+                box.exec("true", cwd=path)
+
+
+LEAK = """
+with socket.socket(socket.AF_UNIX) as sock:
+    sock.connect("/mnt/door")
+    _, (directory, *_), _, _ = socket.recv_fds(sock, 1, 1)
+def read():
+    os.read(os.open(name, os.O_RDONLY, dir_fd=directory), 100)
+def climb():
+    os.fchdir(directory)
+    os.listdir("..")
+def write():
+    os.close(os.open(name + "-new", os.O_WRONLY | os.O_CREAT, 0o666, dir_fd=directory))
+tell([tried(read), tried(climb), tried(write), tried(os.unlink, name + "-victim", dir_fd=directory)])
+"""
+
+
+def test_a_leaked_host_directory(arena: Arena, scratch: Path, sentinel: Sentinel) -> None:
+    """Threat: a descriptor of a host directory reaches the box, by a bug or by a socket that was mounted into it.
+
+    Landlock is the second wall: nothing can be opened, made or removed through it.
+    """
+    if not landlock.Domain(landlock.abi()).enforced:
+        pytest.skip("needs Landlock (kernel 5.19 or later, switched on)")
+    door, loot = scratch / "door", scratch / "loot"
+    loot.mkdir()
+    loot.chmod(0o777)
+    for name in (sentinel.NAME, f"{sentinel.NAME}-victim"):
+        (loot / name).write_text(sentinel.secret)
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(door))
+        door.chmod(0o777)
+        listener.listen(8)
+        listener.settimeout(60)
+
+        def attack(*without: str) -> list[str]:
+            with arena.box(*without, mounts=[f"{scratch}:/mnt:ro"]) as box:
+                job = box.start(python(LEAK, name=sentinel.NAME))
+                connection, _ = listener.accept()
+                directory = os.open(loot, os.O_RDONLY | os.O_DIRECTORY)
+                with connection:
+                    socket.send_fds(connection, [b"x"], [directory])
+                    os.close(directory)
+                    result = job.wait(60)
+            assert result.exit_code == 0, result.stderr
+            return list(json.loads(result.stdout))
+
+        assert attack() == ["EACCES"] * 4
+        assert sorted(path.name for path in loot.iterdir()) == [sentinel.NAME, f"{sentinel.NAME}-victim"]
+        answers = attack("landlock")
+        assert answers[:3] == ["ok"] * 3
+        assert answers[3] in ("ok", "EPERM")
+        assert (loot / f"{sentinel.NAME}-new").exists()

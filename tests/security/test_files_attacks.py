@@ -1,0 +1,343 @@
+"""Attacks on files: ways to the host's, links and races against file operations, the image, and kept stores."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.security.attacks import Arena, Sentinel, outcome, python
+
+from hutch.errors import HutchError
+from hutch.sync import Box
+
+# ---- reading the host's files
+
+FIND = """
+found = []
+def look(path, depth):
+    try:
+        entries = list(os.scandir(path))
+    except OSError:
+        return
+    for entry in entries:
+        if entry.name == name:
+            found.append(entry.path)
+        # Through /proc/PID/root and cwd once: what they show is walked as the box's own tree already.
+        if entry.is_dir(follow_symlinks=False) and depth < 40:
+            look(entry.path, depth + 1)
+look("/", 0)
+for pid in [entry for entry in os.listdir("/proc") if entry.isdigit()]:
+    for way in ("root", "cwd", "task/" + pid + "/root"):
+        for path in (file, file.rpartition("/")[0], "../../../../.." + file, name):
+            if os.path.exists(f"/proc/{pid}/{way}/{path}"):
+                found.append(f"/proc/{pid}/{way}/{path}")
+for path in (file, "/proc/self/root" + file, "/../../../.." + file, "/proc/1/root" + file):
+    if os.path.exists(path):
+        found.append(path)
+tell(found)
+"""
+
+
+def test_no_way_leads_to_a_host_file(arena: Arena, sentinel: Sentinel) -> None:
+    """Threat: a file of the host that everybody may read is found somewhere in the box: by its path, by climbing,
+    through /proc/*/root and cwd, or by walking the whole tree."""
+    target = {"name": sentinel.NAME, "file": str(sentinel.file)}
+    with arena.box() as box:
+        assert outcome(box, FIND, **target) == []
+    with arena.box(mounts=[f"{sentinel.directory}:/mnt:ro"]) as box:
+        assert f"/mnt/{sentinel.NAME}" in outcome(box, FIND, **target), "control: where it is mounted, it is found"
+
+
+def test_host_paths_are_not_told(arena: Arena, image: Path, scratch: Path) -> None:
+    """Threat: mount tables and maps tell where the host keeps images, state and sockets."""
+    code = """
+        text = ""
+        for name in ("mountinfo", "mounts", "maps", "cgroup", "environ"):
+            text += open(f"/proc/self/{name}").read()
+        text += open("/proc/1/mountinfo").read() + repr(os.environ)
+        tell([path for path in paths if path in text])
+    """
+    paths = [str(arena.place), str(scratch)]
+    with arena.box() as box:
+        assert outcome(box, code, paths=paths) == []
+    with arena.box(image=f"dir:{image}") as box:
+        told = b"".join(box.files.read(f"/proc/self/{name}") for name in ("mountinfo", "mounts", "cgroup")).decode()
+        assert [path for path in paths if path in told] == []
+    with arena.box(mounts=[f"{scratch}:/mnt:ro"]) as box:
+        assert outcome(box, code, paths=paths) == [str(scratch)], "control: a mounted directory does show its source"
+
+
+# ---- file operations, done by the guest, on names that the box's user controls
+
+
+def operations(box: Box, path: str, target: Path) -> dict[str, Callable[[], Any]]:
+    """Every operation that takes a path, aimed at `path`."""
+    files = box.files
+    return {
+        "read": lambda: files.read(path),
+        "open": lambda: list(files.open(path)),
+        "write": lambda: files.write(path, "changed", parents=False),
+        "append": lambda: files.write(path, "changed", append=True, parents=False),
+        "edit": lambda: files.edit(path, "secret", "changed"),
+        "digest": lambda: files.digest(path),
+        "list": lambda: files.list(path),
+        "mkdir": lambda: files.mkdir(f"{path}/new"),
+        "move": lambda: files.move(path, "/tmp/moved"),
+        "remove": lambda: files.remove(f"{path}/{Sentinel.NAME}", recursive=True),
+        "glob": lambda: files.glob("*", root=path),
+        "grep": lambda: files.grep("secret", root=path),
+        "copy_out": lambda: files.copy_out(path, target),
+        "exec": lambda: box.exec("true", cwd=path),
+    }
+
+
+def refused(work: Callable[[], Any]) -> bool:
+    try:
+        answer = work()
+    except HutchError:
+        return True
+    # A search in a place that cannot be entered may also answer that there is nothing.
+    return getattr(answer, "paths", getattr(answer, "matches", None)) in ((), [])
+
+
+def test_links_to_host_paths(arena: Arena, sentinel: Sentinel, scratch: Path) -> None:
+    """Threat: a link in the box that points to a host path is followed on the host by a file operation."""
+    with arena.box() as box:
+        box.exec(["ln", "-s", str(sentinel.file), "file"])
+        box.exec(["ln", "-s", str(sentinel.directory), "directory"])
+        paths = ("file", "directory", f"directory/{sentinel.NAME}", f"../../../..{sentinel.file}")
+        for path in paths:
+            for name, work in operations(box, path, scratch / "out").items():
+                # The link itself may be copied and moved. What writes may make that very path in the box.
+                if name not in ("copy_out", "move", "write", "append", "mkdir"):
+                    assert refused(work), (name, path)
+        for path in paths:
+            for work in operations(box, path, scratch / "out").values():
+                refused(work)
+                assert sentinel.unchanged()
+    # Control: on the host that very link leads to the sentinel.
+    link = scratch / "control"
+    link.symlink_to(sentinel.file)
+    assert link.read_text() == sentinel.secret
+
+
+def test_magic_links(arena: Arena, scratch: Path) -> None:
+    """Threat: /proc/self is the guest for a file operation: its descriptors (one of a host directory), its root.
+
+    Control: for a command's own process the same kind of link works, and ordinary files of /proc can be read.
+    """
+    with arena.box("landlock") as box:
+        box.exec("ln -s /proc/self/fd way; ln -s /proc/self/root top")
+        paths = [f"/proc/self/fd/{number}" for number in range(16)]
+        for path in (
+            *paths,
+            "way/5",
+            "top",
+            "top/etc",
+            "/proc/self/cwd",
+            "/proc/thread-self/root",
+            "/proc/1/task/1/fd/5",
+        ):
+            for name, work in operations(box, path, scratch / "out").items():
+                if name == "move" and "/" not in path:
+                    continue  # the user's own link is moved, not what it leads to
+                if name == "copy_out" and path == "top":
+                    continue
+                assert refused(work), (name, path)
+        assert box.exec("cat /proc/self/fd/0 </etc/passwd").stdout.startswith("root:")
+        assert b"Name:" in box.files.read("/proc/self/status")
+
+
+SWAP = """
+import itertools
+os.makedirs("real/deep", exist_ok=True)
+for name in ("real/a", "real/deep/b"):
+    open(name, "w").write("inside")
+if not os.path.lexists("link"):
+    os.symlink(host, "link")
+libc.renameat2.argtypes = [ctypes.c_int, ctypes.c_char_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_uint]
+if not os.path.lexists("x"):
+    os.rename("real", "x")
+print("ready", flush=True)
+while True:
+    libc.renameat2(-100, b"x", -100, b"link", 2)  # RENAME_EXCHANGE: there is never a moment without
+    time.sleep(0.0002)
+"""
+
+
+@contextmanager
+def swapping(box: Box, host: Path) -> Iterator[None]:
+    """While a process of the box exchanges the directory `x` with a link to `host`, again and again."""
+    job = box.start(python(SWAP, host=str(host)))
+    assert job.read(wait=30.0).data.startswith(b"ready")
+    try:
+        yield
+    finally:
+        job.signal(9)
+        job.wait(30)
+
+
+def test_races_against_file_operations(arena: Arena, sentinel: Sentinel, scratch: Path) -> None:
+    """Threat: the box's user swaps a directory for a link while an operation is between two steps. Whatever each
+    operation answers, no byte of the host is read, changed or removed."""
+    with arena.box() as box:
+        with swapping(box, sentinel.directory):
+            for turn in range(12):
+                for work in (
+                    lambda: box.files.read(f"x/{sentinel.NAME}"),
+                    lambda: box.files.list("x"),
+                    lambda: box.files.write(f"x/{sentinel.NAME}", "changed", parents=False),
+                    lambda: box.files.write(f"x/{sentinel.NAME}", "changed", append=True, parents=False),
+                    lambda: box.files.grep("secret", root="x"),
+                    lambda: box.files.remove("x/deep", recursive=True),
+                    lambda: box.files.mkdir("x/deep/more"),
+                ):
+                    try:
+                        answer = work()
+                    except HutchError:
+                        continue
+                    assert sentinel.secret not in repr(answer)
+                assert sentinel.unchanged(), turn
+        box.files.remove("x", recursive=True, missing_ok=True)
+        box.files.remove("link", recursive=True, missing_ok=True)
+    assert sentinel.unchanged()
+
+
+def test_races_against_copying_out(arena: Arena, sentinel: Sentinel, scratch: Path) -> None:
+    """Threat: copy_out writes on the host, and the box decides which names and links it is sent."""
+    with arena.box() as box, swapping(box, sentinel.directory):
+        for turn in range(10):
+            target = scratch / f"out-{turn % 3}"  # used again, so that a link of an earlier turn lies in the way
+            try:
+                box.files.copy_out(".", target)
+            except HutchError:
+                continue
+            for path in target.rglob("*"):
+                assert path.is_symlink() or not path.is_file() or path.read_text() == "inside", path
+    assert sentinel.unchanged()
+
+
+def test_copying_out_over_a_link_that_was_copied_before(arena: Arena, sentinel: Sentinel, scratch: Path) -> None:
+    """Threat: a first copy leaves a link to a host directory in the target, a second one writes through it."""
+    target = scratch / "out"
+    with arena.box() as box:
+        box.exec(["ln", "-s", str(sentinel.directory), "tree"])
+        box.exec("mkdir t && mv tree t/x")
+        copied_link(box, target)
+        box.exec(f"rm t/x && mkdir t/x && echo changed > t/x/{sentinel.NAME}")
+        with suppress(HutchError):
+            box.files.copy_out("t", target)
+        assert sentinel.unchanged()
+        if not os.path.lexists(target / "x"):
+            (target / "x").symlink_to(sentinel.directory)
+    if (target / "x").is_symlink():
+        # Control: a copy that follows the link, as `cp -r` of the host would, does change the sentinel.
+        (target / "x" / sentinel.NAME).write_text("changed")
+        assert not sentinel.unchanged()
+        sentinel.changed_on_purpose()
+
+
+def copied_link(box: Box, target: Path) -> None:
+    try:
+        box.files.copy_out("t", target)
+    except HutchError:
+        target.mkdir(exist_ok=True)
+
+
+# ---- images and kept stores
+
+
+@pytest.fixture
+def image(scratch: Path) -> Path:
+    """An unpacked root that belongs to the box's user inside, who so may change every name in it."""
+    top = scratch / "image"
+    for name in ("bin", "etc", "home", "var", "usr"):
+        (top / name).mkdir(parents=True)
+    for name in ("sh", "rm", "ln", "mkdir"):
+        add_program(top, name)
+    (top / "etc/note").write_text("image")
+    if os.geteuid() == 0:
+        for path in (top, *top.rglob("*")):
+            os.chown(path, 1000, 1000)
+    return top
+
+
+def add_program(image: Path, name: str) -> None:
+    """A program of the host and the libraries it names, at the same places in the image."""
+    source = shutil.which(name)
+    assert source is not None
+    shutil.copy(source, image / "bin" / name)
+    listed = subprocess.run(["ldd", source], capture_output=True, text=True, check=True, timeout=60).stdout
+    for word in listed.split():
+        if word.startswith("/"):
+            (image / word[1:]).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(word, image / word[1:])
+
+
+def listing(top: Path) -> list[tuple[str, int, int]]:
+    return sorted((str(path), path.lstat().st_mode, path.lstat().st_mtime_ns) for path in (top, *top.rglob("*")))
+
+
+def test_writes_never_reach_the_image(arena: Arena, image: Path) -> None:
+    """Threat: a writable root writes the image that all boxes share."""
+    before = listing(image)
+    change = "echo changed > /etc/note; rm -rf /var; mkdir /made; ln -s x /bin/y; echo done"
+    with arena.box(image=f"dir:{image}", read_only_root=False) as box:
+        assert "done" in box.exec(change).stdout
+        assert box.files.read("/etc/note") == b"changed\n", "control: inside, the change is there"
+    assert listing(image) == before
+    with arena.box(image=f"dir:{image}") as box:
+        box.exec(change)
+        assert box.files.read("/etc/note") == b"image", "a read-only root is not changed even inside"
+    assert listing(image) == before
+    with arena.box(mounts=[f"{image}:/mnt:rw"]) as box:
+        box.exec("echo changed > /mnt/etc/note")
+    assert listing(image) != before, "control: the comparison notices a change"
+
+
+def test_a_kept_store_leads_nowhere(arena: Arena, image: Path, scratch: Path, rootless: bool) -> None:
+    """Threat: a persistent box puts links to host directories where the engine will make directories next time.
+
+    Followed while the root is built, before the pivot, they would lead to the host's own files.
+    """
+    victim = scratch / "victim"
+    victim.mkdir()
+    victim.chmod(0o777)
+    with arena.opened(state="kept") as hutch:
+        box = hutch.create(image=f"dir:{image}", read_only_root=False, retention="persistent")
+        links = f"rm -rf /home /var; ln -s {victim} /home && ln -s {victim} /var && echo done"
+        done = box.exec(links, user=None if rootless else "root")
+        assert done.stdout == "done\n", done.stderr
+        name = box.id
+    with arena.opened(state="kept") as hutch:
+        try:
+            hutch.attach(name, takeover=True).exec("true")
+        except HutchError as error:
+            assert "symbolic link" in str(error)
+        assert list(victim.iterdir()) == []
+        hutch.destroy(name)
+    assert list(victim.iterdir()) == []
+    link = scratch / "link"
+    link.symlink_to(victim)
+    (link / "user").mkdir()  # control: whoever follows the link makes a directory of the host
+    assert [path.name for path in victim.iterdir()] == ["user"]
+
+
+def test_destroying_a_store_follows_no_link(arena: Arena, sentinel: Sentinel) -> None:
+    """Threat: the host removes a tree that the box has filled, and follows a link out of it."""
+    with arena.opened(state="kept") as hutch:
+        box = hutch.create(retention="persistent")
+        box.exec(["ln", "-s", str(sentinel.directory), "link"])
+        box.exec(f"mkdir -p deep/down && ln -s {sentinel.file} deep/down/file && chmod 000 deep/down deep")
+        place = next((arena.place / "kept").rglob(box.id), None)
+        assert place is not None
+        links = [path for path in place.rglob("link") if path.is_symlink()]
+        assert [link.resolve() for link in links] == [sentinel.directory], "control: on the host the link leads there"
+        stores = list((arena.place / "kept").rglob(box.id))
+        box.destroy()
+        assert not any(path.exists() for path in stores)
+    assert sentinel.unchanged()
