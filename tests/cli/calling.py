@@ -9,7 +9,10 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 from typing import Any
+
+from hutch.model.ids import is_box_id
 
 HUTCH = (sys.executable, "-m", "hutch.cli.main")
 PATIENCE = 60.0
@@ -44,6 +47,11 @@ class Killed(subprocess.Popen[bytes]):
         if self.poll() is None:
             self.kill()
         super().__exit__(*told)
+
+
+def boxes(run: Path) -> set[str]:
+    """The boxes that have a directory in this run directory."""
+    return {path.name for path in run.iterdir() if is_box_id(path.name)} if run.exists() else set()
 
 
 def read_until(fd: int, wanted: bytes) -> bytes:

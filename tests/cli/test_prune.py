@@ -4,7 +4,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, started
 
 
 def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories: Path) -> None:
@@ -18,26 +18,26 @@ def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories:
             read_until(process.stdout.fileno(), b"ready\n")
         killed.kill()
         killed.wait(PATIENCE)
-        before = {path.name for path in run.iterdir()}
+        before = boxes(run)
         assert len(before) == 2
 
         code, told = answer("prune", "--dry-run", env=env)
         assert (code, told["dry_run"]) == (0, True)
         (left,) = [leftover["name"] for leftover in told["leftovers"] if leftover["kind"] == "box"]
         assert left in before
-        assert {path.name for path in run.iterdir()} == before
+        assert boxes(run) == before
 
         done = hutch("prune", env=env)
         assert done.returncode == 0
         assert f"box {left}: removed" in done.stdout.decode()
-        assert {path.name for path in run.iterdir()} == before - {left}
+        assert boxes(run) == before - {left}
         assert len(list((state / "keepers").iterdir())) == 1
 
         assert alive.stdin and alive.stdout
         alive.stdin.write(b"still here\n")
         read_until(alive.stdout.fileno(), b"still here\n")
         assert alive.wait(PATIENCE) == 0
-    assert list(run.iterdir()) == []
+    assert not boxes(run)
     assert hutch("prune", env=env).stdout == b"nothing was left behind\n"
 
 
@@ -56,3 +56,16 @@ def test_a_box_whose_keeper_is_unknown_waits_while_anybody_lives(hutch_directori
         alive.wait(PATIENCE)
     assert f"box {unsigned.name}: removed" in hutch("prune", env=env).stdout.decode()
     assert not unsigned.exists()
+
+
+def test_a_keeper_of_another_state_directory_lives_all_the_same(hutch_directories: Path) -> None:
+    """Lesson 10: two programs may share the run directory, where the boxes are, and nothing else."""
+    run = hutch_directories / "sr"
+    mine = {"HUTCH_STATE_DIR": str(hutch_directories / "s1"), "HUTCH_RUN_DIR": str(run)}
+    others = {"HUTCH_STATE_DIR": str(hutch_directories / "s2"), "HUTCH_RUN_DIR": str(run)}
+    with started("run", "--", "sh", "-c", "echo ready; read line", env=others) as alive:
+        assert alive.stdout and alive.stdin
+        read_until(alive.stdout.fileno(), b"ready\n")
+        assert hutch("prune", env=mine).stdout == b"nothing was left behind\n"
+        alive.stdin.write(b"end\n")
+        assert alive.wait(PATIENCE) == 0

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, started
 
 
 def test_output_and_exit_code_are_the_commands_own(hutch_directories: Path) -> None:
     """Issue 2.8: both streams, byte for byte, the exit code, and nothing of Hutch's own; nothing remains."""
     done = hutch("run", "--", "sh", "-c", "printf 'out\\377\\n'; printf err >&2; exit 7")
     assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\n", b"err")
-    assert list((hutch_directories / "r").iterdir()) == []
+    assert not boxes(hutch_directories / "r")
 
 
 def test_every_byte_of_the_input_arrives() -> None:
@@ -114,8 +114,7 @@ def test_bad_input_is_named_with_a_remedy(
     assert what in line
     assert line.startswith('{"error":{"code":')
     assert done.stderr == b""
-    run = hutch_directories / "r"
-    assert not run.exists() or list(run.iterdir()) == []
+    assert not boxes(hutch_directories / "r")
 
 
 def test_an_error_has_its_fix_on_a_line_of_its_own() -> None:

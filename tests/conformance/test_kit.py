@@ -1,4 +1,4 @@
-"""The kit itself: what it makes of providers that refuse, that only pretend to, that hang, or raise what they may not."""
+"""The kit itself: what it makes of providers that refuse, only pretend to, hang, or raise what they may not."""
 
 import asyncio
 import json

@@ -29,6 +29,8 @@ if options.pop("no_processes", False):
         os.setresuid(65534, 65534, 65534)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 name = options.pop("box_name", "box")
+if options.pop("victims", False):
+    options["oom_fd"] = os.open("/proc/self/oom_score_adj", os.O_RDWR)
 serve(socket.socket(fileno=listener), Options(name, spill_fd=None if spill < 0 else spill, **options))
 """
 PATIENCE = 30.0

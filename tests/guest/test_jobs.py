@@ -250,6 +250,19 @@ async def test_commands_see_no_descriptor_of_the_guest() -> None:
     assert result.stdout.split() == ["0", "1", "2", "3"]
 
 
+async def test_out_of_memory_takes_commands_before_the_guest() -> None:
+    """Commands are better victims than the guest, whose end would be the box's."""
+    with living(victims=True) as guest:
+        async with instance_of(guest) as box:
+            for command in (Command(command=("cat", "/proc/self/oom_score_adj")), Command(command=("nothing",))):
+                try:
+                    assert int((await box.run(command)).stdout) >= 800
+                except NotRunnable:
+                    assert command.command == ("nothing",)
+            own = Path("/proc/self/oom_score_adj").read_text()
+            assert Path(f"/proc/{guest.pid}/oom_score_adj").read_text() == own
+
+
 async def test_no_magic_link_leads_out_by_way_of_the_guest() -> None:
     """The guest holds a directory of the host; before its exec a child has the guest's descriptors."""
     with living() as guest:

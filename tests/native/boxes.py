@@ -11,9 +11,11 @@ from typing import Any
 
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
+from hutch.model.places import CheckedMount, CheckedMounts
 from hutch.model.results import Result
-from hutch.model.spec import EffectiveSpec, NetworkMode, Order, Retention, Workspace
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command, Instance
+from hutch.providers.native import leftovers
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 
@@ -32,7 +34,27 @@ def spec(**changes: Any) -> EffectiveSpec:
 
 def order(**changes: Any) -> Order:
     grace = changes.pop("orphan_grace_sec", 60.0)
-    return Order(box_id=new_box_id(), keeper=f"test-{os.getpid()}", spec=spec(**changes), orphan_grace_sec=grace)
+    wanted = spec(**changes)
+    return Order(
+        box_id=new_box_id(), keeper=f"test-{os.getpid()}", spec=wanted, places=places(wanted), orphan_grace_sec=grace
+    )  # fmt: skip
+
+
+def places(wanted: EffectiveSpec) -> CheckedMounts:
+    """What policy would pin, without asking whether it is allowed."""
+    kind, _, image = wanted.image.partition(":")
+    source = wanted.workspace.source
+    named = source != "own" and not source.startswith("volume:")
+    return CheckedMounts(
+        mounts=tuple(pin(mount.source, mount.target, mount.mode) for mount in wanted.mounts if mount.mode != "none"),
+        workspace=pin(source, "/workspace", wanted.workspace.mode) if named else None,
+        image=pin(image, "/", MountMode.RO) if kind in ("dir", "tar") else None,
+    )
+
+
+def pin(source: str, target: str, mode: MountMode) -> CheckedMount:
+    found = os.stat(source)
+    return CheckedMount(real=os.path.realpath(source), target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
 
 
 @asynccontextmanager
@@ -48,7 +70,7 @@ async def engine(**options: Any) -> AsyncIterator[NativeProvider]:
             await provider.destroy(record)
         await provider.close()
         assert run_names(provider) == [], "something is left in the run directory"
-        os.system(f"rm -rf {top}")  # a path of our own making
+        leftovers.remove_tree(str(top))
 
 
 def run_dir(provider: NativeProvider) -> Path:

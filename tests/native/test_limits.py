@@ -8,15 +8,19 @@ from typing import Any
 import pytest
 
 from hutch import Hutch
+from hutch.errors import Refused
 from hutch.keeper.handles import BoxHandle
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.results import Cause, Result
+
+# An ordinary user without a group of his own has nothing that holds a share of the CPU; every other limit is held.
+PROFILES = {"limits": {"inherits": "default", "accept_unenforced": ["cpus"]}}
 
 
 @asynccontextmanager
 async def limited(**spec: Any) -> AsyncIterator[tuple[BoxHandle, Grades]]:
     """A box that must still answer when the test is done with it."""
-    async with Hutch(provider="native") as hutch, hutch.box(**spec) as box:
+    async with Hutch(provider="native", profile="limits", profiles=PROFILES) as hutch, hutch.box(**spec) as box:
         grades = (await hutch._keeper.engines.capabilities("native")).grades
         yield box, grades
         assert (await box.exec("echo alive")).stdout == "alive\n"
@@ -96,7 +100,10 @@ async def test_cpu_share() -> None:
     """Half a CPU: a busy loop of one second of wall time gets about half a second of it, on any machine."""
     async with limited(cpus=0.5) as (box, grades):
         if grades.cpus is EnforcedBy.NONE:
-            pytest.fail("a box with a share that nothing holds must be refused")
+            async with Hutch(provider="native") as strict:
+                with pytest.raises(Refused, match="cpus"):
+                    await strict.create(cpus=0.5)
+            return
         result = await box.exec("timeout 1 python3 -c 'while True: pass'", timeout=30)
         assert result.usage.cpu_user_sec + result.usage.cpu_system_sec < 0.85 * result.usage.wall_sec
 

@@ -25,7 +25,7 @@ from tests.native.boxes import (
     until,
 )  # fmt: skip
 
-from hutch.errors import Conflict, EngineError, HutchError, NotFound, Unsupported
+from hutch.errors import Conflict, EngineError, HutchError, NotFound, Refused, Unsupported
 from hutch.model.spec import Mount, Order, Retention
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.native import identity
@@ -147,29 +147,29 @@ async def test_every_cancelled_creation_leaves_nothing() -> None:
 async def test_a_box_that_cannot_be_built_leaves_nothing_and_names_the_step(tmp_path: Path) -> None:
     """Lesson 34: the kernel's refusal, the step, and what to do."""
     image = tmp_path / "image"
-    image.mkdir()
-    (image / "bin").mkdir()
+    (image / "bin").mkdir(parents=True)
+    (image / "usr").write_text("a file where every box needs a directory")
     async with engine() as native:
-        broken = await native._image(f"dir:{image}")
-        os.rmdir(image / "bin")
-        os.rmdir(image)
-        assert broken
+        wanted = order(image=f"dir:{image}", mounts=(Mount(source="/usr/share", target="/usr/x"),))
         with pytest.raises(EngineError) as caught:
-            await make(native, image=f"dir:{image}")
+            await native.create(wanted, native.plan(wanted))
         assert caught.value.remedy
-        assert caught.value.details["errno"] == "ENOENT"
+        assert caught.value.details["errno"] == "ENOTDIR"
+        assert caught.value.details["step"] == "finish the root"
         assert [name for name in run_names(native) if not name.startswith(".stem-")] == []
         async with box(native) as made:
             assert await out(made, "echo ok") == "ok"
 
 
-async def test_a_mount_s_source_must_exist() -> None:
-    """B11: an error before anything starts."""
+async def test_an_image_that_was_exchanged_is_refused(tmp_path: Path) -> None:
+    """Between policy's look and the mount somebody puts another directory there."""
+    (tmp_path / "image").mkdir()
+    wanted = order(image=f"dir:{tmp_path}/image")
+    (tmp_path / "image").rename(tmp_path / "old")
+    (tmp_path / "image").mkdir()
     async with engine() as native:
-        with pytest.raises(NotFound, match="/nowhere"):
-            await make(native, mounts=(Mount(source="/nowhere/at/all", target="/x"),))
-        with pytest.raises(HutchError, match="/proc"):
-            await make(native, mounts=(Mount(source="/usr/share", target="/proc/x"),))
+        with pytest.raises(Refused, match="replaced"):
+            await native.create(wanted, native.plan(wanted))
 
 
 async def test_a_box_outlives_its_keeper_and_is_found_again() -> None:

@@ -108,6 +108,7 @@ async def test_a_dead_stem_is_not_handed_out() -> None:
         await with_stems(native)
         for pid in stem_pids(native):
             os.kill(pid, signal.SIGKILL)
+            await until(lambda pid=pid: not alive(pid), "the stem is dead")  # type: ignore[misc]
         async with box(native) as made:
             assert await out(made, "echo fresh") == "fresh"
 
@@ -117,7 +118,7 @@ async def test_an_order_too_large_for_a_message_is_refused() -> None:
     async with engine() as native:
         async with box(native, env={f"V{n}": "x" * 10_000 for n in range(40)}) as made:
             assert await out(made, "echo ${#V39}") == "10000"
-        mounts = tuple(Mount(source="/usr/share", target=f"/mnt/{n:04}") for n in range(1000))
+        mounts = tuple(Mount(source="/usr/share", target=f"/mnt/{'x' * 99}{n}") for n in range(1000))
         with pytest.raises(HutchError):
             await make(native, mounts=mounts)
 

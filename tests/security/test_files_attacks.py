@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from tests.security.attacks import Arena, Sentinel, outcome, python
 
-from hutch.errors import HutchError
+from hutch.errors import HutchError, Unsupported
 from hutch.sync import Box
 
 # ---- reading the host's files
@@ -286,17 +286,21 @@ def test_writes_never_reach_the_image(arena: Arena, image: Path) -> None:
     """Threat: a writable root writes the image that all boxes share."""
     before = listing(image)
     change = "echo changed > /etc/note; rm -rf /var; mkdir /made; ln -s x /bin/y; echo done"
-    with arena.box(image=f"dir:{image}", read_only_root=False) as box:
-        assert "done" in box.exec(change).stdout
-        assert box.files.read("/etc/note") == b"changed\n", "control: inside, the change is there"
-    assert listing(image) == before
     with arena.box(image=f"dir:{image}") as box:
         box.exec(change)
         assert box.files.read("/etc/note") == b"image", "a read-only root is not changed even inside"
     assert listing(image) == before
     with arena.box(mounts=[f"{image}:/mnt:rw"]) as box:
         box.exec("echo changed > /mnt/etc/note")
-    assert listing(image) != before, "control: the comparison notices a change"
+    after = listing(image)
+    assert after != before, "control: the comparison notices a change"
+    try:
+        with arena.box(image=f"dir:{image}", read_only_root=False) as box:
+            assert "done" in box.exec(change).stdout
+            assert box.files.read("/etc/note") == b"changed\n", "control: inside, the change is there"
+    except Unsupported as error:
+        pytest.skip(f"needs a writable root: {error}")
+    assert listing(image) == after
 
 
 def test_a_kept_store_leads_nowhere(arena: Arena, image: Path, scratch: Path, rootless: bool) -> None:
@@ -308,7 +312,10 @@ def test_a_kept_store_leads_nowhere(arena: Arena, image: Path, scratch: Path, ro
     victim.mkdir()
     victim.chmod(0o777)
     with arena.opened(state="kept") as hutch:
-        box = hutch.create(image=f"dir:{image}", read_only_root=False, retention="persistent")
+        try:
+            box = hutch.create(image=f"dir:{image}", read_only_root=False, retention="persistent")
+        except Unsupported as error:
+            pytest.skip(f"needs a writable root: {error}")
         links = f"rm -rf /home /var; ln -s {victim} /home && ln -s {victim} /var && echo done"
         done = box.exec(links, user=None if rootless else "root")
         assert done.stdout == "done\n", done.stderr

@@ -1,10 +1,11 @@
 """What a provider without a capability has to refuse: cleanly, with a reason, and with nothing left behind."""
 
+import asyncio
 from typing import Any
 
 from hutch.conformance.claims import raises, same
 from hutch.conformance.registry import refusal
-from hutch.conformance.workbench import Workbench
+from hutch.conformance.workbench import POLL, Workbench
 from hutch.errors import NotRunnable, Refused, Unsupported
 from hutch.model.spec import Mount, NetworkMode, Retention
 
@@ -19,9 +20,13 @@ async def refuse_pty(bench: Workbench) -> None:
 
 @refusal("watch")
 async def refuse_watch(bench: Workbench) -> None:
-    async with bench.box() as box:
+    async with bench.box() as box, bench.within("an answer to a watch"):
+        watching = asyncio.ensure_future(anext(aiter(box.files.watch("."))))
+        while not watching.done():  # a provider that watches all the same answers at the first change
+            await box.files.write("changed", b"")
+            await asyncio.wait([watching], timeout=POLL)
         with raises(Unsupported, what="watching a directory"):
-            await anext(aiter(box.files.watch(".")))
+            await watching
 
 
 @refusal("pause")

@@ -16,7 +16,7 @@ from hutch.guest import strays, terminal
 from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.starting import environment, kill_session, spawn
+from hutch.guest.starting import OomScore, environment, kill_session, spawn
 from hutch.guest.steps import Failure
 
 MAX_ENDED = 4096
@@ -124,7 +124,7 @@ class Jobs:
         self._workdir = workdir
         self._env = environment({}, env)
         self._shell = shell
-        self._oom_fd = oom_fd
+        self._score = OomScore(oom_fd)
         # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
         # which from a directory of the host leads all over the host: close-on-exec comes too late for that.
         self._hide = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in hidden)
@@ -215,7 +215,7 @@ class Jobs:
                 (os.POSIX_SPAWN_DUP2, fds[3], 2),
                 *self._hide,
             )
-            job.pid = spawn(job.argv, env, cwd, actions, self._oom_fd)
+            job.pid = spawn(job.argv, env, cwd, actions, self._score)
         except BaseException:
             for fd in fds:
                 os.close(fd)
@@ -234,7 +234,7 @@ class Jobs:
         master, slave = terminal.open_pair(rows, cols)
         try:
             writer = os.dup(master)
-            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._oom_fd)
+            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._score)
         except BaseException:
             os.close(master)
             raise
@@ -332,11 +332,11 @@ class Jobs:
         strays.end_with(job.pid, others)
 
     def signal(self, job: Job, number: int) -> None:
-        """To the process group; SIGKILL to the whole session. Nothing happens to a job that has ended alone."""
+        """To the process group; SIGKILL to all that is the job's. Nothing happens to a job that has ended alone."""
         if job.ended and job.id not in self._lingering:
             return
         if number == signal.SIGKILL:
-            job.kill()
+            job.kill() if job.ended else self._end(job)
             return
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)

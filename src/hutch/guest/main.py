@@ -50,7 +50,7 @@ class Options:
         self.spill_fd = spill_fd
         """A directory outside the user's view for output that does not fit in memory; None: head and tail only."""
         self.oom_fd = oom_fd
-        """The guest's own oom_score_adj, opened while that was allowed."""
+        """The guest's own oom_score_adj, opened for reading and writing while that was allowed."""
         self.orphan_grace = orphan_grace
         """Seconds without any connection until the guest ends the box; 0: never."""
         self.ttl_deadline = ttl_deadline

@@ -27,10 +27,31 @@ _DEFAULT_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGXFSZ,
 )
+VICTIM = b"800"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
-def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, oom_fd: int | None) -> int:
+class OomScore:
+    """Children inherit the score of the moment they are started: when memory runs out they go, not the guest."""
+
+    __slots__ = ("_fd", "_own")
+
+    def __init__(self, fd: int | None) -> None:
+        """`fd`: the guest's own oom_score_adj, open for reading and writing; None: everybody keeps what they have."""
+        self._fd = fd
+        # Not always 0: a service manager may have raised it, and nobody unprivileged may go below that again.
+        self._own = os.pread(fd, 16, 0).strip() if fd is not None else b""
+
+    def raise_for_child(self) -> None:
+        if self._fd is not None and int(self._own) < int(VICTIM):
+            os.pwrite(self._fd, VICTIM, 0)
+
+    def restore(self) -> None:
+        if self._fd is not None and int(self._own) < int(VICTIM):
+            os.pwrite(self._fd, self._own, 0)
+
+
+def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, score: OomScore) -> int:
     """The pid of a new session's leader; a Failure `not_runnable` says what was wrong, with the kernel's reason."""
     try:
         _go(cwd)
@@ -40,7 +61,7 @@ def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Ac
         raise _impossible("cwd", f"cannot work in {cwd!r}: {error}") from error
     try:
         program = find_program(argv[0], env)
-        _prefer_as_victim(oom_fd, b"800")
+        score.raise_for_child()
         return os.posix_spawn(
             os.fsencode(program),
             [os.fsencode(argument) for argument in argv],
@@ -56,7 +77,7 @@ def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Ac
     except ValueError as error:
         raise _impossible("arguments", f"cannot run {argv[0][:200]!r}: {error}") from error
     finally:
-        _prefer_as_victim(oom_fd, b"0")
+        score.restore()
         os.chdir("/")
 
 
@@ -67,12 +88,6 @@ def _go(path: str) -> None:
         os.fchdir(directory)
     finally:
         os.close(directory)
-
-
-def _prefer_as_victim(oom_fd: int | None, score: bytes) -> None:
-    """Children inherit the score at the moment of the start: when memory runs out they go, not the guest."""
-    if oom_fd is not None:
-        os.pwrite(oom_fd, score, 0)
 
 
 def find_program(name: str, env: Mapping[bytes, bytes]) -> str:

@@ -48,7 +48,8 @@ class Keeper:
         self._live: dict[BoxId, Live] = {}
         self._making: dict[str, asyncio.Task[Live]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
-        self._claim: ownership.Claim | None = None
+        self._claims: list[ownership.Claim] = []
+        self._homes = (config.state_dir, config.run_dir)
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.sessions = Sessions(self, store)
         self.room = Room(config, store, self.boxes)
@@ -61,21 +62,22 @@ class Keeper:
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
-        if self._claim is not None or not self.config.enabled:
+        if self._claims or not self.config.enabled:
             return
         directories.make(self.config.state_dir)
         directories.make(self.config.run_dir)
-        self._claim = ownership.Claim(self.config.state_dir, self.id)
+        self._claims = [ownership.Claim(home, self.id) for home in self._homes]
         for live in await self.reconcile():
             self._live[live.record.id] = live
         self.pool.start()
-        ownership.sweep(self.config.state_dir)
+        for home in self._homes:
+            ownership.sweep(home)
         if self._live:
             self._clocks.start()
 
     async def reconcile(self) -> list[Live]:
         """Take over what dead keepers left; the boxes that are ours now and were not before."""
-        alive = partial(ownership.alive, self.config.state_dir)
+        alive = partial(ownership.alive_in_any, self._homes)
         return await Reconciler(self.id, self.store, self.states, self.engines, alive).run()
 
     async def close(self) -> None:
@@ -85,9 +87,9 @@ class Keeper:
         await asyncio.gather(*(self.endings.close(live) for live in list(self._live.values())))
         await self.engines.close()
         await self.store.close()
-        if self._claim is not None:
-            self._claim.release()
-            self._claim = None
+        for claim in self._claims:
+            claim.release()
+        self._claims = []
 
     # --- making ---------------------------------------------------------------------------------------------
 

@@ -1,10 +1,13 @@
 """Which keepers live: each holds a lock on a file of its own as long as its process does.
 
 The kernel drops the lock when the process dies, however it dies, so "is that keeper alive?" is one non-blocking try.
+A keeper has one lock where its records are (the state directory) and one where its boxes are (the run directory), because
+either may be shared with keepers that do not share the other.
 """
 
 import fcntl
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,10 +15,10 @@ from pathlib import Path
 class Claim:
     """This keeper's own lock."""
 
-    def __init__(self, state_dir: Path, keeper: str) -> None:
-        directory = state_dir / "keepers"
-        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._path = directory / keeper
+    def __init__(self, directory: Path, keeper: str) -> None:
+        locks = directory / "keepers"
+        locks.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._path = locks / keeper
         self._fd = self._lock()
 
     def _lock(self) -> int:
@@ -34,10 +37,14 @@ class Claim:
         os.close(self._fd)
 
 
-def alive(state_dir: Path, keeper: str) -> bool:
+def alive_in_any(directories: Sequence[Path], keeper: str) -> bool:
+    return any(alive(directory, keeper) for directory in directories)
+
+
+def alive(directory: Path, keeper: str) -> bool:
     """Whether the keeper of that name still holds its lock. A name never seen is dead."""
     try:
-        fd = os.open(state_dir / "keepers" / keeper, os.O_RDWR | os.O_CLOEXEC)
+        fd = os.open(directory / "keepers" / keeper, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -49,12 +56,12 @@ def alive(state_dir: Path, keeper: str) -> bool:
     return False
 
 
-def sweep(state_dir: Path) -> None:
+def sweep(directory: Path) -> None:
     """Remove the lock files of dead keepers."""
-    directory = state_dir / "keepers"
-    if not directory.is_dir():
+    locks = directory / "keepers"
+    if not locks.is_dir():
         return
-    for path in directory.iterdir():
+    for path in locks.iterdir():
         with suppress(FileNotFoundError, BlockingIOError):
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
             try:

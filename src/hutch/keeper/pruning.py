@@ -34,7 +34,8 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
     """Everything of dead keepers, each told when it is done with."""
     me = "k" + secrets.token_hex(6)
     # The lock tells keepers that start meanwhile that the records we have taken are in living hands.
-    claim = None if dry_run else ownership.Claim(config.state_dir, me)
+    homes = (config.state_dir, config.run_dir)
+    claims = [] if dry_run else [ownership.Claim(home, me) for home in homes]
     engines = Engines(config)
     store = _store(config)
     pruner = _Pruner(config, me, engines, dry_run=dry_run)
@@ -50,7 +51,7 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
         await engines.close()
         if store is not None:
             await store.close()
-        if claim is not None:
+        for claim in claims:
             claim.release()
 
 
@@ -67,6 +68,7 @@ def _store(config: Config) -> Store | None:
 class _Pruner:
     def __init__(self, config: Config, me: str, engines: Engines, *, dry_run: bool) -> None:
         self._config = config
+        self._homes = (config.state_dir, config.run_dir)
         self._me = me
         self._engines = engines
         self._dry_run = dry_run
@@ -90,8 +92,8 @@ class _Pruner:
     def keepers(self) -> list[Leftover]:
         """The lock files of the dead."""
         dead = [Leftover(kind="keeper", name=name) for name in self._names() if not self._alive(name)]
-        if not self._dry_run:
-            ownership.sweep(self._config.state_dir)
+        for home in () if self._dry_run else self._homes:
+            ownership.sweep(home)
         return dead
 
     async def _end(self, record: BoxRecord, states: States) -> None:
@@ -119,9 +121,9 @@ class _Pruner:
 
     def _names(self) -> list[str]:
         """Of the keepers there are lock files of, but for our own."""
-        directory = self._config.state_dir / "keepers"
-        names = {path.name for path in directory.iterdir()} if directory.is_dir() else set()
+        locks = [home / "keepers" for home in self._homes]
+        names = {path.name for directory in locks if directory.is_dir() for path in directory.iterdir()}
         return sorted(names - {self._me})
 
     def _alive(self, keeper: str) -> bool:
-        return ownership.alive(self._config.state_dir, keeper)
+        return ownership.alive_in_any(self._homes, keeper)

@@ -120,7 +120,7 @@ class Child:
             os.setresuid(0, 0, 0)
             kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
         else:
-            trees = [root.detach(path, writable=rw, userns=None) for path, rw in root.shape_sources(shape)]
+            trees = [root.detach(source, None) for source in root.shape_sources(shape)]
             extras = [root.detach_extra(extra, None) for extra in extras_asked]
         # Not at the clone: the namespace's root is the group that its first process is in.
         kernel.unshare(kernel.CLONE_NEWCGROUP)

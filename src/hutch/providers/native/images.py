@@ -8,7 +8,8 @@ import asyncio
 import os
 from dataclasses import dataclass
 
-from hutch.errors import HutchError, Invalid, NotFound, Unsupported
+from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
+from hutch.model.places import CheckedMount
 from hutch.providers.native import skeleton
 
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -21,6 +22,8 @@ class Image:
     lowers: tuple[str, ...]
     binds: tuple[tuple[str, str], ...] = ()
     is_machine: bool = False
+    pin: tuple[int, int] | None = None
+    """Device and inode of the lowest directory, if it is one of the caller's."""
 
 
 class Images:
@@ -31,10 +34,15 @@ class Images:
         self._known: dict[str, Image] = {}
         self._locks: dict[str, asyncio.Lock] = {}
 
-    async def resolve(self, reference: str) -> Image:
+    async def resolve(self, reference: str, place: CheckedMount | None = None) -> Image:
+        """`place` is the directory or archive as policy has allowed it."""
+        if place is not None:
+            reference = f"{reference.partition(':')[0]}:{place.real}"
+            _check_same(reference, place)
         known = self._known.get(reference)
-        if known is not None:
+        if known is not None and (place is None or known.pin in (None, (place.dev, place.ino))):
             return known
+        self._known.pop(reference, None)  # another directory has taken its place since
         lock = self._locks.setdefault(reference, asyncio.Lock())  # one preparation for each reference
         async with lock:
             if reference not in self._known:
@@ -79,14 +87,25 @@ class Images:
             raise NotFound(f"image dir:{path} is no directory", op="create", remedy="give the absolute path of a root")
         if real == "/":
             raise Invalid("dir:/ would show the whole machine to the box", op="create", remedy="use the image `host`")
-        return Image((self._skeleton(skeleton.over(real)), real))
+        found = os.stat(real)
+        return Image((self._skeleton(skeleton.over(real)), real), pin=(found.st_dev, found.st_ino))
 
     def _archive(self, path: str) -> Image:
         if not os.path.isabs(path) or not os.path.isfile(path):
             raise NotFound(f"image tar:{path} is no file", op="create", remedy="give the absolute path of an archive")
         from hutch.providers.native import unpacking  # with tarfile, which few need
 
-        return self._directory(unpacking.unpack(path, os.path.join(self._cache, "images")))
+        top = unpacking.unpack(path, os.path.join(self._cache, "images"))
+        return Image((self._skeleton(skeleton.over(top)), top))
 
     def _skeleton(self, content: skeleton.Content) -> str:
         return skeleton.make(content, os.path.join(self._cache, "skeletons"))
+
+
+def _check_same(reference: str, place: CheckedMount) -> None:
+    try:
+        found = os.stat(place.real)
+    except OSError as error:
+        raise NotFound(f"image {reference!r} cannot be used: {error.strerror}", op="create") from error
+    if (found.st_dev, found.st_ino) != (place.dev, place.ino):
+        raise Refused(f"image {reference!r} was replaced after it had been allowed", op="create")

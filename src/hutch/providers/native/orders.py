@@ -5,10 +5,10 @@ import os
 import time
 from collections.abc import Iterator
 
-from hutch.errors import Invalid, NotFound, Refused, Unsupported
+from hutch.errors import Invalid, Refused, Unsupported
 from hutch.model.ids import is_name
 from hutch.model.limits import Limits
-from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention, Workspace
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
 from hutch.providers.native import wire
 from hutch.providers.native.cgroups import Ceiling
@@ -107,6 +107,7 @@ def request(
             "read_only": spec.read_only_root,
             "own_workspace": own,
             "network": spec.network.value,
+            "pin": image.pin,
             "store": store,
         },
         "claim": {
@@ -115,48 +116,39 @@ def request(
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
-            "extras": [_extra(mount) for mount in _mounts(spec, volumes)],
+            "extras": list(_extras(order, volumes)),
         },
         "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }
 
 
-def _mounts(spec: EffectiveSpec, volumes: str) -> Iterator[Mount]:
-    source = spec.workspace.source
-    if source != "own" and spec.workspace.mode is not MountMode.NONE:
-        yield Mount(source=_workspace_source(source, volumes), target=f"/{WORKSPACE}", mode=spec.workspace.mode)
-    for mount in spec.mounts:
-        if mount.mode is not MountMode.NONE:
-            yield mount
+def _extras(order: Order, volumes: str) -> Iterator[list[str | bool | int]]:
+    """What of the host the box shows, as policy has seen it: the spawner checks each inode again once it has it open."""
+    places = order.places
+    if order.spec.workspace.source.startswith("volume:") and order.spec.workspace.mode is not MountMode.NONE:
+        yield _volume(order.spec.workspace, volumes)
+    for place in (places.workspace, *places.mounts):
+        if place is not None:
+            yield [place.real, _target(place.target), place.mode is MountMode.RW, place.dev, place.ino]
 
 
-def _workspace_source(source: str, volumes: str) -> str:
-    kind, _, name = source.partition(":")
-    if kind != "volume":
-        return source
+def _volume(workspace: Workspace, volumes: str) -> list[str | bool | int]:
+    name = workspace.source.removeprefix("volume:")
     if not is_name(name):
         raise Invalid(f"{name!r} is no name for a volume", op="create")
-    path = os.path.join(volumes, name)
+    path = os.path.join(os.path.realpath(volumes), name)
     os.makedirs(path, 0o700, exist_ok=True)
-    return path
+    found = os.stat(path)
+    return [path, f"/{WORKSPACE}", workspace.mode is MountMode.RW, found.st_dev, found.st_ino]
 
 
-def _extra(mount: Mount) -> list[str | bool | int]:
-    """The mount with the identity of its source, which the spawner checks again when it has it open."""
-    target = os.path.normpath(mount.target)
+def _target(wanted: str) -> str:
+    target = os.path.normpath(wanted)
     if not os.path.isabs(target) or target == "/":
-        raise Invalid(f"a mount needs an absolute target below /, not {mount.target!r}", op="create")
+        raise Invalid(f"a mount needs an absolute target below /, not {wanted!r}", op="create")
     if target.split("/")[1] in ("proc", "dev", "sys"):
         raise Refused(f"nothing can be mounted at {target}: it belongs to the box itself", op="create")
-    try:
-        facts = os.stat(mount.source)
-    except FileNotFoundError as error:
-        raise NotFound(f"the source of a mount does not exist: {mount.source}", op="create") from error
-    except OSError as error:
-        raise Refused(
-            f"the source of a mount cannot be reached: {mount.source}: {error.strerror}", op="create"
-        ) from error
-    return [os.path.realpath(mount.source), target, mount.mode is MountMode.RW, facts.st_dev, facts.st_ino]
+    return target
 
 
 def check_network(spec: EffectiveSpec, offered: tuple[NetworkMode, ...], reason: str) -> None:

@@ -16,7 +16,7 @@ from hutch.providers.native import identity, leftovers, obstacles, orders, probi
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.guards import Guards
-from hutch.providers.native.images import Images
+from hutch.providers.native.images import Image, Images
 from hutch.providers.native.spawning import Begun, Spawners
 
 _OUTCOME_TIMEOUT = 20.0
@@ -96,7 +96,7 @@ class NativeProvider(Provider):
         found = self._found()
         orders.check_network(order.spec, found.networks, found.network_reason)
         message = orders.request(
-            order, await self._image(order.spec.image), store if isinstance(store, str) else None,
+            order, await self._image(order), store if isinstance(store, str) else None,
             os.path.join(self._state, "volumes"), ranged=found.ranged, counts_processes=found.cgroups.pids,
         )  # fmt: skip
         begun: Begun | None = None
@@ -143,10 +143,10 @@ class NativeProvider(Provider):
                 await begun.facts
         await self._discard(planned, keep_store="restored" in planned.data)
 
-    async def _image(self, reference: str) -> Any:
+    async def _image(self, order: Order) -> Image:
         if self._images is None:
             self._images = Images(os.path.join(self._state, "cache"))
-        return await self._images.resolve(reference)
+        return await self._images.resolve(order.spec.image, order.places.image)
 
     def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
         """One set for each keeper's name, which is part of the control groups' paths, and for each kind of network."""

@@ -8,6 +8,7 @@ A read-only root is a read-only *mount* of the same overlay, with its writable p
 box writes lies in one store. Standard library only.
 """
 
+import errno
 import os
 import stat
 from dataclasses import dataclass
@@ -47,6 +48,8 @@ class Shape:
     own_workspace: bool
     """Whether /workspace is a writable part of the box's own store."""
     network: str
+    pin: tuple[int, int] | None
+    """Device and inode that the lowest directory of the image must have; None: it is our own."""
     store: str | None = None
     """A persistent box's directory; None: a tmpfs."""
 
@@ -62,17 +65,26 @@ class Extra:
     inode: int
 
 
-def shape_sources(shape: Shape) -> list[tuple[str, bool]]:
-    """The host directories a shape is made of and whether they stay writable, in the order `build` expects them."""
-    store = [(shape.store, True)] if shape.store else []
-    rest = [*shape.lowers, *(source for source, _ in shape.overlays), *(source for source, _ in shape.binds)]
-    return [*store, *((source, False) for source in rest)]
+Source = tuple[str, bool, tuple[int, int] | None]
+"""A host directory, whether it stays writable, and the device and inode it must have."""
 
 
-def detach(source: str, *, writable: bool, userns: int | None) -> int:
+def shape_sources(shape: Shape) -> list[Source]:
+    """The host directories a shape is made of, in the order `build` expects them."""
+    store: list[Source] = [(shape.store, True, None)] if shape.store else []
+    lowers: list[Source] = [(path, False, None) for path in shape.lowers]
+    lowers[-1] = (shape.lowers[-1], False, shape.pin)
+    return [*store, *lowers, *((path, False, None) for path, _ in (*shape.overlays, *shape.binds))]
+
+
+def detach(source: Source, userns: int | None) -> int:
     """A private copy of the mount tree at `source`, seen through the ids of `userns` where the file system can."""
-    fd = kernel.open_tree(kernel.AT_FDCWD, source, _DETACHED)
+    path, writable, pin = source
+    fd = kernel.open_tree(kernel.AT_FDCWD, path, _DETACHED)
     try:
+        facts = os.fstat(fd)
+        if pin is not None and (facts.st_dev, facts.st_ino) != pin:
+            raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", path)
         return restrict(fd, writable=writable, userns=userns)
     except BaseException:
         os.close(fd)
@@ -102,7 +114,7 @@ def detach_extra(extra: Extra, userns: int | None) -> int:
     try:
         facts = os.fstat(fd)
         if (facts.st_dev, facts.st_ino) != (extra.device, extra.inode):
-            raise PermissionError(1, "it was replaced after it had been allowed", extra.source)
+            raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", extra.source)
         tree = kernel.open_tree(fd, b"", _DETACHED | kernel.AT_EMPTY_PATH)
     finally:
         os.close(fd)
@@ -262,7 +274,7 @@ def _inside(name: str) -> str:
 
 def _refuse_link(path: str, name: str) -> None:
     if stat.S_ISLNK(os.lstat(path).st_mode):
-        raise OSError(40, "a symbolic link stands where the box needs a directory of its own", name)
+        raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
 
 
 def _attach(tree: int, path: str) -> None:

@@ -245,6 +245,7 @@ def _order(message: wire.Message, options: int) -> Order:
             read_only=shape["read_only"],
             own_workspace=shape["own_workspace"],
             network=shape["network"],
+            pin=tuple(shape["pin"]) if shape["pin"] else None,
             store=shape["store"],
         ),
         claim=Claim.parse(message["claim"]),

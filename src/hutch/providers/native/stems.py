@@ -142,8 +142,8 @@ class Nursery:
                 owner = identity.base(stem.slot) + identity.USER
                 os.chown(f"{stem.directory}/spill", owner, owner)
                 # The image through the box's ids: only we may do that. An ordinary user's child opens its own.
-                for path, writable in root.shape_sources(stem.shape):
-                    fds.append(root.detach(path, writable=writable, userns=userns))
+                for source in root.shape_sources(stem.shape):
+                    fds.append(root.detach(source, userns))
                 if stem.order is not None:
                     fds += self._extras(stem, stem.order.claim)
             self._write_plan(stem)
