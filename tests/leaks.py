@@ -28,7 +28,7 @@ def holdings(keeper: str, *directories: Path) -> Holdings:
         processes=len(descendants(os.getpid())),
         descriptors=len(os.listdir("/proc/self/fd")),
         mounts=len(Path("/proc/self/mountinfo").read_text().splitlines()),
-        cgroups=_cgroups(keeper),
+        cgroups=len(cgroups_of(keeper)),
         directories=sum(len(list(directory.rglob("*"))) for directory in directories if directory.exists()),
         memory_kb=_resident_kb(),
     )
@@ -52,10 +52,10 @@ def descendants(pid: int) -> list[int]:
     return found
 
 
-def _cgroups(keeper: str) -> int:
+def cgroups_of(keeper: str) -> list[str]:
     """Groups that carry the keeper's name, in every hierarchy, with all below them."""
-    found = (Path(path) / name for path, names, _ in os.walk("/sys/fs/cgroup") for name in names)
-    return sum(f"hutch-{keeper}" in str(path) for path in found)
+    found = (os.path.join(path, name) for path, names, _ in os.walk("/sys/fs/cgroup") for name in names)
+    return [path for path in found if f"hutch-{keeper}" in path]
 
 
 def _resident_kb() -> int:

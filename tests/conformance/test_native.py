@@ -14,5 +14,6 @@ def native() -> Provider:
 
 
 class TestNative(ProviderConformance):
-    def make_provider(self) -> Provider:
+    @classmethod
+    def make_provider(cls) -> Provider:
         return native()

@@ -289,6 +289,18 @@ def leads_to(pid: int, fd: str, target: Path) -> bool:
         return False
 
 
+@pytest.mark.parametrize("pty", [False, True])
+async def test_a_failed_start_leaves_no_descriptor(pty: bool) -> None:
+    with living() as guest:
+        async with instance_of(guest) as box:
+            await box.check()
+            before = guest.descriptors()
+            for _ in range(20):
+                with pytest.raises(NotRunnable):
+                    await box.start(Command(command=("no-such-program",), pty=pty))
+            assert guest.descriptors() == before
+
+
 async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
     with living() as guest:
         async with instance_of(guest) as box:

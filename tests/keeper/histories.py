@@ -259,9 +259,9 @@ class History:
         life.alive = False
         if keeper._clocks._task is not None:
             keeper._clocks._task.cancel()
-        if keeper._claim is not None:
-            os.close(keeper._claim._fd)
-            keeper._claim = None
+        for claim in keeper._claims:
+            os.close(claim._fd)
+        keeper._claims = []
 
     def _keeper(self, who: int) -> Keeper:
         return self._lives[who % len(self._lives)][0]

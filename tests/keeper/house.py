@@ -1,5 +1,6 @@
 """A keeper on the faulty engine, for tests that are about the keeper."""
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -31,8 +32,6 @@ async def crash(keeper: Keeper) -> None:
     """What a kill -9 leaves: the lock and the store are let go, nothing is cleaned up."""
     await keeper._clocks.stop()
     await keeper.store.close()
-    if keeper._claim is not None:
-        import os
-
-        os.close(keeper._claim._fd)
-        keeper._claim = None
+    for claim in keeper._claims:
+        os.close(claim._fd)
+    keeper._claims = []

@@ -6,6 +6,7 @@ import pytest
 
 from hutch.errors import EngineError, HeldElsewhere, Unavailable
 from hutch.keeper.embedded import Hutch
+from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
 from tests.keeper.house import crash, keeper_on, opened
@@ -127,3 +128,15 @@ async def test_a_failed_restore_keeps_the_box_for_the_next_try(tmp_path: Path) -
         assert record.state is State.STOPPED
         engine.fault = lambda op, _: None
         assert (await (await second.attach(box.id, takeover=True)).exec("true")).ok
+
+
+async def test_a_keeper_may_go_and_leave_its_boxes(tmp_path: Path) -> None:
+    """What `hutch box create` does: the box is there for the next command, in another process."""
+    engine = Engine()
+    first = keeper_on(engine, tmp_path)
+    await first.start()
+    live = await first.create(Spec(), session="s")
+    await first.detach()
+    assert set(engine.boxes) == {live.record.id}
+    async with opened(engine, tmp_path) as second:
+        assert (await (await second.attach(live.record.id, takeover=True)).exec("true")).ok

@@ -76,7 +76,7 @@ async def test_destroy_works_from_the_planned_record_alone() -> None:
 
 async def test_a_record_of_another_process_kills_nobody() -> None:
     """A pid that was given to somebody else since is not the box's."""
-    bystander = subprocess.Popen(["sleep", "1000"])
+    bystander = subprocess.Popen(["sleep", "1000"])  # noqa: ASYNC220  # the test wants a plain child
     try:
         async with engine() as native:
             made = await make(native)
@@ -193,7 +193,7 @@ asyncio.run(main())
 """
         here = str(Path(__file__).parents[2])
         arguments = [sys.executable, "-c", program, native._state, native._run, here]
-        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as keeper:
+        with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as keeper:  # noqa: ASYNC220
             assert keeper.stdout is not None
             record = InstanceRecord.from_json(keeper.stdout.readline())
             job_id = keeper.stdout.readline().strip()
@@ -252,7 +252,7 @@ async def test_limits_change_while_the_box_lives() -> None:
 
 
 async def test_a_half_made_box_is_listed_and_removed() -> None:
-    """A crash between two steps of a spawner leaves a directory without a plan, or with one that names a dead process."""
+    """A spawner that crashes between two steps leaves a directory without a plan, or a plan of a dead process."""
     async with engine() as native:
         async with box(native):
             pass
@@ -299,3 +299,14 @@ async def test_a_running_job_cannot_be_forgotten() -> None:
         job = await made.start(Command(command="sleep 100"))
         with pytest.raises(Conflict):
             await made.forget(job.id)
+
+
+async def test_a_damaged_record_removes_nothing_of_others(tmp_path: Path) -> None:
+    """A record names directories; what does not bear the box's own name is not the box's."""
+    (tmp_path / "precious").mkdir()
+    async with engine() as native:
+        planned = native.plan(order())
+        for name in ("directory", "store"):
+            with pytest.raises(EngineError, match="not its own"):
+                await native.destroy(planned.but(data={**planned.data, name: str(tmp_path / "precious")}))
+    assert (tmp_path / "precious").exists()

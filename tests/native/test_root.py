@@ -72,7 +72,7 @@ async def test_a_persistent_box_cannot_trick_its_next_life(rootless: bool) -> No
     async with engine() as native:
         wanted = order(retention=Retention.PERSISTENT, read_only_root=False)
         made = await native.create(wanted, native.plan(wanted))
-        trick = "rmdir /srv; ln -s /etc /srv; mv /etc/hostname /etc/h2; ln -sf /tmp/x /etc/hostname; rm -rf /mnt; ln -s / /mnt"
+        trick = "rmdir /srv; ln -s /etc /srv; ln -sf /tmp/x /etc/hostname; rm -rf /mnt; ln -s / /mnt"
         await run(made, trick, user="root")
         await made.close()
         await native.stop(made.record)

@@ -105,6 +105,10 @@ UNPRIVILEGED = (
         "tell(called('syslog', 10, None, 0))", EPERM, ("seccomp:syslog",),
     ),
     Attack(
+        "kernel command line", "how the host was started: devices, services, sometimes keys",
+        "tell('ok' if open('/proc/cmdline').read() else 'empty')", frozenset({"empty"}), ("masks",),
+    ),
+    Attack(
         "masked /proc", "facts of the host's hardware and timers",
         "tell('ok' if open('/proc/interrupts').read() else 'empty')", frozenset({"empty"}), ("masks",),
     ),

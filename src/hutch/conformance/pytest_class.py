@@ -1,7 +1,8 @@
 """The kit as a pytest class: subclass it and every check is a test.
 
 class TestMyProvider(ProviderConformance):
-    def make_provider(self) -> Provider:
+    @classmethod
+    def make_provider(cls) -> Provider:
         return MyProvider()
 """
 
@@ -24,23 +25,24 @@ class ProviderConformance:
     """The image of its boxes; empty: the provider's own default."""
     patience: ClassVar[float] = 30.0
 
-    def make_provider(self) -> Provider:
+    @classmethod
+    def make_provider(cls) -> Provider:
         """A new provider object, which knows nothing of those before."""
-        raise TypeError(f"{type(self).__name__} does not say how its provider is made (make_provider)")
+        raise TypeError(f"{cls.__name__} does not say how its provider is made (make_provider)")
 
     @pytest.fixture(scope="class")
-    def event_loop_of_class(self) -> Iterator[asyncio.Runner]:
+    @classmethod
+    def event_loop_of_class(cls) -> Iterator[asyncio.Runner]:
         """One loop for the class: a provider's connections belong to the loop they were opened in."""
         with asyncio.Runner() as runner:
             yield runner
 
     @pytest.fixture(scope="class")
-    def bench(self, event_loop_of_class: asyncio.Runner) -> Iterator[Workbench]:
-        provider = self.make_provider()
+    @classmethod
+    def bench(cls, event_loop_of_class: asyncio.Runner) -> Iterator[Workbench]:
+        provider = cls.make_provider()
         try:
-            yield event_loop_of_class.run(
-                prepare(self.make_provider, provider, image=self.image, patience=self.patience)
-            )
+            yield event_loop_of_class.run(prepare(cls.make_provider, provider, image=cls.image, patience=cls.patience))
         finally:
             event_loop_of_class.run(provider.close())
 

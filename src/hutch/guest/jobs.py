@@ -232,16 +232,18 @@ class Jobs:
 
     def _start_in_terminal(self, job: Job, cwd: str, env: Mapping[bytes, bytes], rows: int, cols: int) -> None:
         master, slave = terminal.open_pair(rows, cols)
+        ours = [master]
         try:
-            writer = os.dup(master)
+            ours.append(os.dup(master))
             job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._score)
         except BaseException:
-            os.close(master)
+            for fd in ours:
+                os.close(fd)
             raise
         finally:
             os.close(slave)
         job.pty = True
-        job.input = Input(self._loop, writer, farewell=b"\x04")
+        job.input = Input(self._loop, ours[1], farewell=b"\x04")
         self._attend(job, master)
 
     def _attend(self, job: Job, *fds: int) -> None:
@@ -250,7 +252,7 @@ class Jobs:
                 self._settle(job)
             elif job.on_news:
                 job.news()
-            elif job.lingering and not any(pump.open for pump in job.pumps):
+            if job.lingering and not any(pump.open for pump in job.pumps):
                 self._lingering.pop(job.id, None)
 
         job.pumps = tuple(

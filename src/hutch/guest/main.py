@@ -13,6 +13,7 @@ from hutch.guest.channels import Channel, Connection, Fields, Operation
 from hutch.guest.jobs import Jobs
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
+from hutch.guest.processes import processes
 from hutch.guest.protocol import VERSION
 
 RETRY = 0.2
@@ -142,8 +143,11 @@ class Guest:
             self._ttl_timer = self._loop.after(float(ttl), self._end) if ttl > 0 else None
         channel.reply()
 
-    def _space(self, channel: Channel, _fields: Fields) -> None:
-        """Free blocks and inodes where commands write; a filesystem without an inode count has `files` 0."""
+    def _space(self, channel: Channel, fields: Fields) -> None:
+        """Free blocks and inodes where commands write; a filesystem without an inode count has `files` 0.
+
+        On request also how many processes and threads the box has beside its guest, if all that /proc shows is the box.
+        """
         found = {}
         for path in ("/", self._options.workdir, "/tmp"):
             try:
@@ -157,7 +161,9 @@ class Guest:
                 "files_free": stat.f_favail,
                 "read_only": bool(stat.f_flag & os.ST_RDONLY),
             }
-        channel.reply({"space": found})
+        countable = fields.get("tasks") and self._options.is_init
+        tasks = sum(process.threads for process in processes()) if countable else None
+        channel.reply({"space": found, "tasks": tasks})
 
     def _end(self) -> None:
         """The end of PID 1 is the end of every process in its pid namespace."""

@@ -10,6 +10,7 @@ class Process(NamedTuple):
     pid: int
     parent: int
     session: int
+    threads: int
     start: int
 
 
@@ -36,5 +37,5 @@ def processes() -> list[Process]:
         finally:
             os.close(file)
         if len(fields) > 19:
-            found.append(Process(int(name), int(fields[1]), int(fields[3]), int(fields[19])))
+            found.append(Process(int(name), int(fields[1]), int(fields[3]), int(fields[17]), int(fields[19])))
     return found

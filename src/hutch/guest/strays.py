@@ -4,7 +4,7 @@ What a command leaves behind (`server &`) goes on, as on any machine, until one 
 
 - A start fails because the process limit is reached. Then every stray is killed, and the start is tried once more: a
   fork bomb outlives the command that lit it, and would keep the box for itself.
-- A job times out, is cancelled or killed. Its session is killed, and with it what had left that session (setsid, a double
+- A job times out, is cancelled or killed. Its session goes, and with it what had left that session (setsid, a double
   fork): strays that are no older than the job and that nothing ties to another job.
 
 Whose a process is, is told by its session and its parents. A session cannot be joined from outside, setsid(2) only

@@ -49,7 +49,7 @@ class Keeper:
         self._making: dict[str, asyncio.Task[Live]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self._claims: list[ownership.Claim] = []
-        self._homes = (config.state_dir, config.run_dir)
+        self._homes = ownership.homes(config.state_dir, config.run_dir)
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.sessions = Sessions(self, store)
         self.room = Room(config, store, self.boxes)
@@ -85,6 +85,20 @@ class Keeper:
         await self._clocks.stop()
         await self.pool.stop()
         await asyncio.gather(*(self.endings.close(live) for live in list(self._live.values())))
+        await self._let_go()
+
+    async def detach(self) -> None:
+        """Go, and leave every box running: the next keeper on this state directory takes them over, jobs and all.
+        Until one comes they live by their dead-man's clock (`orphan_grace_sec`)."""
+        await self._clocks.stop()
+        await self.pool.stop()
+        for live in self._live.values():
+            if live.instance is not None:
+                await live.instance.close()
+        self._live.clear()
+        await self._let_go()
+
+    async def _let_go(self) -> None:
         await self.engines.close()
         await self.store.close()
         for claim in self._claims:

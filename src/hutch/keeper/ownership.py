@@ -1,8 +1,8 @@
 """Which keepers live: each holds a lock on a file of its own as long as its process does.
 
 The kernel drops the lock when the process dies, however it dies, so "is that keeper alive?" is one non-blocking try.
-A keeper has one lock where its records are (the state directory) and one where its boxes are (the run directory), because
-either may be shared with keepers that do not share the other.
+A keeper has one lock where its records are (the state directory) and one where its boxes are (the run directory): each
+may be shared with keepers that do not share the other.
 """
 
 import fcntl
@@ -35,6 +35,11 @@ class Claim:
         with suppress(FileNotFoundError):
             self._path.unlink()
         os.close(self._fd)
+
+
+def homes(state_dir: Path, run_dir: Path) -> tuple[Path, ...]:
+    """Where a keeper's locks are; one, if somebody has made the two directories the same."""
+    return tuple(dict.fromkeys((state_dir, run_dir)))
 
 
 def alive_in_any(directories: Sequence[Path], keeper: str) -> bool:

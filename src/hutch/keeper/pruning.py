@@ -7,6 +7,7 @@ the next keeper takes them over. Nothing of a live keeper is touched (lesson 10)
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from pathlib import Path
 
 from hutch.config import Config
 from hutch.errors import HutchError
@@ -25,7 +26,7 @@ class Leftover(Record, frozen=True, kw_only=True):
     """One thing that was found, and why it could not be removed ("": it was, or would be)."""
 
     kind: str
-    """box | keeper"""
+    """box | group | keeper"""
     name: str
     problem: str = ""
 
@@ -34,19 +35,19 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
     """Everything of dead keepers, each told when it is done with."""
     me = "k" + secrets.token_hex(6)
     # The lock tells keepers that start meanwhile that the records we have taken are in living hands.
-    homes = (config.state_dir, config.run_dir)
+    homes = ownership.homes(config.state_dir, config.run_dir)
     claims = [] if dry_run else [ownership.Claim(home, me) for home in homes]
     engines = Engines(config)
     store = _store(config)
-    pruner = _Pruner(config, me, engines, dry_run=dry_run)
+    pruner = _Pruner(config, homes, me, engines, dry_run=dry_run)
     try:
         if store is not None:
             async for leftover in pruner.records(store):
                 yield leftover
         async for leftover in pruner.instances():
             yield leftover
-        for keeper in pruner.keepers():
-            yield keeper
+        for leftover in (*await pruner.groups(), *pruner.keepers()):
+            yield leftover
     finally:
         await engines.close()
         if store is not None:
@@ -66,9 +67,9 @@ def _store(config: Config) -> Store | None:
 
 
 class _Pruner:
-    def __init__(self, config: Config, me: str, engines: Engines, *, dry_run: bool) -> None:
+    def __init__(self, config: Config, homes: tuple[Path, ...], me: str, engines: Engines, *, dry_run: bool) -> None:
         self._config = config
-        self._homes = (config.state_dir, config.run_dir)
+        self._homes = homes
         self._me = me
         self._engines = engines
         self._dry_run = dry_run
@@ -88,6 +89,11 @@ class _Pruner:
         for instance in await provider.list():
             if instance.box_id not in self._settled and self._abandoned(instance):
                 yield await self._box(instance.box_id, partial(provider.destroy, instance))
+
+    async def groups(self) -> list[Leftover]:
+        """What boxes do not account for: empty control groups and the like."""
+        names = await self._engines.provider(self._config.provider).sweep(dry_run=self._dry_run)
+        return [Leftover(kind="group", name=name) for name in names]
 
     def keepers(self) -> list[Leftover]:
         """The lock files of the dead."""

@@ -189,6 +189,11 @@ class Provider(ABC):
     async def list(self) -> tuple[InstanceRecord, ...]:
         """Every box of this provider on this engine that carries our label, whoever keeps it."""
 
+    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        """Remove what killed keepers left on the engine besides boxes, never what a live one uses; its names.
+        An engine that leaves nothing else need not have this."""
+        return ()
+
     @abstractmethod
     async def close(self) -> None:
         """Let go of the engine. Boxes go on."""

@@ -105,7 +105,7 @@ class LateTimeouts(Mutant):
     """The command has long ended by itself, or never does."""
 
     kills = ("exec.timeout", "jobs.job_timeout")
-    patience = 2.0
+    patience = 1.0
 
     def command(self, command: Command) -> Command:
         return command.but(timeout_sec=30.0)
@@ -162,7 +162,7 @@ class NeverLingers(Mutant):
 
 class GoesOnWhenCancelled(Mutant):
     kills = ("exec.cancel",)
-    patience = 2.0
+    patience = 1.0
 
     class Box(MutantInstance):
         async def run(self, command: Command) -> Result:

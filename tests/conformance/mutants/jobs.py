@@ -88,7 +88,7 @@ class AcceptsLateInput(Mutant):
 
 class IgnoresSignals(Mutant):
     kills = ("jobs.signal", "limits.pids_recover")
-    patience = 2.0
+    patience = 1.0
 
     class Job(MutantProcess):
         async def signal(self, number: int) -> None:

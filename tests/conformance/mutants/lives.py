@@ -218,3 +218,13 @@ class RestoresNothing(Mutant):
     async def restore(self, order: Order, record: InstanceRecord) -> Instance:
         await self.destroy(record)
         return await self.create(order, self.plan(order))
+
+
+class ForgetsClocks(Mutant):
+    """A box lives until somebody destroys it."""
+
+    kills = ("life.orphan_clock", "life.ttl")
+    patience = 1.5
+
+    def order(self, order: Order) -> Order:
+        return order.but(orphan_grace_sec=600.0, spec=order.spec.but(ttl_sec=0.0))

@@ -304,8 +304,53 @@ async def check_destroy_stopped(bench: Workbench) -> None:
             await bench.provider.destroy(again.record)
 
 
+@check("life", needs="guest")
+async def check_orphan_clock(bench: Workbench) -> None:
+    """A box that nobody keeps ends by itself after its grace, and not while somebody holds on to it."""
+    order = bench.order().but(orphan_grace_sec=0.5)
+    async with bench.another() as keeper:
+        box = await keeper.create(order, keeper.plan(order))
+        try:
+            await asyncio.sleep(1)
+            await bench.answers(box)
+            await box.close()
+            await keeper.close()
+            await bench.until(lambda: _left_alone(bench, box, order), "the end of a box that nobody keeps")
+        finally:
+            await bench.provider.destroy(box.record)
+
+
+@check("life", needs="guest")
+async def check_ttl(bench: Workbench) -> None:
+    """A box ends at its ttl, though somebody holds on to it and a job runs."""
+    async with bench.box(ttl_sec=0.5) as box:
+        await bench.start(box, ("sleep", "7436"))
+        await bench.until(lambda: _is_dead(box), "the end of a box at its ttl")
+
+
 async def _grew(job: Process, count: int) -> bool:
     return (await job.info()).stdout_total >= count
+
+
+async def _left_alone(bench: Workbench, box: Instance, order: Order) -> bool:
+    """Whether the box is gone after a while. Looking holds on to it, so it is looked at more rarely than its grace."""
+    await asyncio.sleep(order.orphan_grace_sec * 2)
+    try:
+        async with bench.attached(box.record, order.spec) as again:
+            await again.check()
+    except (NotFound, BoxBroken):
+        return True
+    return False
+
+
+async def _is_dead(box: Instance) -> bool:
+    try:
+        await box.check()
+    except (BoxBroken, NotFound):
+        return True
+    except Unavailable:
+        return False  # it may be on its way out
+    return False
 
 
 async def _is_gone(bench: Workbench, box: Instance) -> None:

@@ -21,7 +21,7 @@ from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Started, checked
-from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Space, cannot_start, decide
+from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, decide
 
 ANSWER_GRACE = 15.0
 """The guest keeps a command's timeout; this is how much later its answer may come before the guest counts as silent."""
@@ -216,22 +216,23 @@ class LinkedInstance(Instance):
         seen = seen or _Seen(None, None)
         if seen.verdict is not None:
             return seen.verdict
-        space = await self._space(link) if end.exit_code else None
+        room = await self._room(link, counted=after.pids_hits is not None) if end.exit_code else None
         verdict = decide(
             end,
             before=seen.before,
             after=after,
             limits=self.limits,
             timeout_sec=seen.timeout_sec,
-            space=space,
+            space=room.space if room else None,
+            tasks=room.tasks if room else None,
         )
         seen.verdict = verdict
         self._remember(end.job, seen)
         return verdict
 
-    async def _space(self, link: Link) -> dict[str, Space] | None:
+    async def _room(self, link: Link, *, counted: bool) -> Room | None:
         try:
-            return checked((await link.request("space", timeout=5.0)).get("space"), dict[str, Space])
+            return checked(await link.request("space", timeout=5.0, tasks=not counted), Room)
         except (Unavailable, Timeout):
             return None  # the command has its result; only the reason "disk" cannot be told
 

@@ -37,7 +37,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has counted for the whole box since it was made; None: it does not count that."""
 
     oom_kills: int = 0
-    pids_hits: int = 0
+    pids_hits: int | None = None
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     cpu_user_sec: float = 0.0
@@ -70,6 +70,14 @@ class Space(msgspec.Struct, frozen=True, kw_only=True):
         return "files" if self.files and self.files_free == 0 else ""
 
 
+class Room(msgspec.Struct, frozen=True, kw_only=True):
+    """What room the box has, asked of its guest after a failure."""
+
+    space: dict[str, Space]
+    tasks: int | None = None
+    """Processes and threads; None: not asked, because the engine counts who met their limit."""
+
+
 def decide(
     end: End,
     *,
@@ -78,15 +86,16 @@ def decide(
     limits: Limits,
     timeout_sec: float | None = None,
     space: dict[str, Space] | None = None,
+    tasks: int | None = None,
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` is asked after failures."""
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` and `tasks`: see `Room`."""
     failed = end.exit_code != 0
     if end.cancelled:
         return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")
     if end.timed_out:
         return _timeout(end, timeout_sec)
     if failed:
-        verdict = _limit_met(end, before, after, limits, space)
+        verdict = _limit_met(end, before, after, limits, space, tasks)
         if verdict is not None:
             return verdict
     if end.dropped:
@@ -108,7 +117,12 @@ def cannot_start(limits: Limits, after: Counters, shared: bool) -> Verdict:
 
 
 def _limit_met(
-    end: End, before: Counters | None, after: Counters, limits: Limits, space: dict[str, Space] | None
+    end: End,
+    before: Counters | None,
+    after: Counters,
+    limits: Limits,
+    space: dict[str, Space] | None,
+    tasks: int | None,
 ) -> Verdict | None:
     """A limit of the box that the failed command ran into."""
     if before is not None and after.oom_kills > before.oom_kills:
@@ -119,8 +133,12 @@ def _limit_met(
             message="ended by SIGSYS: it made a system call that boxes may not make",
             remedy="do it another way; mounts, kernel modules, tracing and new namespaces are not available in a box",
         )
-    if before is not None and after.pids_hits > before.pids_hits:
+    if before is not None and (after.pids_hits or 0) > (before.pids_hits or 0):
         return _pids(limits, after, "a process could not start another one", end.shared)
+    if tasks is not None and tasks >= limits.pids:
+        # Nobody has counted refusals here; that the box is full is the best guess at why the command failed.
+        full = _pids(limits, after, "the box was full of processes when the command failed", end.shared)
+        return full.but(peak=float(tasks), certain=False)
     for path, filesystem in (space or {}).items():
         if filesystem.full:
             return _disk(path, filesystem, end.shared)

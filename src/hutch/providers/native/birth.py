@@ -35,6 +35,7 @@ class Setting:
     filter: Filter
     domain: Domain
     command_line: kernel.CommandLine
+    masks: tuple[root.Mask, ...]
     without: frozenset[str]
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
 
@@ -77,7 +78,7 @@ class Child:
         self._shape = shape
         self._sock = sock
         self._doors = doors
-        self._root = root.Root(shape, ranged=setting.ranged, masked="masks" not in setting.without)
+        self._root = root.Root(shape, ranged=setting.ranged, masks=setting.masks)
         self._oom = -1
         self.step = "start"
 

@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 class GroupFacts:
     """Counters of a control group; for a box without one, the kills of its watchdog."""
 
-    def __init__(self, group: Group | None, kills: Callable[[], int]) -> None:
+    def __init__(self, group: Callable[[], Group | None], kills: Callable[[], int]) -> None:
         self._group = group
         self._kills = kills
 
     def read(self) -> Counters:
-        if self._group is None:
+        group = self._group()
+        if group is None:
             return Counters(oom_kills=self._kills())
         try:
-            facts = self._group.facts()
+            facts = group.facts()
         except FileNotFoundError:
             return Counters()  # the box was destroyed meanwhile
         return Counters(
             oom_kills=(facts.oom_kills or 0) + self._kills(),
-            pids_hits=facts.pids_hits or 0,
+            pids_hits=facts.pids_hits,
             memory_peak_bytes=facts.memory_peak_bytes,
         )
 
@@ -48,16 +49,25 @@ class NativeInstance(LinkedInstance):
         record: InstanceRecord,
         spec: EffectiveSpec,
         connect: Callable[[], Awaitable[Link]],
-        group: Group | None,
+        open_group: Callable[[], Group | None],
         ceiling: Callable[[Limits], Ceiling],
         deputy: Callable[[str], Awaitable[Link]],
         guards: "Guards",
     ) -> None:
-        facts = GroupFacts(group, lambda: guards.oom_kills(record.box_id))
+        facts = GroupFacts(self._opened, lambda: guards.oom_kills(record.box_id))
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._guards = guards
-        self._group = group
+        self._open_group = open_group
+        self._group: Group | None = None
+        self._asked = False
         self._ceiling = ceiling
+
+    def _opened(self) -> Group | None:
+        """The box's group, opened with its first use: many a box is destroyed without one."""
+        if not self._asked:
+            self._asked = True
+            self._group = self._open_group()
+        return self._group
 
     async def run(self, command: Command) -> Result:
         self._guards.stir(self.record.box_id)
@@ -68,27 +78,30 @@ class NativeInstance(LinkedInstance):
         return await super().start(command)
 
     async def pause(self) -> None:
-        if self._group is None:
+        group = self._opened()
+        if group is None:
             raise _no_freezer()
         try:
-            await asyncio.to_thread(self._group.freeze)
+            await asyncio.to_thread(group.freeze)
         except OSError as error:
             raise EngineError(f"box {self.record.box_id} could not be frozen: {error}", op="pause") from error
 
     async def resume(self) -> None:
-        if self._group is None:
+        group = self._opened()
+        if group is None:
             raise _no_freezer()
-        await asyncio.to_thread(self._group.thaw)
+        await asyncio.to_thread(group.thaw)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What a control group holds changes at once; a disk and open files would need a new box."""
         unchanged = await super().change_limits(limits)
-        if self._group is None:
+        group = self._opened()
+        if group is None:
             return unchanged
         live = {"cpus", "memory_mb", "pids"} & set(unchanged)
         if live:
             self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
-            self._group.limit(self._ceiling(self.limits))
+            group.limit(self._ceiling(self.limits))
         return tuple(name for name in unchanged if name not in live)
 
     async def close(self) -> None:

@@ -12,6 +12,7 @@ Standard library only: the spawner makes groups, the provider opens them.
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import re
@@ -241,8 +242,7 @@ class Tree:
             if seat.version == 2:
                 _delegate(seat.directory, {name for name, other in self._seats.items() if other == seat})
         self._homes = sorted(f"{seat.directory}/{self._name}" for seat in residents)
-        for home in self._homes:
-            os.makedirs(home, 0o755, exist_ok=True)
+        self._held = [_hold(home) for home in self._homes]
         for seat in residents:
             if seat.version == 2:
                 names = {name for name, other in self._seats.items() if other == seat}
@@ -307,6 +307,8 @@ class Tree:
         if self._freezer:
             homes.append(f"{self._freezer.directory}/{self._name}")
         _rmdir(homes)
+        while self._held:
+            os.close(self._held.pop())
 
     def _group(self, name: str) -> Group:
         below = f"{self._name}/{name}"
@@ -318,6 +320,20 @@ class Tree:
 
     def _numbered(self) -> set[str]:
         return {name for home in self._homes for name in os.listdir(home) if _NUMBERED.match(name)}
+
+
+def _hold(home: str) -> int:
+    """Make the directory and hold a shared lock on it as long as we live: `group_sweep` spares what somebody holds."""
+    while True:
+        os.makedirs(home, 0o755, exist_ok=True)
+        try:
+            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        fcntl.flock(fd, fcntl.LOCK_SH)
+        if os.path.exists(home):
+            return fd
+        os.close(fd)  # swept away between the two calls
 
 
 def _delegate(directory: str, controllers: set[str]) -> None:

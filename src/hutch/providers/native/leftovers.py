@@ -87,8 +87,8 @@ async def end_processes(record: InstanceRecord) -> None:
         return
     try:
         processes.kill(pidfd)
-        for path in _groups(record):
-            _thaw(path)  # v1: SIGKILL waits for the thaw
+        for path in _groups(record)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
+            _thaw(path)
         await _ended(pidfd, record.box_id)
     finally:
         os.close(pidfd)
@@ -128,10 +128,22 @@ async def remove(record: InstanceRecord, *, keep_store: bool = False) -> None:
                 raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
             await asyncio.to_thread(cgroup_control.remove, path, time.monotonic() + _GROUP_TIMEOUT)
     _free_slot(record)
-    store = record.data.get("store")
-    if isinstance(store, str) and not keep_store and os.path.isdir(store):
+    store = _own(record, "store")
+    if store and not keep_store and os.path.isdir(store):
         await asyncio.to_thread(remove_tree, store)
-    await _remove_directory(str(record.data.get("directory", "")))
+    directory = _own(record, "directory")
+    if directory:
+        await _remove_directory(directory)
+
+
+def _own(record: InstanceRecord, name: str) -> str:
+    """A directory of the record, if it bears the box's name: a damaged record must not make us remove another one."""
+    path = record.data.get(name)
+    if not isinstance(path, str) or not path:
+        return ""
+    if os.path.basename(path) != record.box_id or not os.path.isabs(path):
+        raise EngineError(f"the record of box {record.box_id} names a {name} that is not its own: {path}", op="destroy")
+    return path
 
 
 def _groups(record: InstanceRecord) -> list[str]:
@@ -143,9 +155,9 @@ def _groups(record: InstanceRecord) -> list[str]:
 
 
 def _thaw(path: str) -> None:
-    for name, word in (("freezer.state", "THAWED"), ("cgroup.freeze", "0")):
-        with contextlib.suppress(FileNotFoundError):
-            cgroup_control.write(os.path.join(path, name), word)
+    """v1: SIGKILL waits for the thaw; a v2 group's processes die frozen."""
+    with contextlib.suppress(FileNotFoundError):
+        cgroup_control.write(f"{path}/freezer.state", "THAWED")
 
 
 def _free_slot(record: InstanceRecord) -> None:

@@ -36,8 +36,8 @@ def canary_spec() -> EffectiveSpec:
         cpus=1.0, memory_mb=64, pids=16, disk_mb=16, open_files=256, timeout_sec=10.0, max_timeout_sec=10.0
     )  # fmt: skip
     return EffectiveSpec(
-        profile="", provider="native", image="host", workspace=Workspace(), workdir=f"/{WORKSPACE}", user="user", mounts=(),
-        env={}, secrets={}, network=NetworkMode.OFF, allow_private=(), limits=limits, read_only_root=True,
+        profile="", provider="native", image="host", workspace=Workspace(), workdir=f"/{WORKSPACE}", user="user",
+        mounts=(), env={}, secrets={}, network=NetworkMode.OFF, allow_private=(), limits=limits, read_only_root=True,
         retention=Retention.TEMPORARY, idle_timeout_sec=0.0, ttl_sec=60.0, labels={}, ports=(), name="",
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def request(
 
 
 def _extras(order: Order, volumes: str) -> Iterator[list[str | bool | int]]:
-    """What of the host the box shows, as policy has seen it: the spawner checks each inode again once it has it open."""
+    """What of the host the box shows, as policy has seen it; the spawner checks each inode again when it is open."""
     places = order.places
     if order.spec.workspace.source.startswith("volume:") and order.spec.workspace.mode is not MountMode.NONE:
         yield _volume(order.spec.workspace, volumes)

@@ -34,8 +34,11 @@ class NativeProvider(Provider):
         run_dir: str | os.PathLike[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """`without` leaves out defences by name (`birth.Setting.without`). It exists so that the attack suite can show that each
-        attack works where its one defence is missing; nothing but a test's own code may pass it."""
+        """`without` leaves out defences by name: seccomp, landlock, masks, dumpable, capabilities.
+
+        It exists so that the attack suite can show each attack succeed where its one defence is missing. No
+        configuration, spec, environment or command line leads here; nothing but a test's own code may pass it.
+        """
         self._state = os.fspath(state_dir) if state_dir else ""
         self._run = os.fspath(run_dir) if run_dir else ""
         self._without = without
@@ -178,7 +181,7 @@ class NativeProvider(Provider):
         async def deputy(user: str) -> Link:
             return await self._deputy(record, spec, user)
 
-        instance = NativeInstance(record, spec, connect, self._group(record), ceiling, deputy, self._guards)
+        instance = NativeInstance(record, spec, connect, lambda: self._group(record), ceiling, deputy, self._guards)
         self._guard(instance)
         return instance
 
@@ -275,6 +278,11 @@ class NativeProvider(Provider):
 
     async def list(self) -> tuple[InstanceRecord, ...]:
         return await asyncio.to_thread(leftovers.records, self._run)
+
+    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        from hutch.providers.native import group_sweep
+
+        return group_sweep.sweep(self._found().cgroups, dry_run=dry_run)
 
     async def close(self) -> None:
         await self._guards.close()

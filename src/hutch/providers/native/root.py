@@ -1,8 +1,8 @@
 """The file system of a box, built by the child that will be its first process.
 
-The mount namespace's root is the *base*: `0` (the upper layer, with the own workspace), `w` (overlay's work directory),
-`l0`, `l1`, ... (the image, topmost first) and `m`, the merged view. Guest and users are chrooted into `m`, so that layers
-can be switched from outside, by whoever enters the base, without their help.
+The mount namespace's root is the *base*: `0` (the upper layer, with the own workspace), `w` (overlay's work
+directory), `l0`, `l1`, ... (the image, topmost first) and `m`, the merged view. Guest and users are chrooted into `m`,
+so that layers can be switched from outside, by whoever enters the base, without their help.
 
 A read-only root is a read-only *mount* of the same overlay, with its writable places bound onto themselves: all that a
 box writes lies in one store. Standard library only.
@@ -23,9 +23,10 @@ DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 # What of /proc tells about the host or steers it. Most is closed to a box's user by owner anyway; a mask also holds
 # where a kernel forgot to ask. Files show /dev/null, directories an empty one.
 _MASKED = (
-    "acpi", "asound", "bus", "config.gz", "driver", "fs", "interrupts", "iomem", "ioports", "irq", "kallsyms", "kcore",
-    "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats", "modules", "pagetypeinfo",
-    "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "timer_stats", "vmallocinfo",
+    "acpi", "asound", "bus", "cmdline", "config.gz", "driver", "fs", "interrupts", "iomem", "ioports", "irq",
+    "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
+    "modules", "pagetypeinfo", "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "timer_stats",
+    "vmallocinfo",
 )  # fmt: skip
 _READ_ONLY = ("sys",)
 
@@ -121,13 +122,28 @@ def detach_extra(extra: Extra, userns: int | None) -> int:
     return restrict(tree, writable=extra.writable, userns=userns)
 
 
+Mask = tuple[str, bool]
+"""A name in /proc, and whether it is a directory."""
+
+
+def masks() -> tuple[Mask, ...]:
+    """What of `_MASKED` this kernel has; asked once, in the spawner."""
+    found: list[Mask] = []
+    for name in _MASKED:
+        try:
+            found.append((name, stat.S_ISDIR(os.lstat(f"/proc/{name}").st_mode)))
+        except FileNotFoundError:
+            continue
+    return tuple(found)
+
+
 class Root:
     """The root while it is built: `build`, perhaps a long wait, then `finish` with what the order says."""
 
-    def __init__(self, shape: Shape, *, ranged: bool, masked: bool = True) -> None:
+    def __init__(self, shape: Shape, *, ranged: bool, masks: tuple[Mask, ...]) -> None:
         self._shape = shape
         self._ranged = ranged
-        self._masked = masked
+        self._masks = masks
 
     def build(self, mount_point: str, trees: list[int], resolv_conf: str) -> None:
         """Everything that needs no order, and leave the host's mounts behind. The working directory is then the base.
@@ -150,17 +166,17 @@ class Root:
         lowers = ":".join(f"l{number}" for number in range(count))
         # userxattr: the other kind of marks needs privilege over the host (kernel 5.11).
         kernel.mount("overlay", "m", "overlay", _QUIET, f"lowerdir={lowers},upperdir=0,workdir=w,userxattr")
+        if shape.store:
+            for name in self._mount_points():
+                _check_no_link(name)
         for number, (_, name) in enumerate(shape.overlays, 1):
             for part in (f"o{number}", f"u{number}", f"w{number}"):
                 _directory(part)
             _attach(trees.pop(0), f"o{number}")
             layers = f"lowerdir=o{number},upperdir=u{number},workdir=w{number},userxattr"
-            kernel.mount("overlay", _inside(name), "overlay", _QUIET, layers)
+            kernel.mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
         for _, name in shape.binds:
-            _attach(trees.pop(0), _inside(name))
-        if shape.store:
-            for name in ("proc", "dev", "dev/pts", "dev/shm", *(f"dev/{device}" for device in DEVICES)):
-                _inside(name)  # a former life's root may have left a link there
+            _attach(trees.pop(0), f"m/{name}")
         self._add_devices()
         self._add_proc()
         self._add_names(resolv_conf)
@@ -207,9 +223,15 @@ class Root:
         places = [("tmp", 0o1777, False), ("run", 0o755, True), ("var/tmp", 0o1777, False), (HOME, 0o755, True)]
         return [*places, (WORKSPACE, 0o755, True)] if self._shape.own_workspace else places
 
+    def _mount_points(self) -> list[str]:
+        devices = [f"dev/{device}" for device in DEVICES]
+        binds = [name for _, name in (*self._shape.overlays, *self._shape.binds)]
+        places = [name for name, _, _ in self._places()]
+        return ["proc", "dev", "dev/pts", "dev/shm", *devices, "etc/hosts", "etc/resolv.conf", *binds, *places]
+
     def _close_root(self) -> None:
         for name, _, _ in self._places():
-            kernel.mount(_inside(name), _inside(name), None, kernel.MS_BIND)
+            kernel.mount(f"m/{name}", f"m/{name}", None, kernel.MS_BIND)
         kernel.mount_setattr(kernel.AT_FDCWD, "m", 0, add=kernel.MOUNT_ATTR_RDONLY)
 
     def _add_devices(self) -> None:
@@ -227,18 +249,13 @@ class Root:
 
     def _add_proc(self) -> None:
         kernel.mount("proc", "m/proc", "proc", _QUIET | kernel.MS_NOEXEC)
-        if not self._masked:
+        if not self._masks:
             return
         _directory("e")
         kernel.mount("e", "e", None, kernel.MS_BIND)
         kernel.mount_setattr(kernel.AT_FDCWD, "e", 0, add=kernel.MOUNT_ATTR_RDONLY)
-        for name in _MASKED:
-            path = f"m/proc/{name}"
-            try:
-                directory = stat.S_ISDIR(os.lstat(path).st_mode)
-            except FileNotFoundError:
-                continue
-            kernel.mount("e" if directory else "/dev/null", path, None, kernel.MS_BIND)
+        for name, is_directory in self._masks:
+            kernel.mount("e" if is_directory else "/dev/null", f"m/proc/{name}", None, kernel.MS_BIND)
         for name in _READ_ONLY:
             kernel.mount(f"m/proc/{name}", f"m/proc/{name}", None, kernel.MS_BIND)
             kernel.mount_setattr(kernel.AT_FDCWD, f"m/proc/{name}", 0, add=kernel.MOUNT_ATTR_RDONLY)
@@ -248,7 +265,7 @@ class Root:
         for name, text in (("hosts", ""), ("resolv.conf", resolv_conf)):
             if name == "hosts" or text:
                 _write(name, text)
-                kernel.mount(name, _inside(f"etc/{name}"), None, kernel.MS_BIND)
+                kernel.mount(name, f"m/etc/{name}", None, kernel.MS_BIND)
 
 
 def _directory(path: str, mode: int = 0o755) -> bool:
@@ -260,21 +277,16 @@ def _directory(path: str, mode: int = 0o755) -> bool:
     return True
 
 
-def _inside(name: str) -> str:
-    """The path below the merged view, refused if the image or a former life of the box put a link on it.
+def _check_no_link(name: str) -> None:
+    """Followed before the pivot, a link below the merged view would lead to the host's own files.
 
-    Followed before the pivot such a link would lead to the host's own files.
+    Asked of persistent stores only: a new box has our skeleton on top of whatever its image holds.
     """
     path = "m"
     for part in name.split("/"):
         path = f"{path}/{part}"
-        _refuse_link(path, name)
-    return path
-
-
-def _refuse_link(path: str, name: str) -> None:
-    if stat.S_ISLNK(os.lstat(path).st_mode):
-        raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
+        if stat.S_ISLNK(os.lstat(path).st_mode):
+            raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
 
 
 def _attach(tree: int, path: str) -> None:

@@ -37,16 +37,24 @@ _DEVICE_LINKS = {
 }
 _STICKY = frozenset({"tmp", "var/tmp"})
 
-PASSWD = f"root:x:0:0:root:/root:/bin/sh\nuser:x:{USER}:{USER}:user:/{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n"
-GROUP = f"root:x:0:\ntty:x:5:\nuser:x:{USER}:\nnogroup:x:65534:\n"
+PASSWD = f"""root:x:0:0:root:/root:/bin/sh
+user:x:{USER}:{USER}:user:/{HOME}:/bin/bash
+nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
+"""
+GROUP = f"""root:x:0:
+tty:x:5:
+user:x:{USER}:
+nogroup:x:65534:
+"""
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 
 # What programs of the machine's /usr expect in /etc. Nothing here is secret, and nothing names the machine.
 _COPIED = (
-    "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl/certs", "ssl/openssl.cnf", "pki/tls/certs", "pki/ca-trust/extracted",
-    "ca-certificates", "ca-certificates.conf", "alternatives", "localtime", "timezone", "mime.types", "services", "protocols", "os-release",
-    "lsb-release", "debian_version", "bash.bashrc", "profile", "inputrc", "terminfo", "fonts", "perl", "magic", "magic.mime",
-    "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "python3", "python3.11", "python3.12", "python3.13", "ImageMagick-6", "ImageMagick-7",
+    "ImageMagick-6", "ImageMagick-7", "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf",
+    "debian_version", "fonts", "inputrc", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache",
+    "ld.so.conf", "ld.so.conf.d", "localtime", "lsb-release", "magic", "magic.mime", "mime.types", "os-release", "perl",
+    "pki/ca-trust/extracted", "pki/tls/certs", "profile", "protocols", "python3", "python3.11", "python3.12",
+    "python3.13", "services", "ssl/certs", "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
 
 

@@ -1,7 +1,7 @@
 """The spawner: a fork server for boxes. One thread, few imports, a clean environment, and an end when its keeper ends.
 
 It never runs a user's code and never reads what a box wrote. It answers requests in any order: a box is begun at once
-and reported when its guest serves. While nothing is asked it keeps a few stems of the last shape. Standard library only.
+and its outcome told later. While nothing is asked it keeps a few stems of the last shape. Standard library only.
 """
 
 import ctypes
@@ -285,6 +285,7 @@ def main(fd: int) -> None:
         filter=_weakened(options["without"]) or filter_,
         domain=domain,
         command_line=command_line,
+        masks=() if "masks" in options["without"] else root.masks(),
         without=frozenset(options["without"]),
     )
     spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)

@@ -1,6 +1,7 @@
 """Boxes before they are ready, as their parent sees them: cloned, mapped, placed, claimed, or ended without a trace.
 
-A *stem* is a child begun before any order: it has done everything that its shape allows and waits. Standard library only.
+A *stem* is a child begun before any order: it has done everything that its shape allows, and waits.
+Standard library only.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """Entering a box that lives: a short-lived fork of the spawner goes in and leaves a *deputy* there.
 
-A deputy is a second guest that runs as the box's root, or as another user of the box. Only root can do that: the box must
-have more than one id. The process to follow is known by pid, start time and boot, never by what the box says.
+A deputy is a second guest that runs as the box's root, or as another user of the box. Only root can do that: the box
+must have more than one id. The process to follow is known by pid, start time and boot, never by what the box says.
 Standard library only.
 """
 

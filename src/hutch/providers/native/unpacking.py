@@ -1,7 +1,7 @@
 """Unpack an image archive once, into a directory named by the archive's digest.
 
 The archive is not trusted: no name leaves the directory, no link is followed while writing, devices are left out, and
-set-user-id bits are kept only because boxes mount images nosuid.
+set-user-id bits are kept only because boxes mount images nosuid and nobody else can enter the cache.
 """
 
 import hashlib
@@ -24,7 +24,8 @@ def unpack(archive: str, cache: str) -> str:
     final = os.path.join(cache, digest)
     if os.path.isdir(final):
         return final
-    os.makedirs(cache, 0o755, exist_ok=True)
+    # Closed to others: on the host a set-user-id file of the archive would be just that.
+    os.makedirs(cache, 0o700, exist_ok=True)
     draft = tempfile.mkdtemp(dir=cache, prefix=".unpacking-")
     try:
         _unpack_into(archive, draft)
