@@ -4,6 +4,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,3 +60,14 @@ def available_memory() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def settled_memory() -> int:
+    """The same once it has stopped moving: the kernel gives back what ended processes had in its own time."""
+    before, now = 0, available_memory()
+    for _ in range(20):
+        if abs(now - before) < 2 << 20:
+            break
+        time.sleep(0.5)
+        before, now = now, available_memory()
+    return now

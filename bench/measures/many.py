@@ -10,7 +10,7 @@ from time import perf_counter
 from bench.numbers import Number, Summary, at_least, at_most
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerFailed
-from bench.setting import Setting, available_memory
+from bench.setting import Setting, available_memory, settled_memory
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.handles import BoxHandle
 
@@ -66,19 +66,18 @@ async def idle(setting: Setting) -> list[Number]:
     if (available := available_memory()) < ROOM:
         raise MemoryError(f"{available / MB:.0f} MB are available; this bench starts with no less than {ROOM / MB:.0f}")
     _raise_open_files()
+    peers = _of_docker(setting, _idle_of)
     async with setting.hutch() as hutch:
         await _destroy([await _used(hutch) for _ in range(20)])
         gc.collect()
-        before = available_memory()
+        before = settled_memory()
         boxes: list[BoxHandle] = []
         try:
             while len(boxes) < count:
                 boxes += await asyncio.gather(*(_used(hutch) for _ in range(min(20, count - len(boxes)))))
-            await asyncio.sleep(1)  # what the last creations only borrowed is given back
-            each = (before - available_memory()) / count / MB
+            each = (before - settled_memory()) / count / MB
         finally:
             await _destroy(boxes)
-    peers = _of_docker(setting, _idle_of)
     return [Number("idle", f"{count} idle boxes, each", "MB", Summary(each, each, count), peers, (at_most(2, "MB"),))]
 
 
@@ -145,7 +144,7 @@ def _rate_of(docker: Engine, seconds: float) -> list[float]:
 
 
 def _idle_of(docker: Engine) -> list[float]:
-    before = available_memory()
+    before = settled_memory()
     for _ in range(IDLE_CONTAINERS):
         docker.first_command()
-    return [(before - available_memory()) / IDLE_CONTAINERS / MB]
+    return [(before - settled_memory()) / IDLE_CONTAINERS / MB]

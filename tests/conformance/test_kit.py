@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from hutch.conformance.kit import Finding, Outcome, Report, run
-from hutch.conformance.registry import checks, has
+from hutch.conformance.registry import checks, has, refusal_of
 from hutch.errors import Invalid, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.spec import Isolation, Order, Retention
@@ -47,7 +47,7 @@ def found(make: Callable[[], Provider], *select: str, patience: float = 20.0) ->
     return asyncio.run(run(make, select, patience=patience))
 
 
-@pytest.mark.parametrize("need", [need for need in NEEDS if need not in ("networks.on", "durable_jobs")])
+@pytest.mark.parametrize("need", [need for need in NEEDS if refusal_of(need) and need != "networks.on"])
 def test_a_capability_that_is_disclaimed_and_works_all_the_same_is_a_failure(need: str) -> None:
     """A provider without a capability has to refuse it (issue 6, item 2)."""
     report = found(of(Modest, need=need), NEEDS[need])

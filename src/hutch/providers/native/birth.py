@@ -9,8 +9,7 @@ import os
 import resource
 import signal
 import socket
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.native import identity, kernel, root, wire
@@ -24,8 +23,7 @@ STANDING_PLACE = "/sys"
 true of our own directories (a state directory may lie below a home of mode 0700)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
+class Setting(NamedTuple):
     """What is the same for every box of one spawner."""
 
     run: str
@@ -40,8 +38,7 @@ class Setting:
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """What one order adds to a shape."""
 
     hostname: str
@@ -58,8 +55,7 @@ class Claim:
         return Claim(**{**message, "extras": extras})
 
 
-@dataclass(frozen=True, slots=True)
-class Doors:
+class Doors(NamedTuple):
     """What a box has of the host: its guest's listening socket, and a directory for output that memory cannot hold."""
 
     listener: int

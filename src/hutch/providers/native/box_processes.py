@@ -8,13 +8,12 @@ orphans as PID 1; what enters from outside is not its child and is named by `inc
 import os
 import select
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 _KB = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Share:
+class Share(NamedTuple):
     """Memory that one process answers for, in bytes."""
 
     anonymous: int  # private pages, those in swap included

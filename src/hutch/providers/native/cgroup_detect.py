@@ -10,7 +10,7 @@ Standard library only: the spawner imports this.
 import errno
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 CONTROLLERS = ("memory", "pids", "cpu")
 SELF_LEAF = "hutch-self"  # v2: where Hutch's own processes move, since an inner node may not hold any
@@ -24,16 +24,14 @@ _REFUSALS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """Where one controller is used: the version of its hierarchy and the directory of our own group in it."""
 
     version: int
     directory: str
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """What this process may use, and in `reason` why it is not more ("" if nothing is missing)."""
 
     mode: str  # "v1" | "v2" | "hybrid" | "none"
@@ -48,8 +46,7 @@ class Machine:
         return dict(self.seats).get(controller)
 
 
-@dataclass(frozen=True, slots=True)
-class _Mount:
+class _Mount(NamedTuple):
     version: int
     point: str
     root: str

@@ -18,7 +18,7 @@ import os
 import re
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from . import cgroup_control as control
 from .cgroup_detect import CONTROLLERS, SELF_LEAF, Machine, Seat, detect, strangers
@@ -29,8 +29,7 @@ _NUMBERED = re.compile(r"hutch-(\d+)\Z")
 _KEEPER = re.compile(r"[a-z0-9][a-z0-9-]{0,60}\Z")
 
 
-@dataclass(frozen=True, slots=True)
-class Ceiling:
+class Ceiling(NamedTuple):
     """The limits of one box. `memory_bytes` includes the box's tmpfs sizes: their pages are charged like any other."""
 
     memory_bytes: int
@@ -38,8 +37,7 @@ class Ceiling:
     cpus: float
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
+class Facts(NamedTuple):
     """What the kernel counted since the group was made; None where it cannot say."""
 
     oom_kills: int | None = None
@@ -109,7 +107,7 @@ class Group:
         facts = Facts(**{fact: self._number(fact) for fact in control.FACT_FILES[1]})
         if facts.memory_peak_bytes is None or facts.memory_peak_bytes > self._peak_floor:
             return facts
-        return replace(facts, memory_peak_bytes=None)
+        return facts._replace(memory_peak_bytes=None)
 
     def reset_peak(self) -> None:
         """Let `memory_peak_bytes` count from now.

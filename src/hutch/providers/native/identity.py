@@ -12,7 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hutch.providers.native import kernel, processes
 
@@ -55,8 +55,7 @@ def _covers(path: str) -> bool:
     return any(first <= FIRST and first + length >= FIRST + SLOTS * RANGE for first, _, length in lines)
 
 
-@dataclass(frozen=True, slots=True)
-class Maps:
+class Maps(NamedTuple):
     """What is written to /proc/<pid>/{uid,gid}_map of a new box."""
 
     uid: str

@@ -6,7 +6,7 @@ directory named by its digest.
 
 import asyncio
 import os
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
 from hutch.model.places import CheckedMount
@@ -15,8 +15,7 @@ from hutch.providers.native import skeleton
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
-@dataclass(frozen=True, slots=True)
-class Image:
+class Image(NamedTuple):
     """See `root.Shape` for the fields."""
 
     lowers: tuple[str, ...]

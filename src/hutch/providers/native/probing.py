@@ -8,8 +8,8 @@ import hashlib
 import os
 import platform
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from hutch import __version__
 from hutch.errors import HutchError
@@ -23,8 +23,7 @@ _ROOT_ONLY = "an ordinary user has a single id to give"
 _RUN_AS_ROOT = "run Hutch as root"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
+class Machine(NamedTuple):
     """Facts that do not need a box."""
 
     ranged: bool

@@ -8,7 +8,7 @@ import contextlib
 import os
 import select
 import signal
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
 def boot_id() -> str:
@@ -26,8 +26,7 @@ def start_time(pid: int) -> int | None:
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """One process of one boot."""
 
     pid: int

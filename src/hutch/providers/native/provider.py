@@ -1,6 +1,7 @@
 """The native engine: boxes made of namespaces on this machine, as root or as an ordinary user, without a daemon."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -251,6 +252,8 @@ class NativeProvider(Provider):
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
         instance = self._instance(record, spec)
         try:
+            with contextlib.suppress(Unsupported):
+                await instance.resume()  # whoever paused it is gone, and a guest that stands still cannot greet
             await instance.link()
         except BaseException:
             await instance.close()

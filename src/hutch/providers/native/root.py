@@ -11,7 +11,7 @@ box writes lies in one store. Standard library only.
 import errno
 import os
 import stat
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
@@ -35,8 +35,7 @@ QUIET_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
 _DETACHED = kernel.OPEN_TREE_CLONE | kernel.AT_RECURSIVE
 
 
-@dataclass(frozen=True, slots=True)
-class Shape:
+class Shape(NamedTuple):
     """All of a box's root that does not depend on the one order: boxes of one shape can be begun ahead."""
 
     lowers: tuple[str, ...]
@@ -55,8 +54,7 @@ class Shape:
     """A persistent box's directory; None: a tmpfs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extra:
+class Extra(NamedTuple):
     """A host directory or file to show inside; device and inode say which one was meant when it was allowed."""
 
     source: str
@@ -212,7 +210,7 @@ class Root:
             parent = os.path.dirname(name)
             if parent:
                 _directory(f"0/{parent}")
-                _refuse_link(f"0/{parent}", parent)
+                _check_no_link(parent, "0")
             path = f"0/{name}"
             if _directory(path, mode) and owned and self._ranged:
                 os.chown(path, USER, USER)
@@ -277,12 +275,12 @@ def _directory(path: str, mode: int = 0o755) -> bool:
     return True
 
 
-def _check_no_link(name: str) -> None:
-    """Followed before the pivot, a link below the merged view would lead to the host's own files.
+def _check_no_link(name: str, top: str = "m") -> None:
+    """Followed before the pivot, a link below the store or the merged view would lead to the host's own files.
 
     Asked of persistent stores only: a new box has our skeleton on top of whatever its image holds.
     """
-    path = "m"
+    path = top
     for part in name.split("/"):
         path = f"{path}/{part}"
         if stat.S_ISLNK(os.lstat(path).st_mode):

@@ -9,8 +9,7 @@ import json
 import os
 import signal
 import socket
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.native import identity, kernel, landlock, processes, wire
@@ -23,8 +22,7 @@ _NAMESPACES = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Where to go, and who to be there."""
 
     process: processes.Identity

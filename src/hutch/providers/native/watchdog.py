@@ -15,7 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from .box_processes import BoxProcesses, at_most, ended, fair_share, name_of
 from .disk_usage import Survey
@@ -31,8 +31,7 @@ LONGEST_REST = 30.0
 log = logging.getLogger("hutch.native.watchdog")
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(NamedTuple):
     """A limit was met. `killed` is the host pid of the process that paid for it, None if the caller is to decide."""
 
     box_id: str
@@ -43,8 +42,7 @@ class Hit:
     killed_name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class DiskUsage:
+class DiskUsage(NamedTuple):
     """What a count found. `unread` directories could not be listed, so that the true use may be higher."""
 
     used_bytes: int

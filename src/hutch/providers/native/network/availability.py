@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hutch.providers.native.network import firewall
 
@@ -14,8 +14,7 @@ _TUN = "/dev/net/tun"
 _CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
 
 
-@dataclass(frozen=True, slots=True)
-class Availability:
+class Availability(NamedTuple):
     """Whether boxes can have a network here, how, and if not, what would help."""
 
     usable: bool
