@@ -5,6 +5,7 @@ import asyncio
 import json
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
@@ -26,23 +27,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = report.machine()
     with no_peers() if asked.no_peers else all_peers() as peers, setting(peers, brief=asked.brief) as chosen:
         _say_missing(peers)
-        numbers = asyncio.run(_measure(chosen, asked.names or list(MEASURES)))
-        result = report.result(numbers, peers, started, brief=asked.brief)
+        numbers, broken = asyncio.run(_measure(chosen, asked.names or list(MEASURES)))
+        result = report.result(numbers, peers, started, brief=asked.brief, broken=broken)
     print(report.verdict(numbers))
     if asked.json:
         Path(asked.json).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    if broken:
+        print(f"benches that broke: {', '.join(broken)}", file=sys.stderr)
+        return 1
     if asked.publish:
         publish.publish(result)
     return 0
 
 
-async def _measure(chosen: Setting, names: Sequence[str]) -> list[Number]:
+async def _measure(chosen: Setting, names: Sequence[str]) -> tuple[list[Number], dict[str, str]]:
     numbers: list[Number] = []
+    broken: dict[str, str] = {}
     for name in names:
-        for number in await MEASURES[name](chosen):
+        try:
+            found = await MEASURES[name](chosen)
+        except Exception as error:  # the boundary of one bench: it is reported, and the others still run
+            traceback.print_exc()
+            broken[name] = f"{type(error).__name__}: {error}"
+            continue
+        for number in found:
             print(report.lines(number), flush=True)
             numbers.append(number)
-    return numbers
+    return numbers, broken
 
 
 def _say_missing(peers: Peers) -> None:

@@ -28,9 +28,12 @@ def verdict(numbers: Sequence[Number]) -> str:
     return "\ngoals: " + ", ".join(f"{count} {word}" for word, count in counted.items() if count)
 
 
-def result(numbers: Sequence[Number], peers: Peers, started: dict[str, object], *, brief: bool) -> dict[str, object]:
+def result(
+    numbers: Sequence[Number], peers: Peers, started: dict[str, object], *, brief: bool, broken: dict[str, str]
+) -> dict[str, object]:
     return {
         "brief": brief,
+        "broken": broken,
         "machine": {**started, "load_after": _load()},
         "peer_versions": peers.versions,
         "not_measured": peers.missing,

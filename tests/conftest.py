@@ -71,6 +71,7 @@ def hutch_directories() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HUTCH_STATE_DIR", str(parent / "s"))
         environment.setenv("HUTCH_RUN_DIR", str(parent / "r"))
+        environment.delenv("HUTCH_PROVE", raising=False)  # for the tests, which have read it; no setting of Hutch
         yield parent
     remove(parent)
 

@@ -132,7 +132,8 @@ class FaultyProvider(Provider):
 
     async def stop(self, record: InstanceRecord) -> None:
         await self.engine.step("stop", record.box_id)
-        self.engine.stopped[record.box_id] = self.engine.boxes.pop(record.box_id)
+        self.engine.boxes.pop(record.box_id, None)
+        self.engine.stopped[record.box_id] = record
 
     async def restore(self, order: Order, record: InstanceRecord) -> Instance:
         await self.engine.step("restore", record.box_id)

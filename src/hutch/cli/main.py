@@ -10,6 +10,8 @@ from typing import NoReturn
 
 from hutch.cli.commands import COMMANDS
 
+KEEPS_BOXES = ("run", "shell", "prune", "providers", "conformance")
+"""Commands that need a keeper, and so the locks and signals of a Unix."""
 FAILED = 125
 """Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""
 INTERRUPTED = 130
@@ -118,6 +120,10 @@ def _start_engine(words: list[str]) -> None:
 def _dispatch(name: str, words: list[str]) -> int:
     if name == "help":
         return _help()
+    if sys.platform == "win32" and name in KEEPS_BOXES:
+        from hutch.cli.opening import not_linux
+
+        raise not_linux()
     from hutch.cli.parsing import parser_of
 
     module, parser = parser_of(name)

@@ -40,7 +40,9 @@ class Endings:
             if live.record.id not in self._boxes:
                 return
             if live.record.state is not State.STOPPING:
-                await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
+                await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
+            elif not live.record.doomed:  # a stop that failed half-way
+                await self._states.update(live.record, into=live, doomed=True)
             await self._let_go(live)
             await self._at_engine(live)
             await self._states.forget(live.record, reason)

@@ -90,7 +90,7 @@ class Maker:
         async with live.changing:
             try:
                 if live.record.state is not State.STOPPING:
-                    await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
+                    await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
                 if live.instance is not None:
                     await live.instance.close()
                     live.instance = None

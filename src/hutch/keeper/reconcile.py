@@ -51,6 +51,9 @@ class Reconciler:
 
     async def _take(self, record: BoxRecord) -> Live | None:
         record = await self._states.update(record, keeper=self._keeper, kind="adopted", reason="its keeper died")
+        kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
+        if kept and record.state in (State.STOPPING, State.ERROR):
+            return await self._finish_stop(record, "its keeper died")
         if record.state in _HALF_MADE:
             await self._finish_end(record, "left half made by a keeper that died")
             return None
@@ -66,9 +69,7 @@ class Reconciler:
             live.instance = await provider.attach(record.instance, record.spec)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
-                record = await self._states.change(record, State.STOPPING, reason=gone.message)
-                live.record = await self._states.change(record, State.STOPPED, reason=gone.message)
-                return live
+                return await self._finish_stop(record, gone.message)
             await self._finish_end(record, f"lost: {gone.message}")
             return None
         except Unavailable as error:
@@ -82,21 +83,32 @@ class Reconciler:
             record = await self._states.change(record, middle, reason="adopted after a restart")
         if record.state is not State.RUNNING:
             record = await self._states.change(record, State.RUNNING, reason="adopted after a restart")
+        if live.instance.record != record.instance:
+            # A restore had come further than the record tells: without this a destroy would look for the earlier life.
+            record = await self._states.update(record, instance=live.instance.record)
         live.record = record
         live.used = time.monotonic()
         return live
 
-    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+    async def _finish_stop(self, record: BoxRecord, reason: str) -> Live:
         if record.state is not State.STOPPING:
             record = await self._states.change(record, State.STOPPING, reason=reason)
+        await self._engines.provider(record.instance.provider).stop(record.instance)
+        return Live(await self._states.change(record, State.STOPPED, reason=reason))
+
+    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+        if record.state is not State.STOPPING:
+            record = await self._states.change(record, State.STOPPING, reason=reason, doomed=True)
         await self._engines.provider(record.instance.provider).destroy(record.instance)
         await self._states.forget(record, reason)
 
     async def _sweep_engines(self) -> None:
-        """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store."""
+        """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store; and what
+        else the dead left there."""
         known = {record.id for record in await self._store.all()}
         for provider in self._engines.in_use():
             for instance in await provider.list():
                 # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later.
                 if instance.box_id not in known and instance.keeper and not self._alive(instance.keeper):
                     await provider.destroy(instance)
+            await provider.sweep()

@@ -41,6 +41,8 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     used_at: float
     epoch: int = 1
     lease: Lease | None = None
+    doomed: bool = False
+    """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
 

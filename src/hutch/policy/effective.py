@@ -80,8 +80,19 @@ def effective(
         min_isolation=profile.min_isolation,
     )
     _check_values(answer, spec)
+    if spec.read_only_root is None and answer.image == "host" and not capabilities.writable_root:
+        answer = _read_only(answer, ledger, capabilities)
     needs.check(answer, capabilities)
     return answer.but(adjustments=tuple(ledger.adjustments))
+
+
+def _read_only(answer: EffectiveSpec, ledger: "_Ledger", capabilities: Capabilities) -> EffectiveSpec:
+    """A profile's writable root is a convenience: where the machine's own files cannot be written over, the box is
+    made all the same and says so. A caller who asked for it is refused instead."""
+    if not answer.read_only_root:
+        told = needs.missing(capabilities, "writable_root")
+        ledger.note("read_only_root", False, True, told.reason if told else f"provider {answer.provider} cannot")
+    return answer.but(read_only_root=True)
 
 
 def clamp_timeout(asked: float | None, limits: Limits) -> tuple[float, Adjustment | None]:

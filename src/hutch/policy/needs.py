@@ -19,7 +19,7 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
         raise _unsupported(capabilities, "image", f"images of kind {kind}", "images", kind)
     if spec.retention is Retention.PERSISTENT and not capabilities.persistent:
         raise _unsupported(capabilities, "retention", "persistent boxes", "persistent")
-    if not spec.read_only_root and not capabilities.writable_root:
+    if not spec.read_only_root and not capabilities.writable_root and kind == "host":
         raise _unsupported(capabilities, "read_only_root", "a writable root", "writable_root")
     mounted = any(mount.mode is not MountMode.NONE for mount in spec.mounts)
     if (mounted or spec.workspace.source != "own") and not capabilities.mounts:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Iterable
 from typing import Any, ClassVar
 
+from hutch.api import Files
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
 from hutch.model.results import Chunk, JobInfo, Result, Usage
@@ -13,7 +14,7 @@ from hutch.providers.base import Command, Instance, InstanceRecord, Process, Pro
 class MutantFiles:
     """The files of a box; what a mutant does not override is the native one."""
 
-    def __init__(self, inner: Any, box: Instance) -> None:
+    def __init__(self, inner: Files, box: Instance) -> None:
         self.inner = inner
         self.box = box
         """The native box itself, for mutants that do with a command what should be a file operation."""

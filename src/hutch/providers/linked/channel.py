@@ -167,7 +167,10 @@ class Channel:
         await self._writer
 
     def add_credit(self, size: int) -> None:
-        self._sendable = min(self._sendable + size, 1 << 40)
+        """A guest gives back what it took, never more: credit frames cost it nothing, and must not be endless."""
+        if size == 0 or self._sendable + size > WINDOW:
+            raise ProtocolError(f"channel {self.number} was granted more than it had sent")
+        self._sendable += size
         _wake(self._writer)
 
     # --- the end ---------------------------------------------------------------------------------------------

@@ -9,11 +9,10 @@ import os
 import resource
 import signal
 import socket
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.native import identity, kernel, root, wire
-from hutch.providers.native.cgroups import Group
+from hutch.providers.native import cgroup_control, identity, kernel, root, wire
 from hutch.providers.native.landlock import Domain
 from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.seccomp import Filter
@@ -50,9 +49,10 @@ class Claim(NamedTuple):
     extras: tuple[root.Extra, ...]
 
     @staticmethod
-    def parse(message: wire.Message) -> "Claim":
-        extras = tuple(root.Extra(*values) for values in message["extras"])
-        return Claim(**{**message, "extras": extras})
+    def parse(values: list[Any]) -> "Claim":
+        """From JSON; the order is that of the fields."""
+        hostname, size, inodes, open_files, processes, extras = values
+        return Claim(hostname, size, inodes, open_files, processes, tuple(root.Extra(*extra) for extra in extras))
 
 
 class Doors(NamedTuple):
@@ -78,7 +78,7 @@ class Child:
         self._oom = -1
         self.step = "start"
 
-    def live(self, group: Group | None, ordered: tuple[Claim, int] | None) -> NoReturn:
+    def live(self, entrances: list[str], ordered: tuple[Claim, int] | None) -> NoReturn:
         """Never returns. `ordered` is the claim and the guest's options, if the order is known already."""
         try:
             options = [ordered[1]] if ordered else []
@@ -87,7 +87,7 @@ class Child:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             os.setsid()
-            trees = self._begin(group, ordered[0].extras if ordered else ())
+            trees = self._begin(entrances, ordered[0].extras if ordered else ())
             if ordered is None:
                 claim, option, trees = self._await_claim()
             else:
@@ -100,12 +100,12 @@ class Child:
             os._exit(1)
         os._exit(0)
 
-    def _begin(self, group: Group | None, extras_asked: tuple[root.Extra, ...]) -> list[int]:
+    def _begin(self, entrances: list[str], extras_asked: tuple[root.Extra, ...]) -> list[int]:
         """All that needs no order. Returns the detached trees of the extra mounts, if they are known already."""
         setting, shape = self._setting, self._shape
         self.step = "join the control group"
-        if group is not None:
-            group.enter()  # while the host's group files still accept this process's user
+        for path in entrances:
+            cgroup_control.write(path, "0")  # while the host's group files still accept this process's user
         self.step = "wait for the id maps"
         message, trees = self._receive()
         count = len(root.shape_sources(shape))
@@ -140,10 +140,10 @@ class Child:
 
     def _await_claim(self) -> tuple[Claim, int, list[int]]:
         self.step = "rehearse"
-        _rehearse()
+        rehearse()
         self.step = "wait for an order"
         message, (options, *trees) = self._receive()
-        return Claim.parse(message), options, trees
+        return Claim.parse(message["claim"]), options, trees
 
     def _finish(self, claim: Claim, options: int, trees: list[int]) -> None:
         """Apply the order, give up every privilege, and serve."""
@@ -196,12 +196,12 @@ class Child:
             return  # the spawner is gone, and with it whoever would have wanted to know
 
 
-def _rehearse() -> None:
+def rehearse() -> None:
     """Do once what the order will ask for, and throw it away.
 
     Every page that a fork writes to for the first time has to be copied; while waiting, that costs nobody anything.
     """
-    Claim.parse(json.loads('{"hostname":"","size":0,"inodes":0,"open_files":0,"processes":0,"extras":[]}'))
+    Claim.parse(json.loads('["",0,0,0,0,[]]'))
     for number in (signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -80,7 +80,9 @@ class NativeInstance(LinkedInstance):
     async def pause(self) -> None:
         group = self._opened()
         if group is None:
-            raise _no_freezer()
+            if not await asyncio.to_thread(self._guards.pause, self.record.box_id):
+                raise _no_freezer()
+            return
         try:
             await asyncio.to_thread(group.freeze)
         except OSError as error:
@@ -89,19 +91,23 @@ class NativeInstance(LinkedInstance):
     async def resume(self) -> None:
         group = self._opened()
         if group is None:
-            raise _no_freezer()
+            if not await asyncio.to_thread(self._guards.resume, self.record.box_id):
+                raise _no_freezer()
+            return
         await asyncio.to_thread(group.thaw)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What a control group holds changes at once; a disk and open files would need a new box."""
         unchanged = await super().change_limits(limits)
         group = self._opened()
-        if group is None:
-            return unchanged
-        live = {"cpus", "memory_mb", "pids"} & set(unchanged)
+        held = {"cpus", "memory_mb"} if group is None else {"cpus", "memory_mb", "pids"}
+        live = held & set(unchanged)
         if live:
             self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
-            group.limit(self._ceiling(self.limits))
+            if group is None:
+                self._guards.change(self.record.box_id, self.limits)
+            else:
+                group.limit(self._ceiling(self.limits))
         return tuple(name for name in unchanged if name not in live)
 
     async def close(self) -> None:
@@ -112,5 +118,5 @@ class NativeInstance(LinkedInstance):
 
 def _no_freezer() -> Unsupported:
     return Unsupported(
-        "a box without a control group cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups"
+        "a box without a control group or a watchdog cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups"
     )

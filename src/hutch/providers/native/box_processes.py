@@ -68,6 +68,44 @@ class BoxProcesses:
         os.close(pidfd)
         return None
 
+    def stand_still(self) -> set[int]:
+        """SIGSTOP every user process that runs; those that were stopped by this, to be woken by `go_on`.
+
+        Whoever forks meanwhile is met in the next pass: a stopped process starts nobody, so the passes end.
+        """
+        stopped: set[int] = set()
+        for _ in range(20):
+            running = {pid for pid in self.users() if pid not in stopped and _state_of(pid) not in "TtZX"}
+            if not running:
+                break
+            stopped |= {pid for pid in running if self._signal(pid, signal.SIGSTOP)}
+        return stopped
+
+    def go_on(self, pids: set[int]) -> None:
+        for pid in pids & self.users():
+            self._signal(pid, signal.SIGCONT)
+
+    def cpu_ticks(self) -> int:
+        """Clock ticks used by all of the box's processes since it began, those that have ended included."""
+        total = _ticks(self._guest, ended_children_only=True)
+        return total + sum(_ticks(pid) for pid in self.users())
+
+    def _signal(self, pid: int, number: int) -> bool:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return False
+        try:
+            # Now the number is pinned: if it still is one of ours, the pidfd is that process or one that ended.
+            if pid not in self.users():
+                return False
+            signal.pidfd_send_signal(pidfd, number)
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(pidfd)
+        return True
+
     def close(self) -> None:
         for pidfd in (self._guest_pidfd, *self._entered.values()):
             os.close(pidfd)
@@ -120,6 +158,26 @@ def ended(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+def _stat(pid: int) -> list[bytes]:
+    """Fields of /proc/PID/stat from the state (3) on, see proc_pid_stat(5); empty if it has gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+
+
+def _state_of(pid: int) -> str:
+    fields = _stat(pid)
+    return fields[0].decode() if fields else "X"
+
+
+def _ticks(pid: int, *, ended_children_only: bool = False) -> int:
+    """utime, stime (14, 15) and cutime, cstime (16, 17): its own and that of the children it has waited for."""
+    fields = _stat(pid)
+    return sum(map(int, fields[13:15] if ended_children_only else fields[11:15]))
 
 
 def _children(pid: int) -> set[int]:

@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from hutch.errors import EngineError
@@ -70,13 +71,17 @@ async def sweep(run: str) -> None:
 
 def process_of(record: InstanceRecord) -> processes.Identity | None:
     """The first process of the box; None if none was ever made."""
-    facts = record.data
-    if not facts.get("pid"):
-        facts = read_plan(str(facts.get("directory", "")))
+    facts = _facts(record)
     pid, start, boot = facts.get("pid"), facts.get("start"), facts.get("boot")
     if not isinstance(pid, int) or not isinstance(start, int) or not isinstance(boot, str):
         return None
     return processes.Identity(pid, start, boot)
+
+
+def _facts(record: InstanceRecord) -> Mapping[str, Any]:
+    """The newest there are: a box that is being restored lives again before its record knows of it."""
+    plan = read_plan(str(record.data.get("directory", "")))
+    return plan if plan.get("pid") else record.data
 
 
 async def end_processes(record: InstanceRecord) -> None:
@@ -147,8 +152,7 @@ def _own(record: InstanceRecord, name: str) -> str:
 
 
 def _groups(record: InstanceRecord) -> list[str]:
-    facts = record.data if record.data.get("pid") else read_plan(str(record.data.get("directory", "")))
-    groups = facts.get("groups")
+    groups = _facts(record).get("groups")
     paths = [path for path in groups if isinstance(path, str)] if isinstance(groups, list) else []
     # A damaged record must not lead us to groups of others.
     return [path for path in paths if "/hutch-" in path and ".." not in path]
@@ -161,8 +165,7 @@ def _thaw(path: str) -> None:
 
 
 def _free_slot(record: InstanceRecord) -> None:
-    facts = record.data if record.data.get("pid") else read_plan(str(record.data.get("directory", "")))
-    process, slot = process_of(record), facts.get("slot")
+    process, slot = process_of(record), _facts(record).get("slot")
     if process is not None and isinstance(slot, int):
         identity.give_back(slot, process)
 

@@ -49,7 +49,7 @@ def grades(machine: Machine) -> Grades:
     groups = machine.cgroups
     watched = EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG
     return Grades(
-        cpus=EnforcedBy.CGROUP if groups.cpu else EnforcedBy.NONE,
+        cpus=EnforcedBy.CGROUP if groups.cpu else watched,
         memory_mb=EnforcedBy.CGROUP if groups.memory else watched,
         pids=EnforcedBy.CGROUP if groups.pids else EnforcedBy.RLIMIT,
         disk_mb=EnforcedBy.QUOTA,
@@ -89,7 +89,7 @@ def capabilities(machine: Machine) -> Capabilities:
         durable_jobs=True,
         pty=True,
         watch=True,
-        pause=Pause.FREEZE if groups.freezer else Pause.NONE,
+        pause=Pause.FREEZE if groups.freezer else Pause.NONE if machine.blind else Pause.SIGNALS,
         users=("user", "root") if machine.ranged else ("user",),
         uid_range=machine.ranged,
         writable_root=machine.ranged,

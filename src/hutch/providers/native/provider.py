@@ -48,6 +48,8 @@ class NativeProvider(Provider):
         self._trees: dict[str, Tree] = {}
         self._machine: probing.Machine | None = None
         self._guards = Guards()
+        self._inherited = False
+        """Boxes of other keepers' spawners have been ended here."""
 
     def configure(self, settings: Mapping[str, object]) -> None:
         known = {"state_dir", "run_dir"}
@@ -193,6 +195,8 @@ class NativeProvider(Provider):
         try:
             if not self._found().cgroups.memory and not self._found().blind:
                 self._guards.watch_memory(box, pid)
+            if not self._found().cgroups.cpu and not self._found().blind:
+                self._guards.watch_cpu(box, pid)
             if isinstance(store, str) and not self._found().blind:
                 self._guards.watch_disk(box, pid, store)
         except ProcessLookupError:
@@ -276,6 +280,7 @@ class NativeProvider(Provider):
 
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
         self._guards.forget(record.box_id)
+        self._inherited |= all(record.keeper != keeper for keeper, _ in self._spawners)
         await leftovers.end_processes(record)
         await leftovers.remove(record, keep_store=keep_store)
 
@@ -285,7 +290,10 @@ class NativeProvider(Provider):
     async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
         from hutch.providers.native import group_sweep
 
-        return group_sweep.sweep(self._found().cgroups, dry_run=dry_run)
+        if not dry_run:
+            await leftovers.sweep(self._run)
+        found = await asyncio.to_thread(self._found)
+        return await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
 
     async def close(self) -> None:
         await self._guards.close()
@@ -293,8 +301,10 @@ class NativeProvider(Provider):
         for each in spawners.values():
             await each.close()
         trees, self._trees = self._trees, {}
-        for tree in trees.values():
-            tree.close()
+        # A spawner that was killed leaves its groups, one of them perhaps not yet written down anywhere.
+        kept = [tree for tree in trees.values() if not tree.close()]
+        if kept or self._inherited:
+            await self.sweep()
 
 
 def _group_name(keeper: str) -> str:

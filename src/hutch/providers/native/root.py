@@ -11,7 +11,7 @@ box writes lies in one store. Standard library only.
 import errno
 import os
 import stat
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
@@ -52,6 +52,15 @@ class Shape(NamedTuple):
     """Device and inode that the lowest directory of the image must have; None: it is our own."""
     store: str | None = None
     """A persistent box's directory; None: a tmpfs."""
+
+    @staticmethod
+    def parse(values: list[Any]) -> "Shape":
+        """From JSON, which has no tuples; the order is that of the fields."""
+        lowers, binds, overlays, read_only, own_workspace, network, pin, store = values
+        pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays)]
+        return Shape(
+            tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store
+        )
 
 
 class Extra(NamedTuple):

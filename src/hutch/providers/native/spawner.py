@@ -238,17 +238,8 @@ def _order(message: wire.Message, options: int) -> Order:
         number=message["n"],
         box_id=message["id"],
         keeper=message["keeper"],
-        shape=root.Shape(
-            lowers=tuple(shape["lowers"]),
-            binds=tuple((source, name) for source, name in shape["binds"]),
-            overlays=tuple((source, name) for source, name in shape["overlays"]),
-            read_only=shape["read_only"],
-            own_workspace=shape["own_workspace"],
-            network=shape["network"],
-            pin=tuple(shape["pin"]) if shape["pin"] else None,
-            store=shape["store"],
-        ),
-        claim=Claim.parse(message["claim"]),
+        shape=root.Shape.parse([shape[name] for name in root.Shape._fields]),
+        claim=Claim.parse([message["claim"][name] for name in Claim._fields]),
         ceiling=Ceiling(**message["ceiling"]),
         options=options,
     )
@@ -288,9 +279,11 @@ def main(fd: int) -> None:
         masks=() if "masks" in options["without"] else root.masks(),
         without=frozenset(options["without"]),
     )
-    spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
+    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
+    gc.collect()
     gc.freeze()
     gc.disable()
+    spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
     wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})
     try:
         spawner.run()

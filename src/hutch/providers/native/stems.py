@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from hutch.providers.native import identity, kernel, processes, root, wire
-from hutch.providers.native.birth import Child, Claim, Doors, Setting
+from hutch.providers.native.birth import Claim, Doors, Setting
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.surgeon import Entry, Surgeon
+from hutch.providers.native.zygote import Zygote
 
 if TYPE_CHECKING:  # loaded by the spawner of networked boxes only
     from hutch.providers.native.network.uplink import Uplink
@@ -76,6 +77,7 @@ class Nursery:
 
     def __init__(self, setting: Setting, tree: Tree | None, keeper: str, uplink: "Uplink | None" = None) -> None:
         self._setting = setting
+        self._zygote = Zygote(setting)
         self._tree = tree
         self._keeper = keeper
         self._uplink = uplink
@@ -112,10 +114,11 @@ class Nursery:
         ours, theirs = wire.pair()
         try:
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
-            pid = kernel.clone(_NAMESPACES & ~shared, group.directory_fd() if group else None)
-            if pid == 0:
-                child = Child(self._setting, shape, theirs, Doors(listener, spill))
-                child.live(group, (order.claim, order.options) if order else None)
+            pid = self._zygote.clone(
+                _NAMESPACES & ~shared, theirs.fileno(), Doors(listener, spill), shape,
+                group.entrances() if group else (), group.directory_fd() if group else None,
+                (order.claim, order.options) if order else None,
+            )  # fmt: skip
         except BaseException:
             ours.close()
             raise
@@ -192,7 +195,7 @@ class Nursery:
             os.rename(stem.directory, directory)
             stem.directory = directory
             tell()  # before the child is woken: it may take this processor
-            wire.send(stem.sock, _plain(order.claim), [order.options, *extras])
+            wire.send(stem.sock, {"claim": order.claim}, [order.options, *extras])
         finally:
             for fd in extras:
                 os.close(fd)
@@ -268,11 +271,3 @@ def _remove(group: Group | None, directory: str) -> None:
     for path in (f"{directory}/spill", directory):
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)
-
-
-def _plain(claim: Claim) -> wire.Message:
-    extras = [[extra.source, extra.target, extra.writable, extra.device, extra.inode] for extra in claim.extras]
-    return {
-        "hostname": claim.hostname, "size": claim.size, "inodes": claim.inodes, "open_files": claim.open_files,
-        "processes": claim.processes, "extras": extras,
-    }  # fmt: skip

@@ -1,0 +1,118 @@
+"""A PostgreSQL server for the tests: started by the first test that needs it, as an ordinary user, on a socket only."""
+
+import glob
+import itertools
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+import pytest
+
+PATIENCE = 60.0
+SETTINGS = {
+    "listen_addresses": "", "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
+    "max_connections": "100", "shared_buffers": "16MB", "autovacuum": "off", "shared_memory_type": "mmap",
+    "dynamic_shared_memory_type": "mmap", "max_wal_senders": "0", "wal_level": "minimal",
+}  # fmt: skip
+_NAMES = itertools.count()
+
+
+class Server:
+    """One cluster in a directory of its own. Root may not run PostgreSQL, so then `nobody` does."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._data = directory / "data"
+        self._programs = Path(sorted(glob.glob("/usr/lib/postgresql/*/bin"))[-1])
+        self._user = pwd.getpwnam("nobody") if os.geteuid() == 0 else None
+        self._process: subprocess.Popen[bytes] | None = None
+        if self._user is not None:
+            os.chown(directory, self._user.pw_uid, self._user.pw_gid)
+        subprocess.run(
+            [self._programs / "initdb", "-D", self._data, "-U", "hutch", "-A", "trust", "-N", "-E", "UTF8",
+             "--locale=C", "--no-instructions"],
+            check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL, **self._as_user(),
+        )  # fmt: skip
+
+    def url(self, database: str = "postgres") -> str:
+        return f"postgresql://hutch@/{database}?host={self._directory}"
+
+    def start(self) -> None:
+        settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
+        with open(self._directory / "log", "ab") as log:
+            self._process = subprocess.Popen(
+                [self._programs / "postgres", "-D", self._data, "-k", self._directory, *settings],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_user(),
+            )  # fmt: skip
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                psycopg.connect(self.url(), connect_timeout=5).close()
+                return
+            except psycopg.OperationalError:
+                if self._process.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError((self._directory / "log").read_text()) from None
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """At once, with whatever is connected: as a machine that goes away."""
+        if self._process is None:
+            return
+        self._process.send_signal(signal.SIGQUIT)
+        try:
+            self._process.wait(PATIENCE)
+        finally:
+            self._process = None
+
+    @contextmanager
+    def database(self) -> Iterator[str]:
+        """The address of an empty one."""
+        name = f"test_{next(_NAMES)}"
+        self._administer(f"CREATE DATABASE {name}")
+        try:
+            yield self.url(name)
+        finally:
+            self._administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    def _administer(self, statement: str) -> None:
+        with psycopg.connect(self.url(), autocommit=True) as connection:
+            connection.execute(statement.encode())
+
+    def _as_user(self) -> dict[str, object]:
+        plain: dict[str, object] = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}}
+        if self._user is None:
+            return plain
+        return plain | {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}
+
+
+@contextmanager
+def running() -> Iterator[Server]:
+    # Right under /tmp: the path of a Unix socket is short.
+    directory = Path(tempfile.mkdtemp(prefix="hpg-", dir="/tmp"))
+    try:
+        server = Server(directory)
+        server.start()
+        try:
+            yield server
+        finally:
+            server.stop()
+    finally:
+        with suppress(FileNotFoundError):
+            shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Server]:
+    """One for each test process. Skips, and says so, where PostgreSQL is not installed."""
+    if not glob.glob("/usr/lib/postgresql/*/bin/initdb"):
+        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    with running() as server:
+        yield server

@@ -1,0 +1,316 @@
+"""Bombs: a box takes what it may, is told what it met, and answers the next command; its keeper hardly notices (B17).
+
+Lessons 16 and 24. Every bomb is bounded by its own code too, so that one that finds no defence does no harm.
+"""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.security.attacks import Arena, outcome, python
+
+from hutch.errors import HutchError, NotRunnable
+from hutch.model.limits import EnforcedBy
+from hutch.sync import Box
+
+MB = 1 << 20
+KEEPER_MAY_GROW = 96 * MB
+"""What a bomb may cost the keeper: far below what each of them throws, far above what the allocator does not return."""
+SMALL = {"memory_mb": 96, "disk_mb": 16, "pids": 64, "open_files": 256}
+
+
+def resident(pid: int | str = "self") -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@contextmanager
+def bombed(arena: Arena, **spec: Any) -> Iterator[Box]:
+    """A box that must live through what is done to it, at no cost to this process, which is its keeper."""
+    with arena.box(**spec) as box:
+        assert box.exec("true").ok
+        before = resident()
+        yield box
+        assert box.exec("echo alive", timeout=60).stdout == "alive\n"
+        assert box.state() == "running"
+        assert resident() - before < KEEPER_MAY_GROW
+
+
+# --- memory ------------------------------------------------------------------------------------------------------
+
+HEAP = "x = bytearray(400 << 20)"
+MAPPED = """
+    import mmap
+    held = [mmap.mmap(-1, 1 << 20) for _ in range(400)]
+    for part in held:
+        part.write(b"x" * (1 << 20))
+"""
+MEMFD = """
+    file = os.memfd_create("bomb")
+    for _ in range(400):
+        os.write(file, bytes(1 << 20))
+"""
+SEGMENTS = """
+    libc.shmat.restype = ctypes.c_void_p
+    for _ in range(400):
+        segment = libc.shmget(0, ctypes.c_size_t(1 << 20), 0o1600)
+        place = ctypes.c_void_p(libc.shmat(segment, None, 0))
+        ctypes.memset(place, 1, 1 << 20)
+        libc.shmdt(place)
+"""
+SOCKETS = """
+    pairs = []
+    for _ in range(100):
+        pairs.append(socket.socketpair())
+        for end in pairs[-1]:
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
+            end.setblocking(False)
+            while tried(end.send, bytes(1 << 16)) == "ok":
+                pass
+"""
+
+
+@pytest.mark.parametrize("bomb", [HEAP, MAPPED], ids=["heap", "mapped"])
+def test_memory(arena: Arena, bomb: str) -> None:
+    with bombed(arena, **SMALL) as box:
+        result = box.exec(python(bomb), timeout=60)
+        assert result.verdict.cause == "oom", result
+        assert result.verdict.remedy
+
+
+@pytest.mark.parametrize("bomb", [MEMFD, SEGMENTS, SOCKETS], ids=["memfd", "System V segments", "socket buffers"])
+def test_memory_that_no_process_has_mapped(arena: Arena, bomb: str) -> None:
+    """A control group counts it. The watchdog cannot see it, which docs/threat-model.md says of its grade."""
+    if not memory_is_counted(arena):
+        pytest.skip("only a control group counts memory that no process has mapped")
+    with bombed(arena, **SMALL) as box:
+        assert box.exec(python(bomb), timeout=60).verdict.cause == "oom"
+
+
+@pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/workspace", "/var/tmp", "/home/user", "/run"])
+def test_files_in_memory(arena: Arena, place: str) -> None:
+    """Every place that can be written to has a size, or the box's files would be a way around its memory limit."""
+    with bombed(arena, **SMALL) as box:
+        code = """
+            written = 0
+            try:
+                with open(f"{place}/bomb", "wb", buffering=0) as file:
+                    while written < 400 << 20:
+                        written += file.write(bytes(1 << 20))
+            except OSError as error:
+                tell([errno.errorcode[error.errno], written >> 20])
+            else:
+                tell(["ok", written >> 20])
+        """
+        answer, written_mb = outcome(box, code, place=place)
+        assert answer in ("ENOSPC", "EROFS", "EACCES", "ENOENT")
+        assert written_mb <= 64
+
+
+def memory_is_counted(arena: Arena) -> bool:
+    with arena.opened(state="asked") as hutch:
+        (native,) = [each for each in hutch.providers() if each.provider == "native"]
+        return native.grades.memory_mb is EnforcedBy.CGROUP
+
+
+# --- processes and processor -------------------------------------------------------------------------------------
+
+
+def test_the_classic_fork_bomb(arena: Arena) -> None:
+    with bombed(arena, **SMALL) as box:
+        result = box.exec("bomb() { bomb | bomb & }; bomb; sleep 2", timeout=20)
+        assert result.verdict.cause in ("pids", "oom", "exit", "timeout", "ok")
+
+
+def test_threads_are_processes(arena: Arena) -> None:
+    with bombed(arena, **SMALL) as box:
+        code = """
+            import threading
+            started = 0
+            try:
+                for _ in range(1000):
+                    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+                    started += 1
+            except RuntimeError:
+                pass
+            tell(started)
+            sys.stdout.flush()
+            os._exit(0)
+        """
+        assert outcome(box, code) <= SMALL["pids"] + 16, "a few beyond the limit are the guest's"
+
+
+def test_a_busy_box_starves_nobody(arena: Arena) -> None:
+    """Eight spinning processes have one box's share of the processor; the neighbour and the keeper get theirs."""
+    with bombed(arena, **SMALL) as box, arena.box() as neighbour:
+        box.start("for i in 1 2 3 4 5 6 7 8; do (while :; do :; done) & done; wait")
+        for number in range(20):
+            assert neighbour.exec(f"echo {number}", timeout=60).stdout == f"{number}\n"
+
+
+# --- files -------------------------------------------------------------------------------------------------------
+
+
+def test_disk(arena: Arena) -> None:
+    with bombed(arena, **SMALL) as box:
+        assert box.exec("cat /dev/zero > zeros", timeout=60).verdict.cause == "disk"
+        with pytest.raises(HutchError):
+            box.files.write("more", bytes(MB))
+        box.files.remove("zeros")
+        assert box.files.write("more", b"x").size == 1
+
+
+def test_inodes(arena: Arena) -> None:
+    with bombed(arena, **SMALL) as box:
+        code = """
+            os.mkdir("many")
+            for number in range(200_000):
+                os.close(os.open(f"many/{number}", os.O_CREAT | os.O_WRONLY))
+        """
+        assert box.exec(python(code), timeout=60).verdict.cause == "disk"
+        with pytest.raises(HutchError):
+            box.files.write("more", b"x")
+        box.files.remove("many", recursive=True)
+        assert box.files.write("more", b"x").size == 1
+
+
+def test_open_files(arena: Arena) -> None:
+    """Of each process; and what many processes hold together is bounded by their number."""
+    with bombed(arena, **SMALL) as box:
+        code = """
+            held = []
+            try:
+                while len(held) < 10_000:
+                    held.append(os.open("/dev/null", os.O_RDONLY))
+            except OSError as error:
+                tell([errno.errorcode[error.errno], len(held)])
+        """
+        answer, count = outcome(box, code)
+        assert answer == "EMFILE"
+        assert count < SMALL["open_files"]
+
+
+def test_a_deep_tree(arena: Arena) -> None:
+    """Deeper than any path may be long: searched within bounds, and removed."""
+    with bombed(arena, **SMALL) as box:
+        code = """
+            for _ in range(2500):
+                os.mkdir("d")
+                os.chdir("d")
+            open("needle", "w").write("needle")
+            tell("ok")
+        """
+        assert outcome(box, code) == "ok"
+        assert [entry.path for entry in box.files.list(".")] == ["d"]
+        box.files.glob("**/nothing-of-this-name")
+        box.files.grep("needle", timeout_sec=5.0)
+        box.files.remove("d", recursive=True)
+        assert box.files.list(".") == []
+
+
+def test_a_huge_directory(arena: Arena) -> None:
+    """Answers have bounds that are said, and no caller gets more than was asked for."""
+    with bombed(arena, memory_mb=128, disk_mb=128) as box:
+        code = """
+            os.mkdir("many")
+            for number in range(20_000):
+                os.close(os.open(f"many/{number:0200}", os.O_CREAT | os.O_WRONLY))
+            tell("ok")
+        """
+        assert outcome(box, code) == "ok"
+        assert len(box.files.list("many")) == 20_000
+        found = box.files.glob("**", root="many", limit=100)
+        assert len(found.paths) == 100
+        assert not found.complete
+        assert not box.files.grep("x", root="many", limit=10).hits
+        box.files.remove("many", recursive=True)
+
+
+def test_loops_of_links(arena: Arena) -> None:
+    """Directories that contain themselves, however often: a search ends, a copy and a removal do not follow."""
+    with bombed(arena, **SMALL) as box:
+        code = """
+            os.makedirs("maze/a/b")
+            for number in range(30):
+                os.symlink("..", f"maze/a/b/up{number}")
+                os.symlink("../..", f"maze/a/top{number}")
+            os.symlink("self", "maze/self")
+            open("maze/needle", "w").write("needle")
+            tell("ok")
+        """
+        assert outcome(box, code) == "ok"
+        assert box.files.glob("maze/**/needle").paths == ("maze/needle",)
+        assert [hit.path for hit in box.files.grep("needle", root="maze").hits] == ["maze/needle"]
+        with pytest.raises(HutchError):
+            box.files.read("maze/self")
+        target = arena.place / "maze-copy"
+        assert box.files.copy_out("maze", target) == len("needle")
+        assert (target / "a/b/up0").is_symlink()
+        box.files.remove("maze", recursive=True)
+        assert not box.files.exists("maze")
+
+
+# --- output ------------------------------------------------------------------------------------------------------
+
+
+def test_a_gigabyte_of_output_that_nobody_reads(arena: Arena) -> None:
+    """Head and tail stay, the middle is counted as lost; neither guest nor keeper holds it, and the disk is bounded."""
+    with bombed(arena, memory_mb=128, disk_mb=16) as box:
+        result = box.exec("yes 0123456789abcdef | head -c 1G", timeout=110)
+        assert result.verdict.cause == "output_limit", result.verdict
+        assert result.stdout_total == 1 << 30
+        assert result.stdout_truncated
+        assert len(result.stdout_bytes) <= MB
+        guest = int(outcome(box, "tell(int(open('/proc/1/statm').read().split()[1]))")) * os.sysconf("SC_PAGESIZE")
+        assert guest < 64 * MB
+        spilled = sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
+        assert spilled <= 257 * MB
+
+
+def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
+    """The spill is the box's, not the job's: newer output pushes out what was read, or is older."""
+    with bombed(arena, memory_mb=128, disk_mb=16) as box:
+        jobs = [box.start("head -c 60M /dev/zero; head -c 60M /dev/zero >&2") for _ in range(4)]
+        for job in jobs:
+            result = job.wait(60)
+            assert result.stdout_total == result.stderr_total == 60 * MB
+        spilled = sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
+        assert spilled <= 257 * MB
+
+
+# --- commands ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("command", "env"),
+    [
+        (["true", "x" * (10 << 20)], None),
+        (["true", *["x"] * 1_000_000], None),
+        (["true"], {f"NAME{number}": "x" * 100_000 for number in range(40)}),
+        (["true"], {"NAME": "x" * (3 << 20)}),
+    ],
+    ids=["a long argument", "many arguments", "a large environment", "a large variable"],
+)
+def test_arguments_that_no_kernel_takes(arena: Arena, command: list[str], env: dict[str, str] | None) -> None:
+    with bombed(arena, **SMALL) as box:
+        with pytest.raises(NotRunnable, match="too long"):
+            box.exec(command, env=env)
+
+
+def test_thousands_of_commands_and_jobs(arena: Arena) -> None:
+    """Ended jobs are remembered within bounds, and their number costs nothing that matters."""
+    with bombed(arena, **SMALL) as box:
+        for _ in range(1000):
+            assert box.exec(["true"]).ok
+        for _ in range(1000):
+            box.start(["true"], timeout=60)
+        deadline = time.monotonic() + 60
+        while any(job.state == "running" for job in box.jobs()):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        assert len(box.jobs()) == 1000
+        guest = int(outcome(box, "tell(int(open('/proc/1/statm').read().split()[1]))")) * os.sysconf("SC_PAGESIZE")
+        assert guest < 64 * MB

@@ -1,0 +1,327 @@
+"""A captured guest: whatever it says, its keeper stays whole, the caller hears of it, and the box can be destroyed.
+
+The guest runs beside user code and counts as lost once a kernel bug or one of ours gives it away (DESIGN §6). Here it is
+replaced by one that lies, floods or is silent, at the very socket that the keeper talks to. Links alone are tried in
+tests/linked/test_link.py.
+"""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.security.attacks import Arena, outcome, python
+
+from hutch import Hutch
+from hutch.errors import BoxBroken, HutchError
+from hutch.guest.protocol import (
+    CREDIT,
+    CREDIT_SIZE,
+    DATA,
+    ERR,
+    ERROR,
+    EVENT,
+    HEADER,
+    HEADER_SIZE,
+    HELLO,
+    MAX_PAYLOAD,
+    OUT,
+    REPLY,
+    VERSION,
+    frame,
+)
+from hutch.keeper import keeper
+from hutch.keeper.handles import BoxHandle
+from hutch.model.state import State
+from hutch.providers.linked import instance
+
+PATIENCE = 60.0
+KEEPER_MAY_GROW = 96 << 20
+# An ordinary user may have nothing that holds a share of the processor.
+PROFILES = {"hostile": {"inherits": "default", "accept_unenforced": ["cpus"]}}
+
+
+class Captured:
+    """One connection as the captured guest sees it."""
+
+    def __init__(self, box_id: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.box_id = box_id
+        self._reader = reader
+        self._writer = writer
+
+    async def greet(self, **changes: Any) -> None:
+        hello = {"version": VERSION, "box_id": self.box_id, "pid": 1, "boot": "abcdef123456", "jobs": 0}
+        await self.say(frame(HELLO, 0, json.dumps(hello | changes).encode()))
+
+    async def asked(self) -> int:
+        """The channel of the next request."""
+        length, _, channel = HEADER.unpack(await self._reader.readexactly(HEADER_SIZE))
+        await self._reader.readexactly(length)
+        return int(channel)
+
+    async def say(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+    async def flood(self, data: bytes) -> None:
+        """Until the keeper hangs up."""
+        while True:
+            await self.say(data)
+            await asyncio.sleep(0)
+
+
+Lie = Callable[[Captured], Awaitable[None]]
+END = {
+    "job": "abcdef-1", "ended": True, "exit_code": 0, "signal": None, "timed_out": False, "cancelled": False,
+    "lingering": False, "shared": False, "wall": 0.1, "usage": [0.0, 0.0, 1], "stdout_total": 0, "stderr_total": 0,
+    "dropped": 0,
+}  # fmt: skip
+
+
+def at_once(data: bytes) -> Lie:
+    """Endless nonsense before any greeting."""
+    return lambda guest: guest.flood(data)
+
+
+def greeting(**changes: Any) -> Lie:
+    async def lie(guest: Captured) -> None:
+        await guest.greet(**changes)
+        await asyncio.sleep(PATIENCE)
+
+    return lie
+
+
+def answering(kind: int, payload: bytes) -> Lie:
+    """One answer that makes no sense."""
+
+    async def lie(guest: Captured) -> None:
+        await guest.greet()
+        while True:
+            await guest.say(frame(kind, await guest.asked(), payload))
+
+    return lie
+
+
+def flooding(kind: int, payload: bytes) -> Lie:
+    """The same frame without end, on a channel that is open."""
+
+    async def lie(guest: Captured) -> None:
+        await guest.greet()
+        await guest.flood(frame(kind, await guest.asked(), payload))
+
+    return lie
+
+
+def ended(**changes: Any) -> bytes:
+    return json.dumps(END | changes).encode()
+
+
+async def cut_short(guest: Captured) -> None:
+    """Announces a frame and sends half of it, for ever."""
+    await guest.greet()
+    await guest.say(HEADER.pack(1 << 20, REPLY, await guest.asked()) + b"{" * 1000)
+    await asyncio.sleep(PATIENCE)
+
+
+async def out_of_order(guest: Captured) -> None:
+    await guest.greet()
+    channel = await guest.asked()
+    await guest.flood(frame(OUT, channel + 1, b"x"))
+
+
+async def greeting_twice(guest: Captured) -> None:
+    await guest.greet()
+    await guest.asked()
+    await guest.greet()
+    await asyncio.sleep(PATIENCE)
+
+
+async def silent(_guest: Captured) -> None:
+    await asyncio.sleep(PATIENCE)
+
+
+async def hanging_up(guest: Captured) -> None:
+    await guest.greet()
+    await guest.asked()
+
+
+LIES: dict[str, Lie] = {
+    "bytes that are no frames": at_once(b"\xff" * 65536),
+    "zeros": at_once(bytes(65536)),
+    "an endless greeting": at_once(frame(HELLO, 0, b"[" * 65536)),
+    "a frame larger than any": at_once(HEADER.pack(0xFFFFFFFF, HELLO, 0) + bytes(65536)),
+    "another version": greeting(version=VERSION + 1),
+    "no version": greeting(version=None),
+    "another box": greeting(box_id="another"),
+    "greeting twice": greeting_twice,
+    "frames of a channel that is not open": out_of_order,
+    "deep JSON": answering(REPLY, b'{"a":' + b"[" * 900_000 + b"]" * 900_000 + b"}"),
+    "wide JSON": answering(REPLY, b'{"a":[' + b"0," * 4_000_000 + b"0]}"),
+    "an answer that is no object": answering(REPLY, b"[]"),
+    "an answer without facts": answering(REPLY, b"{}"),
+    "an exit code that is none": answering(REPLY, ended(exit_code="0")),
+    "numbers that are none": answering(REPLY, ended(usage=["NaN", None, -1])),
+    "a flood of output": flooding(OUT, bytes(MAX_PAYLOAD)),
+    "a flood of empty output": flooding(ERR, b""),
+    "a flood of data nobody asked for": flooding(DATA, bytes(65536)),
+    "a flood of events": flooding(EVENT, b'{"a":1}'),
+    "a flood of credit": flooding(CREDIT, CREDIT_SIZE.pack(1 << 30)),
+    "a flood of no credit": flooding(CREDIT, CREDIT_SIZE.pack(0)),
+    "answers without end": flooding(REPLY, b"{}"),
+    "half an answer": cut_short,
+    "silence": silent,
+    "hanging up": hanging_up,
+    "an error of the keeper's own": answering(ERROR, b'{"code":"gone","message":"the box is gone"}'),
+}
+
+
+@asynccontextmanager
+async def captured(box: BoxHandle, run: Path, lie: Lie) -> AsyncIterator[None]:
+    """Put a captured guest in the place of the box's own, and cut the keeper's connection to the true one."""
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await lie(Captured(box.id, reader, writer))
+        writer.close()
+
+    door = run / box.id / "guest"
+    door.unlink()
+    server = await asyncio.start_unix_server(talk, door)
+    live = box._live.running
+    assert isinstance(live, instance.LinkedInstance)
+    (await live.link()).close()
+    try:
+        yield
+    finally:
+        server.close()
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+
+
+@pytest.mark.parametrize("name", LIES)
+async def test_a_captured_guest_hurts_nobody(
+    name: str, hutch_directories: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A typed error in bounded time and memory; the neighbour answers meanwhile; nothing is left after `destroy`."""
+    # The keeper's patience with silence, shortened: 15 and 5 seconds otherwise.
+    monkeypatch.setattr(instance, "ANSWER_GRACE", 0.5)
+    monkeypatch.setattr(keeper, "CHECK_SECONDS", 1.0)
+    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch, hutch.box() as neighbour:
+        box = await hutch.create()
+        assert (await box.exec("echo true")).stdout == "true\n"
+        before = resident()
+        async with asyncio.timeout(PATIENCE), captured(box, hutch_directories / "r", LIES[name]):
+            call = asyncio.create_task(box.exec("echo lies", timeout=0.5))
+            for number in range(3):
+                assert (await neighbour.exec(f"echo {number}")).stdout == f"{number}\n"
+            with pytest.raises(HutchError) as caught:
+                await call
+            assert caught.value.code in ("box_broken", "unavailable", "internal")
+            assert len(str(caught.value)) < 10_000
+            assert resident() - before < KEEPER_MAY_GROW
+            if caught.value.code != "internal":
+                assert await box.state() in (State.ERROR, State.UNKNOWN)
+                with pytest.raises(HutchError):
+                    await box.exec("echo again", timeout=0.5)
+            assert (await neighbour.exec("echo still")).stdout == "still\n"
+            await box.destroy()
+        assert not (hutch_directories / "r" / box.id).exists()
+
+
+async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_directories: Path) -> None:
+    """What a captured guest says of a command is that command's result. It cannot say more than was asked for, nor
+    name another user's job, nor fill the keeper: an answer has a shape and a size."""
+    lie = answering(REPLY, ended(stdout_total=1 << 60, unknown="x" * 100_000))
+    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch:
+        box = await hutch.create()
+        await box.exec("true")
+        async with asyncio.timeout(PATIENCE), captured(box, hutch_directories / "r", lie):
+            result = await box.exec("echo lies")
+            assert result.exit_code == 0
+            assert result.stdout == ""
+            with pytest.raises(BoxBroken):
+                await box.files.list(".")
+            await box.destroy()
+
+
+async def test_a_guest_that_is_gone(hutch_directories: Path) -> None:
+    """Nobody listens any more: the box is broken, said so, and can be destroyed."""
+    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch:
+        box = await hutch.create()
+        await box.exec("true")
+        async with captured(box, hutch_directories / "r", silent):
+            (hutch_directories / "r" / box.id / "guest").unlink()
+            with pytest.raises(BoxBroken):
+                await box.exec("echo lost")
+            assert await box.state() is State.ERROR
+            await box.destroy()
+        assert not (hutch_directories / "r" / box.id).exists()
+
+
+# --- user code against its own guest -------------------------------------------------------------------------------
+
+
+def test_the_guests_socket_has_no_path_in_the_box(arena: Arena) -> None:
+    """Threat: who can connect to the guest can do what the keeper does, and read what other commands wrote."""
+    code = """
+        sockets = []
+        for top, directories, names in os.walk("/"):
+            directories[:] = [name for name in directories if os.path.join(top, name) not in ("/proc", "/usr")]
+            sockets += [os.path.join(top, name) for name in names if stat.S_ISSOCK(os.lstat(os.path.join(top, name)).st_mode)]
+        listed = [line.split()[7:] for line in open("/proc/net/unix").read().splitlines()[1:]]
+        tell([sockets, [name for name in listed if name]])
+    """
+    with arena.box() as box:
+        assert outcome(box, code) == [[], []]
+
+
+def test_no_control_group_can_be_reached(arena: Arena) -> None:
+    """Threat: a box that renames, leaves or edits its control group is free of its limits."""
+    code = """
+        mounts = [line.split()[2] for line in open("/proc/self/mounts") if line.split()[2].startswith("cgroup")]
+        paths = {line.strip().split(":")[2] for line in open("/proc/self/cgroup")}
+        tell([mounts, sorted(os.listdir("/sys/fs/cgroup")) if os.path.exists("/sys/fs/cgroup") else [], sorted(paths)])
+    """
+    with arena.box() as box:
+        mounts, shown, paths = outcome(box, code)
+        assert not mounts
+        assert not shown
+        # The group's own namespace shows it as the root; what it is called on the host is not told.
+        assert all("hutch" not in path for path in paths), paths
+
+
+def test_a_guest_made_slow_still_answers(arena: Arena) -> None:
+    """Threat: user code has the guest's id, so that it may lower its priority, and keeps the processor busy beside it."""
+    code = """
+        answers = [tried(os.setpriority, os.PRIO_PROCESS, 1, 19)]
+        answers.append(tried(os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0)))
+        answers.append(tried(os.sched_setaffinity, 1, [sorted(os.sched_getaffinity(0))[0]]))
+        tell(answers)
+    """
+    with arena.box() as box:
+        outcome(box, code)
+        box.start("for i in 1 2 3 4; do (while :; do :; done) & done; wait")
+        assert box.exec("echo alive", timeout=50).stdout == "alive\n"
+
+
+def test_a_storm_of_signals_to_the_guest(arena: Arena) -> None:
+    """Threat: SIGCHLD has a handler in the guest, so that PID 1 gets it from its own box; it costs the box only."""
+    code = """
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            for _ in range(1000):
+                os.kill(1, signal.SIGCHLD)
+        tell("ok")
+    """
+    with arena.box() as box, arena.box() as neighbour:
+        job = box.start(python(code))
+        for number in range(20):
+            assert box.exec(f"echo {number}", timeout=50).stdout == f"{number}\n"
+            assert neighbour.exec(f"echo {number}", timeout=50).stdout == f"{number}\n"
+        assert job.wait(60).ok

@@ -1,0 +1,177 @@
+"""Attacks over the network: a box without one reaches nobody, a box with one reaches neither host nor neighbours.
+
+Controls share the host's network with a box, and connect to the test's own listeners only. What the uplink itself
+refuses is tried in tests/native/network, where a whole network is built for it.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.security.attacks import Arena, outcome, python
+
+from hutch.errors import HutchError
+from hutch.model.spec import NetworkMode
+
+CONNECT = """
+    with socket.socket(family, kind) as sock:
+        sock.settimeout(5)
+        tell(tried(sock.connect, address))
+"""
+NOWHERE = {"ECONNREFUSED", "ENETUNREACH", "EHOSTUNREACH", "EPERM", "EACCES", "EADDRNOTAVAIL"}
+"""Refused at once. "timed out" is not among them: without a network nothing may leave to be lost on the way."""
+# A name server, the metadata services of clouds, private neighbours, the usual container bridge.
+ELSEWHERE = ["192.0.2.1", "169.254.169.254", "100.100.100.200", "10.0.0.1", "172.17.0.1", "192.168.0.1"]
+
+
+@contextlib.contextmanager
+def listening(family: int, address: Any) -> Iterator[Any]:
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            pytest.skip(f"this machine has no address {address}: {error.strerror}")
+        listener.listen(8)
+        yield listener.getsockname()
+
+
+LISTENERS = {
+    "loopback": (socket.AF_INET, ("127.0.0.1", 0)),
+    "loopback of IPv6": (socket.AF_INET6, ("::1", 0)),
+    "every address": (socket.AF_INET, ("0.0.0.0", 0)),
+    "abstract socket": (socket.AF_UNIX, b"\0hutch-test-" + os.urandom(8).hex().encode()),
+}
+
+
+@pytest.mark.parametrize("name", LISTENERS)
+def test_the_hosts_services_are_out_of_reach(arena: Arena, name: str) -> None:
+    """Threat: databases, agents and debuggers that trust whoever is on the same machine."""
+    family, wanted = LISTENERS[name]
+    with listening(family, wanted) as address, arena.box() as box:
+        facts: dict[str, Any] = {"family": int(family), "kind": int(socket.SOCK_STREAM), "address": address}
+        assert outcome(box, CONNECT, **facts) in NOWHERE
+        # Landlock keeps abstract sockets apart too, where the kernel has that scope.
+        with arena.box("network namespace", "landlock") as control:
+            assert outcome(control, CONNECT, **facts) == "ok"
+
+
+def test_a_box_has_a_loopback_of_its_own(arena: Arena) -> None:
+    """And nothing else: no interface, no route, no name server to ask."""
+    with arena.box() as box:
+        code = """
+            names = [name for _, name in socket.if_nameindex()]
+            routes = open("/proc/net/route").read().splitlines()[1:]
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                answer = tried(socket.create_connection, server.getsockname(), 5)
+            tell([names, routes, answer])
+        """
+        assert outcome(box, code) == [["lo"], [], "ok"]
+    with arena.box("network namespace") as control:
+        assert outcome(control, code)[0] == [name for _, name in socket.if_nameindex()]
+
+
+@pytest.mark.parametrize("target", ELSEWHERE)
+def test_no_packet_leaves(arena: Arena, target: str) -> None:
+    """Threat: the metadata service of a cloud hands out the machine's credentials to whoever asks."""
+    code = """
+        answers = []
+        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
+            with socket.socket(socket.AF_INET, kind) as sock:
+                sock.settimeout(5)
+                answers.append(tried(sock.connect, (target, 80)))
+        tell(answers)
+    """
+    with arena.box() as box:
+        assert set(outcome(box, code, target=target)) == {"ENETUNREACH"}
+
+
+def test_one_box_cannot_reach_another(arena: Arena) -> None:
+    """Threat: what one user serves inside a box is not for the next box, by TCP or by an abstract name."""
+    serve = """
+        with socket.create_server(("0.0.0.0", 4711)) as server, socket.socket(socket.AF_UNIX) as abstract:
+            abstract.bind(b"\\0hutch-neighbour")
+            abstract.listen()
+            tell("ok")
+            time.sleep(600)
+    """
+    reach = """
+        answers = []
+        for family, address in ((socket.AF_INET, ("127.0.0.1", 4711)), (socket.AF_UNIX, b"\\0hutch-neighbour")):
+            with socket.socket(family) as sock:
+                sock.settimeout(5)
+                answers.append(tried(sock.connect, address))
+        tell(answers)
+    """
+    with arena.box() as served, arena.box() as other:
+        job = served.start(python(serve))
+        assert job.read(wait=30.0).text.strip() == '"ok"'
+        assert outcome(served, reach) == ["ok", "ok"], "control: in the same box they can be reached"
+        assert outcome(other, reach) == ["ECONNREFUSED", "ECONNREFUSED"]
+
+
+def test_raw_sockets_are_refused(arena: Arena) -> None:
+    """Threat: forged packets, and the attack surface of rarely used protocols."""
+    code = """
+        tell([tried(socket.socket, *arguments) for arguments in (
+            (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
+            (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_RAW),
+            (socket.AF_INET6, socket.SOCK_RAW, socket.IPPROTO_ICMPV6),
+            (socket.AF_PACKET, socket.SOCK_RAW, 0),
+            (socket.AF_PACKET, socket.SOCK_DGRAM, 0),
+        )])
+    """
+    with arena.box() as box:
+        assert set(outcome(box, code)) <= {"EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT"}
+
+
+def test_interfaces_cannot_be_made(arena: Arena) -> None:
+    """Threat: a tunnel device or a bridge of one's own. The control is a box that keeps its capabilities."""
+    code = """
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+            request = struct.pack("16sH14x", b"lo", 0)
+            tell(tried(fcntl.ioctl, sock, 0x8914, request))  # SIOCSIFFLAGS: take the loopback down
+    """
+    with arena.box() as box:
+        assert outcome(box, code) in ("EPERM", "EACCES")
+    with arena.box("capabilities", "seccomp", "landlock") as control:
+        assert outcome(control, code) == "ok"
+
+
+# --- with a network ----------------------------------------------------------------------------------------------
+
+
+def test_a_network_is_offered_or_refused_with_a_remedy(arena: Arena) -> None:
+    """Fails closed: a machine that cannot keep a box's network apart gives it none, and says what would help."""
+    with arena.opened(state="network") as hutch:
+        (native,) = [each for each in hutch.providers() if each.provider == "native"]
+        if NetworkMode.ON not in native.networks:
+            (reason,) = [each for each in native.missing if each.what == "networks.on"]
+            assert reason.reason
+            assert reason.remedy
+            with pytest.raises(HutchError) as caught:
+                hutch.create(network="on")
+            assert caught.value.remedy
+            assert caught.value.code in ("unsupported", "refused")
+            return
+        with hutch.box(network="on") as box, hutch.box(network="on") as other:
+            with listening(socket.AF_INET, ("0.0.0.0", 0)) as address:
+                targets = ["127.0.0.1", *own_addresses()]
+                for target in targets:
+                    facts: dict[str, Any] = {"family": 2, "kind": 1, "address": (target, address[1])}
+                    assert outcome(box, CONNECT, **facts) != "ok", target
+            neighbour = outcome(other, "tell(socket.gethostbyname(socket.gethostname()))")
+            for target in ("169.254.169.254", "10.0.0.1", "192.168.0.1", neighbour):
+                assert outcome(box, CONNECT, family=2, kind=1, address=(target, 80)) != "ok", target
+
+
+def own_addresses() -> list[str]:
+    """The machine's own addresses: the one towards a documentation address, which sends nothing (connect of UDP)."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            sock.connect(("192.0.2.1", 9))
+        except OSError:
+            return []
+        return [sock.getsockname()[0]]
