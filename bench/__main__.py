@@ -29,9 +29,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _say_missing(peers)
         numbers, broken = asyncio.run(_measure(chosen, asked.names or list(MEASURES)))
         result = report.result(numbers, peers, started, brief=asked.brief, broken=broken)
-    print(report.verdict(numbers))
-    if asked.json:
-        Path(asked.json).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+        print(report.verdict(numbers))
+        if asked.json:
+            Path(asked.json).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
     if broken:
         print(f"benches that broke: {', '.join(broken)}", file=sys.stderr)
         return 1

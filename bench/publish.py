@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from bench.measures import MEASURES
 from bench.picture import picture
 from bench.report import WORDS, quantity
 
@@ -71,7 +72,7 @@ def document(result: dict[str, Any]) -> str:
     )
     missing = "; ".join(f"{name} ({reason})" for name, reason in result["not_measured"].items())
     return DOCUMENT.format(
-        names=", ".join(f"`{each['name']}`" for each in numbers),
+        names=", ".join(f"`{name}`" for name in MEASURES),
         machine=about,
         rows="\n".join(_row(each) for each in numbers),
         missing=missing or "nothing",

@@ -78,5 +78,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    asked = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
-    return asked.stdout.strip() or "unknown"
+    """What was measured: the commit, and whether the tree differed from it."""
+    commit, changes = (
+        subprocess.run(["git", *asked], capture_output=True, text=True).stdout.strip()
+        for asked in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "src"])
+    )
+    return f"{commit or 'unknown'}{' with changes' if changes else ''}"

@@ -47,11 +47,11 @@ class Setting:
 @contextlib.contextmanager
 def setting(peers: Peers, *, brief: bool) -> Iterator[Setting]:
     # Right under /tmp: the path of a Unix socket has 108 bytes, and TMPDIR may use up most of them.
-    directory = Path(tempfile.mkdtemp(prefix="hb-", dir="/tmp"))
+    directory = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/tmp"))
     try:
         yield Setting(peers, brief, directory)
     finally:
-        shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory)
 
 
 def available_memory() -> int:

@@ -13,6 +13,7 @@ packages=(
   iproute2 nftables   # boxes with network, as root
   passt               # boxes with network, rootless
   bubblewrap          # a peer to measure beside
+  postgresql          # the store that several machines share; the tests start a server of their own
   file git            # what commands in the tests call
 )
 

@@ -113,6 +113,12 @@ class Refused(HutchError, PermissionError):
     code = "refused"
 
 
+class Unauthenticated(HutchError, PermissionError):
+    """A server does not know who asks: no key, or one that opens nothing."""
+
+    code = "unauthenticated"
+
+
 class Unsupported(HutchError):
     """This provider cannot do that, and says so instead of pretending."""
 

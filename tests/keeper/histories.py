@@ -8,27 +8,35 @@ takes over, and the machine (`Engine`) must hold exactly what the records say. O
 - no clock may end a box while an operation is in flight (pin);
 - no box may be in the hands of two live keepers (double owner);
 - nothing lives in the engine that no record knows (leak).
+
+On several machines that share a PostgreSQL, each with a state directory of its own, and an engine that all can reach,
+keepers also stall: others take them for dead while they live. Then no operation may begin in a keeper that has lost
+the box to another.
 """
 
 import asyncio
-import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
+
+import psycopg
 
 from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.engines import Engines
 from hutch.keeper.handles import BoxHandle
+from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
+from hutch.keeper.postgres import PostgresStore
 from hutch.keeper.store import Store
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, FaultyProvider
+from tests.keeper.house import die
 
 Step = tuple[str, int, int]
 """What, which keeper or session, which box: numbers are taken modulo what there is."""
@@ -37,6 +45,7 @@ OPERATIONS = (
     "create", "create", "create", "exec", "exec", "slow", "attach", "takeover", "release", "destroy", "idle", "age",
     "expire", "pause", "fail", "break", "crash", "restart", "again",
 )  # fmt: skip
+ON_SEVERAL_MACHINES = (*OPERATIONS, "stall", "stall", "beat", "again", "again")
 
 
 class Crashed(BaseException):
@@ -44,11 +53,13 @@ class Crashed(BaseException):
 
 
 class MortalStore:
-    """A store behind a keeper that may die: a dead keeper's writes do not happen, or happen and are not answered."""
+    """A store behind a keeper that may die: a dead keeper's writes do not happen, or happen and are not answered.
+    `owners` learns whose each box is, as soon as it is written."""
 
-    def __init__(self, inner: Store, life: "Life") -> None:
+    def __init__(self, inner: Store, life: "Life", owners: dict[str, str]) -> None:
         self._inner = inner
         self._life = life
+        self._owners = owners
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._inner, name)
@@ -56,6 +67,8 @@ class MortalStore:
         async def call(*args: Any, **kwargs: Any) -> Any:
             await self._life.beat()
             result = await method(*args, **kwargs)
+            if name == "replace" and result is True:
+                self._owners[args[0].id] = args[0].keeper
             await self._life.beat()
             return result
 
@@ -98,8 +111,21 @@ class Life:
 class History:
     """Plays one list of steps."""
 
-    def __init__(self, directory: Path, store: Callable[[], Store], weaken: Callable[[Keeper], None] | None = None):
+    def __init__(
+        self,
+        directory: Path,
+        store: Callable[[], Store],
+        weaken: Callable[[Keeper], None] | None = None,
+        *,
+        database: str = "",
+        machines: int = 1,
+    ):
         self.engine = Engine()
+        self._database = database
+        """The address of the keepers' PostgreSQL; empty: another store."""
+        self._machines = machines
+        self._stores: list[Store] = []
+        self._owners: dict[str, str] = {}
         self._directory = directory
         self._store = store
         self._weaken = weaken
@@ -122,6 +148,8 @@ class History:
             self._check_owners()
         await self._settle()
         await self._last_keeper()
+        for store in self._stores:
+            await store.close()
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -135,7 +163,10 @@ class History:
     async def _exec(self, who: int, which: int) -> None:
         epoch, box = self._handle(which)
         stale = self._taken.get(box.id, 0) > epoch
+        lost = self._owners.get(box.id, box._keeper.id) != box._keeper.id
         await box.exec("true")
+        if lost:
+            self.violations.append(f"an operation began in box {box.id} after another keeper had taken it")
         if stale:
             self.violations.append(f"an operation of epoch {epoch} ran after box {box.id} was taken over")
 
@@ -230,18 +261,38 @@ class History:
         if len(self._lives) > 1:
             keeper, life = self._lives.pop(which % len(self._lives))
             self._die(keeper, life)
+            if which % 2:
+                self._grow_old(keeper)
+
+    async def _stall(self, who: int, which: int) -> None:
+        """A keeper has been out of touch for so long that it knows it, and so do the others."""
+        liveness = self._keeper(who).liveness
+        if isinstance(liveness, Heartbeat):
+            liveness._beaten = -1e9
+            self._grow_old(self._keeper(who))
+
+    async def _beat(self, who: int, which: int) -> None:
+        liveness = self._keeper(who).liveness
+        if isinstance(liveness, Heartbeat):
+            await liveness.beat()
 
     async def _restart(self, who: int, which: int = 0) -> None:
         if len(self._lives) >= 3:
             return
         life = Life()
+        top = self._directory / str(which % self._machines)
         config = Config.load(
-            environ={}, cwd=self._directory, state_dir=str(self._directory / "s"), run_dir=str(self._directory / "r"),
-            provider="faulty", log_level="off",
+            environ={}, cwd=self._directory, state_dir=str(top / "s"), run_dir=str(top / "r"), provider="faulty",
+            log_level="off",
         )  # fmt: skip
         provider = MortalProvider(self.engine, life)
+        provider.portable = self._machines > 1  # type: ignore[misc]
         engines = Engines(config, {"faulty": provider})
-        keeper = Keeper(config, MortalStore(self._store(), life), engines)
+        store = self._store()
+        self._stores.append(store)
+        homes = (config.state_dir, config.run_dir)
+        liveness = Heartbeat(store.connections, homes) if isinstance(store, PostgresStore) else None
+        keeper = Keeper(config, MortalStore(store, life, self._owners), engines, liveness)
         if self._weaken is not None:
             self._weaken(keeper)
         self._lives.append((keeper, life))
@@ -249,9 +300,7 @@ class History:
 
     async def _again(self, who: int, which: int) -> None:
         """A keeper looks around once more, as it does at its start."""
-        keeper = self._keeper(who)
-        for live in await keeper.reconcile():
-            keeper._live.setdefault(live.record.id, live)
+        await self._keeper(who).adopt()
 
     # --- the machine ----------------------------------------------------------------------------------------
 
@@ -259,9 +308,12 @@ class History:
         life.alive = False
         if keeper._clocks._task is not None:
             keeper._clocks._task.cancel()
-        for claim in keeper._claims:
-            os.close(claim._fd)
-        keeper._claims = []
+        die(keeper.liveness)
+
+    def _grow_old(self, keeper: Keeper) -> None:
+        if self._database:
+            with psycopg.connect(self._database, autocommit=True) as db:
+                db.execute("UPDATE hutch.keepers SET beat_at = beat_at - interval '1 hour' WHERE id = %s", (keeper.id,))
 
     def _keeper(self, who: int) -> Keeper:
         return self._lives[who % len(self._lives)][0]
@@ -299,7 +351,7 @@ class History:
         """A box is in the hands of one live keeper at most."""
         held: dict[str, str] = {}
         for keeper, _ in self._lives:
-            for record in keeper.boxes():
+            for record in () if keeper.liveness.lapsed() else keeper.boxes():
                 if record.keeper != keeper.id:
                     continue
                 if record.id in held:
@@ -311,6 +363,9 @@ class History:
         for keeper, life in self._lives:
             self._die(keeper, life)
         self._lives.clear()
+        if self._database:
+            with psycopg.connect(self._database, autocommit=True) as db:
+                db.execute("UPDATE hutch.keepers SET beat_at = beat_at - interval '1 hour'")
         self.engine.fault = lambda op, box_id: None
         await self._restart(0)
         (keeper, _) = self._lives[0]

@@ -8,7 +8,9 @@ from pathlib import Path
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
+from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.sqlite import SqliteStore
 from tests.keeper.faulty import Engine, FaultyProvider
 
@@ -32,6 +34,16 @@ async def crash(keeper: Keeper) -> None:
     """What a kill -9 leaves: the lock and the store are let go, nothing is cleaned up."""
     await keeper._clocks.stop()
     await keeper.store.close()
-    for claim in keeper._claims:
+    die(keeper.liveness)
+
+
+def die(liveness: Liveness) -> None:
+    """The kernel lets go of the locks; a row in a database stays as it is, and is renewed no more."""
+    if isinstance(liveness, Heartbeat):
+        if liveness._task is not None:
+            liveness._task.cancel()
+        liveness = liveness.locks
+    assert isinstance(liveness, Locks)
+    for claim in liveness._claims:
         os.close(claim._fd)
-    keeper._claims = []
+    liveness._claims = []

@@ -18,7 +18,7 @@ import pytest
 
 PATIENCE = 60.0
 SETTINGS = {
-    "listen_addresses": "", "fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
+    "listen_addresses": "", "fsync": "off", "full_page_writes": "off",
     "max_connections": "100", "shared_buffers": "16MB", "autovacuum": "off", "shared_memory_type": "mmap",
     "dynamic_shared_memory_type": "mmap", "max_wal_senders": "0", "wal_level": "minimal",
 }  # fmt: skip

@@ -85,8 +85,8 @@ async def examine(place: House, told: Told, dice: random.Random) -> None:
     """The next keeper: everything acknowledged is there and works; then everything goes."""
     async with place.opened() as hutch:
         records = {record.id: record for record in await hutch.boxes()}
-        states = {record.state for record in records.values()}
-        assert states <= {State.RUNNING, State.STOPPED}, records.values()
+        odd = [record for record in records.values() if record.state not in (State.RUNNING, State.STOPPED)]
+        assert not odd, [f"{record.id} {record.state}: {record.reason}" for record in odd]
         assert set(told.boxes) <= set(records), "acknowledged boxes are lost"
         for box, epoch in told.epochs.items():
             assert records[BoxId(box)].epoch >= epoch
@@ -135,7 +135,7 @@ def suffer(place: House, told: Told, dice: random.Random, kind: str) -> None:
 
 
 def rounds(count: int, seed: int, restarts: int) -> Counter[str]:
-    """Kill, take over, look, destroy, `count` times, each in a house of its own; with `restarts` keepers die in them too."""
+    """Kill, take over, look, destroy: `count` times, each in a house of its own. `restarts`: more keepers die there."""
     counts: Counter[str] = Counter()
     for number in range(count):
         dice, told = random.Random(seed * 1000 + number), Told()

@@ -2,27 +2,34 @@
 
 import asyncio
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from hutch.errors import Conflict, Unavailable
+from hutch.keeper.postgres import PostgresStore
 from hutch.keeper.records import BoxRecord, Event, Tombstone
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.store import MemoryStore, Store
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State
 from tests.keeper.making import record
+from tests.keeper.postgres_server import Server
 
 Open = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     if request.param == "memory":
-        return MemoryStore
-    return lambda: SqliteStore(tmp_path / "hutch.db")
+        yield MemoryStore
+    elif request.param == "sqlite":
+        yield lambda: SqliteStore(tmp_path / "hutch.db")
+    else:
+        server: Server = request.getfixturevalue("postgres")
+        with server.database() as url:
+            yield lambda: PostgresStore(url)
 
 
 def event(box: BoxRecord, kind: str = "state") -> Event:

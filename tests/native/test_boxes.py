@@ -111,7 +111,7 @@ async def test_network_off_is_a_loopback_that_works_and_nothing_else() -> None:
         port = listener.getsockname()[1]
         connect = "import socket,sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), 2)"
         own = (
-            "import socket as s; l=s.create_server(('127.0.0.1',0)); s.create_connection(l.getsockname()); print('ok')"  # noqa: E501
+            "import socket as s; l=s.create_server(('127.0.0.1',0)); s.create_connection(l.getsockname()); print('ok')"
         )
         async with engine() as native, box(native) as made:
             assert await out(made, "ls /proc/sys/net/ipv4/conf") == "all\ndefault\nlo"

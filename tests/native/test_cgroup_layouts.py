@@ -116,9 +116,10 @@ def v2_group(tmp_path: Path) -> tuple[Group, Path]:
     home = fabricate(tmp_path / "user.slice/hutch.scope/hutch-k", cgroup__subtree_control="")
     group = Tree(machine, "k").make()
     assert (home / "cgroup.subtree_control").read_text() == "+cpu +memory +pids"
-    assert group.paths == (str(home / "hutch-1"),)
+    (path,) = group.paths
+    assert Path(path).parent == home
     directory = fabricate(
-        home / "hutch-1",
+        Path(path),
         cgroup__procs="",
         cgroup__freeze="0\n",
         cgroup__events="populated 1\nfrozen 1\n",

@@ -360,7 +360,8 @@ def test_nothing_is_left_behind() -> None:
 def test_two_makers_of_one_keeper_never_share_a_group(tree: Tree) -> None:
     first = tree.make()
     other = Tree(MACHINE, tree._name.removeprefix("hutch-"))
-    tree._numbers = itertools.count(1)
+    number = int(first.paths[0].rpartition("-")[2])
+    tree._numbers = itertools.count(number)
     second, third = tree.make(), other.make()
     try:
         assert len({*first.paths, *second.paths, *third.paths}) == 3 * len(first.paths)

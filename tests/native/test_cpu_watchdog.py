@@ -94,7 +94,8 @@ def test_a_new_watch_wakes_what_a_dead_keeper_stopped(parent: subprocess.Popen[b
 
 def test_time_of_ended_processes_counts() -> None:
     """Many short processes are not a way around the share."""
-    script = "import subprocess, sys\nfor _ in range(5): subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])\ninput()"
+    work = "subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])"
+    script = f"import subprocess, sys\nfor _ in range(5): {work}\ninput()"
     parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     processes = BoxProcesses(parent.pid)
     until(lambda: processes.cpu_ticks() > 0)

@@ -6,12 +6,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from tests.guest.living import LIMITS
 
 from hutch import Hutch
 from hutch.errors import Refused
 from hutch.keeper.handles import BoxHandle
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.results import Cause, Result
+from hutch.providers.linked.verdicts import Counters, End, decide
 
 # An ordinary user without a group of his own has nothing that holds a share of the CPU; every other limit is held.
 PROFILES = {"limits": {"inherits": "default", "accept_unenforced": ["cpus"]}}
@@ -64,6 +66,19 @@ async def test_pids() -> None:
         result = await box.exec("python3 -c 'import os, time\nfor _ in range(64):\n if not os.fork(): time.sleep(60)'")
         said(result, Cause.PIDS)
         assert grades.pids in (EnforcedBy.CGROUP, EnforcedBy.RLIMIT)
+
+
+def test_a_full_box_is_the_best_guess_where_nobody_counts_refusals() -> None:
+    """RLIMIT_NPROC has no counter: a command that failed in a box full of processes probably failed for that."""
+    end = End(
+        job="1", ended=True, exit_code=1, signal=None, timed_out=False, cancelled=False, lingering=False, shared=False,
+        wall=1.0, usage=(0.0, 0.0, 0), stdout_total=0, stderr_total=0, dropped=0,
+    )  # fmt: skip
+    none = Counters()
+    full = decide(end, before=none, after=none, limits=LIMITS, tasks=LIMITS.pids)
+    assert full.cause is Cause.PIDS
+    assert not full.certain
+    assert decide(end, before=none, after=none, limits=LIMITS, tasks=LIMITS.pids - 1).cause is Cause.EXIT
 
 
 async def test_a_fork_bomb_ends_and_the_box_lives() -> None:

@@ -137,3 +137,26 @@ def test_messages_carry_descriptors() -> None:
         assert wire.unsealed(copy) == b"hidden"
         ours.close()
         assert wire.receive(theirs) is None
+
+
+async def test_a_killed_zygote_is_replaced() -> None:
+    """Boxes are cloned from an idle twin of the spawner, which the kernel may choose to kill."""
+    async with engine() as native:
+        async with box(native) as made:
+            (spawner,) = spawner_pids(native)
+            children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
+            (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+            os.kill(zygote, signal.SIGKILL)
+            await until(lambda: not alive(zygote), "the zygote is dead")
+            async with box(native) as other:
+                assert await out(other, "echo alive") == "alive"
+            assert await out(made, "echo alive") == "alive"
+            assert not Path(f"/proc/{zygote}").exists()
+
+
+async def test_dead_stems_are_cleared_away() -> None:
+    async with engine() as native:
+        old = await with_stems(native)
+        for pid in stem_pids(native):
+            os.kill(pid, signal.SIGKILL)
+        await until(lambda: not set(stems(native)) & set(old), "the dead stems are gone")

@@ -253,7 +253,29 @@ def test_loops_of_links(arena: Arena) -> None:
         assert not box.files.exists("maze")
 
 
+@pytest.mark.parametrize("path", ["/dev/zero", "terabyte", "pipe"])
+def test_files_without_an_end(arena: Arena, path: str) -> None:
+    """A typed error, in time, and nothing larger than a read may be comes to the keeper."""
+    with bombed(arena, **SMALL) as box:
+        assert box.exec("truncate -s 1T terabyte; mkfifo pipe").ok
+        with pytest.raises(HutchError):
+            box.files.read(path)
+        with pytest.raises(HutchError):
+            box.files.edit(path, "old", "new")
+        assert not box.files.grep("x", root=path, timeout_sec=1.0).hits
+
+
 # --- output ------------------------------------------------------------------------------------------------------
+
+
+def spilled(arena: Arena, box: Box) -> int:
+    """Bytes of output on the host's disk."""
+    return sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
+
+
+def guest_memory(box: Box) -> int:
+    pages = int(outcome(box, "tell(int(open('/proc/1/statm').read().split()[1]))"))
+    return pages * os.sysconf("SC_PAGESIZE")
 
 
 def test_a_gigabyte_of_output_that_nobody_reads(arena: Arena) -> None:
@@ -264,10 +286,8 @@ def test_a_gigabyte_of_output_that_nobody_reads(arena: Arena) -> None:
         assert result.stdout_total == 1 << 30
         assert result.stdout_truncated
         assert len(result.stdout_bytes) <= MB
-        guest = int(outcome(box, "tell(int(open('/proc/1/statm').read().split()[1]))")) * os.sysconf("SC_PAGESIZE")
-        assert guest < 64 * MB
-        spilled = sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
-        assert spilled <= 257 * MB
+        assert guest_memory(box) < 64 * MB
+        assert 0 < spilled(arena, box) <= 257 * MB
 
 
 def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
@@ -277,8 +297,7 @@ def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
         for job in jobs:
             result = job.wait(60)
             assert result.stdout_total == result.stderr_total == 60 * MB
-        spilled = sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
-        assert spilled <= 257 * MB
+        assert 0 < spilled(arena, box) <= 257 * MB
 
 
 # --- commands ----------------------------------------------------------------------------------------------------
@@ -312,5 +331,4 @@ def test_thousands_of_commands_and_jobs(arena: Arena) -> None:
             assert time.monotonic() < deadline
             time.sleep(0.1)
         assert len(box.jobs()) == 1000
-        guest = int(outcome(box, "tell(int(open('/proc/1/statm').read().split()[1]))")) * os.sysconf("SC_PAGESIZE")
-        assert guest < 64 * MB
+        assert guest_memory(box) < 64 * MB

@@ -1,8 +1,7 @@
 """A captured guest: whatever it says, its keeper stays whole, the caller hears of it, and the box can be destroyed.
 
-The guest runs beside user code and counts as lost once a kernel bug or one of ours gives it away (DESIGN §6). Here it is
-replaced by one that lies, floods or is silent, at the very socket that the keeper talks to. Links alone are tried in
-tests/linked/test_link.py.
+The guest runs beside user code and is not trusted once that has run. Here it is replaced by one that lies, floods or is
+silent, at the very socket that the keeper talks to. Links alone are tried in tests/linked/test_link.py.
 """
 
 import asyncio
@@ -140,7 +139,8 @@ async def greeting_twice(guest: Captured) -> None:
     await asyncio.sleep(PATIENCE)
 
 
-async def silent(_guest: Captured) -> None:
+async def silent(guest: Captured) -> None:
+    await guest.greet()
     await asyncio.sleep(PATIENCE)
 
 
@@ -235,8 +235,7 @@ async def test_a_captured_guest_hurts_nobody(
 
 
 async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_directories: Path) -> None:
-    """What a captured guest says of a command is that command's result. It cannot say more than was asked for, nor
-    name another user's job, nor fill the keeper: an answer has a shape and a size."""
+    """What a captured guest says of a command is that command's result; but an answer has a shape and a size."""
     lie = answering(REPLY, ended(stdout_total=1 << 60, unknown="x" * 100_000))
     async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch:
         box = await hutch.create()
@@ -245,8 +244,10 @@ async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_dir
             result = await box.exec("echo lies")
             assert result.exit_code == 0
             assert result.stdout == ""
+            assert len(str(result)) < 10_000
             with pytest.raises(BoxBroken):
-                await box.files.list(".")
+                await box.files.stat(".")
+            assert await box.state() is State.ERROR
             await box.destroy()
 
 
@@ -273,7 +274,8 @@ def test_the_guests_socket_has_no_path_in_the_box(arena: Arena) -> None:
         sockets = []
         for top, directories, names in os.walk("/"):
             directories[:] = [name for name in directories if os.path.join(top, name) not in ("/proc", "/usr")]
-            sockets += [os.path.join(top, name) for name in names if stat.S_ISSOCK(os.lstat(os.path.join(top, name)).st_mode)]
+            paths = [os.path.join(top, name) for name in names]
+            sockets += [path for path in paths if stat.S_ISSOCK(os.lstat(path).st_mode)]
         listed = [line.split()[7:] for line in open("/proc/net/unix").read().splitlines()[1:]]
         tell([sockets, [name for name in listed if name]])
     """
@@ -297,7 +299,7 @@ def test_no_control_group_can_be_reached(arena: Arena) -> None:
 
 
 def test_a_guest_made_slow_still_answers(arena: Arena) -> None:
-    """Threat: user code has the guest's id, so that it may lower its priority, and keeps the processor busy beside it."""
+    """Threat: user code has the guest's id and may lower its priority, and keeps the processor busy beside it."""
     code = """
         answers = [tried(os.setpriority, os.PRIO_PROCESS, 1, 19)]
         answers.append(tried(os.sched_setscheduler, 1, os.SCHED_IDLE, os.sched_param(0)))
@@ -313,7 +315,7 @@ def test_a_guest_made_slow_still_answers(arena: Arena) -> None:
 def test_a_storm_of_signals_to_the_guest(arena: Arena) -> None:
     """Threat: SIGCHLD has a handler in the guest, so that PID 1 gets it from its own box; it costs the box only."""
     code = """
-        until = time.monotonic() + 3
+        until = time.monotonic() + 1
         while time.monotonic() < until:
             for _ in range(1000):
                 os.kill(1, signal.SIGCHLD)

@@ -13,6 +13,7 @@ import msgspec
 
 from hutch.config import directories, file
 from hutch.config.decode import Source, decode, unknown_key
+from hutch.config.server import ServerTable
 from hutch.errors import ConfigError, HutchError, NotFound
 from hutch.logs import FORMATS, LEVELS, redact_field
 from hutch.model.ids import is_name
@@ -45,7 +46,7 @@ class Written(Record, frozen=True, kw_only=True):
 
 
 _KEYS = Written.__struct_fields__
-_TABLES = ("profiles", "providers", "quotas", "pool")
+_TABLES = ("profiles", "providers", "quotas", "pool", "server")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
 
 
@@ -102,6 +103,8 @@ class Config(Record, frozen=True, kw_only=True):
     """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
     pool: dict[str, int] = msgspec.field(default_factory=dict)
     """`[pool]`: how many boxes of each profile wait ready."""
+    server: ServerTable = ServerTable()
+    """`[server]`: what `hutch serve` needs to know."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     """From a key to where its value was written; a key that is absent has its default."""
 
@@ -132,6 +135,7 @@ class Config(Record, frozen=True, kw_only=True):
             providers=loading.providers,
             quotas=loading.quotas,
             pool=loading.pool,
+            server=decode(ServerTable, loading.server, Source(origin=lambda *key: "server"), "server"),
             origins=origins,
         )
         made._check()
@@ -165,6 +169,7 @@ class Config(Record, frozen=True, kw_only=True):
             changed = {key: value for key, value in written.items() if value != defaults[key]}
             shown.append(_shown_table(f"profiles.{name}", changed, self))
         shown += [_shown_table(f"providers.{name}", table, self) for name, table in sorted(self.providers.items())]
+        shown.append(_shown_table("server", self.server.to_plain(), self))
         return tuple(shown)
 
     def _check(self) -> None:
@@ -183,6 +188,7 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("lease_sec" if self.lease_sec < 0 else "queue_sec", "is negative")
         if self.idle_action not in ("destroy", "pause"):
             raise self._wrong("idle_action", "is neither destroy nor pause")
+        self.server.check(self.origin("server"))
         for name, size in self.pool.items():
             if not 0 <= size <= 1000:
                 raise ConfigError(f"pool.{name} = {size} is not a number from 0 to 1000", details={"field": "pool"})
@@ -220,6 +226,7 @@ class _Loading:
         self.providers: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, Quota] = {}
         self.pool: dict[str, int] = {}
+        self.server: dict[str, Any] = {}
 
     def add_file(self, found: file.ConfigFile) -> None:
         source = Source(origin=found.origin)
@@ -263,6 +270,10 @@ class _Loading:
             self.quotas[name] = decode(Quota, table, source, "quotas", name)
             self.origins[f"quotas.{name}"] = source.origin("quotas", name)
         self.pool |= decode(dict[str, int], plain.get("pool", {}), source, "pool")
+        if "server" in plain:
+            decode(ServerTable, plain["server"], source, "server")
+            self.server |= plain["server"]
+            self.origins["server"] = source.origin("server")
 
     def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
         for field, value in table.items():

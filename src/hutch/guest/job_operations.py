@@ -1,4 +1,4 @@
-"""The operations on jobs: run, start, read, follow, wait, write, signal, resize, list, info, forget, kill_all."""
+"""The operations on jobs: run, start, read, follow, wait, write, signal, resize, list, info, forget, make_room, kill_all."""
 
 from typing import Any
 
@@ -121,6 +121,9 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
         jobs.forget(job)
         channel.reply()
 
+    def make_room(channel: Channel, _fields: Fields) -> None:
+        channel.reply({"cleared": jobs.make_room()})
+
     def kill_all(channel: Channel, _fields: Fields) -> None:
         jobs.kill_all(is_init)
         channel.reply()
@@ -128,6 +131,7 @@ def operations(loop: Loop, jobs: Jobs, is_init: bool) -> dict[str, Operation]:
     return {
         "run": run, "start": start, "read": read, "follow": follow, "wait": wait, "write": write, "signal": signal,
         "resize": resize, "list": list_jobs, "info": info, "forget": forget, "kill_all": kill_all,
+        "make_room": make_room,
     }  # fmt: skip
 
 

@@ -12,12 +12,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
-from hutch.guest import strays, terminal
+from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
 from hutch.guest.starting import OomScore, environment, kill_session, spawn
 from hutch.guest.steps import Failure
+from hutch.guest.strays import Strays
 
 MAX_ENDED = 4096
 MAX_LINGERING = 64
@@ -106,6 +107,7 @@ class Jobs:
         env: Mapping[str, str],
         shell: str,
         oom_fd: int | None,
+        strays: Strays,
         hidden: tuple[int, ...] = (),
     ) -> None:
         self.by_id: dict[str, Job] = {}
@@ -125,6 +127,7 @@ class Jobs:
         self._env = environment({}, env)
         self._shell = shell
         self._score = OomScore(oom_fd)
+        self._strays = strays
         # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
         # which from a directory of the host leads all over the host: close-on-exec comes too late for that.
         self._hide = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in hidden)
@@ -169,7 +172,7 @@ class Jobs:
         except Failure as failure:
             if failure.details.get("errno") != "EAGAIN":
                 raise
-            job.cleared = strays.make_room(self._by_pid, self.reap)
+            job.cleared = self.make_room()
             if not job.cleared:
                 raise
             self._launch(job, where, whole_env, with_input, pty)
@@ -187,6 +190,10 @@ class Jobs:
         if timeout is not None:
             job.timer = self._loop.after(timeout, lambda: self._time_out(job))
         return job
+
+    def make_room(self) -> int:
+        """Kill what ended jobs have left behind; how many that were."""
+        return self._strays.make_room(self._by_pid, self.reap)
 
     def _launch(
         self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, pty: tuple[int, int] | None
@@ -331,7 +338,7 @@ class Jobs:
         job.kill()
         others = self._left.keys() | self._by_pid.keys()
         others.discard(job.pid)
-        strays.end_with(job.pid, others)
+        self._strays.end_with(job.pid, others)
 
     def signal(self, job: Job, number: int) -> None:
         """To the process group; SIGKILL to all that is the job's. Nothing happens to a job that has ended alone."""

@@ -15,6 +15,7 @@ from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
 from hutch.guest.processes import processes
 from hutch.guest.protocol import VERSION
+from hutch.guest.strays import Strays
 
 RETRY = 0.2
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
@@ -24,7 +25,7 @@ class Options:
     """What the one who makes the box tells its guest."""
 
     __slots__ = (
-        "box_id", "env", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline",
+        "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline",
         "workdir",
     )  # fmt: skip
 
@@ -40,6 +41,7 @@ class Options:
         orphan_grace: float = 0.0,
         ttl_deadline: float = 0.0,
         is_init: bool = False,
+        is_deputy: bool = False,
         on_ready: Callable[[], None] | None = None,
     ) -> None:
         self.box_id = box_id
@@ -58,6 +60,8 @@ class Options:
         """Monotonic second at which the guest ends the box; 0: never."""
         self.is_init = is_init
         """Whether it is PID 1 of the box and may kill everything in it."""
+        self.is_deputy = is_deputy
+        """Whether it is a second guest of a box, for another user than PID 1."""
         self.on_ready = on_ready
 
 
@@ -77,6 +81,7 @@ class Guest:
             env=options.env,
             shell=options.shell or _find_shell(),
             oom_fd=options.oom_fd,
+            strays=Strays(is_init=options.is_init, is_deputy=options.is_deputy),
             hidden=tuple(fd for fd in (options.spill_fd, options.oom_fd, listener.fileno()) if fd is not None),
         )
         self._connections: set[Connection] = set()
@@ -86,6 +91,7 @@ class Guest:
             "ping": lambda channel, _fields: channel.reply(),
             "clock": self._clock,
             "space": self._space,
+            "usage": self._usage,
             **job_operations.operations(self._loop, self._jobs, options.is_init),
             **transfers.operations(self._loop, options.workdir),
         }
@@ -164,6 +170,15 @@ class Guest:
         countable = fields.get("tasks") and self._options.is_init
         tasks = sum(process.threads for process in processes()) if countable else None
         channel.reply({"space": found, "tasks": tasks})
+
+    def _usage(self, channel: Channel, _fields: Fields) -> None:
+        """CPU seconds of all commands so far: those that have ended, and those that run if all /proc shows is ours."""
+        ended = os.times()
+        live = processes() if self._options.is_init else []
+        tick = os.sysconf("SC_CLK_TCK")
+        user = ended.children_user + sum(process.user_ticks for process in live) / tick
+        system = ended.children_system + sum(process.system_ticks for process in live) / tick
+        channel.reply({"cpu_user_sec": user, "cpu_system_sec": system})
 
     def _end(self) -> None:
         """The end of PID 1 is the end of every process in its pid namespace."""

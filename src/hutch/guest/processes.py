@@ -12,6 +12,9 @@ class Process(NamedTuple):
     session: int
     threads: int
     start: int
+    user_ticks: int
+    system_ticks: int
+    """CPU time, its own and that of the children it has waited for."""
 
 
 def processes() -> list[Process]:
@@ -37,5 +40,17 @@ def processes() -> list[Process]:
         finally:
             os.close(file)
         if len(fields) > 19:
-            found.append(Process(int(name), int(fields[1]), int(fields[3]), int(fields[17]), int(fields[19])))
+            user, system = int(fields[11]) + int(fields[13]), int(fields[12]) + int(fields[14])
+            pid, parent, session = int(name), int(fields[1]), int(fields[3])
+            found.append(Process(pid, parent, session, int(fields[17]), int(fields[19]), user, system))
     return found
+
+
+def owner(pid: int) -> int | None:
+    """Its real user. Not the owner of its files in /proc: those are root's if it hides its memory (prctl(2))."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            line = next((line for line in file if line.startswith(b"Uid:")), b"")
+    except OSError:
+        return None
+    return int(line.split()[1]) if line else None

@@ -10,9 +10,6 @@ What a command leaves behind (`server &`) goes on, as on any machine, until one 
 Whose a process is, is told by its session and its parents. A session cannot be joined from outside, setsid(2) only
 makes new ones, so that nothing can hide in the session of a running job. A daemon that has cut both ties while two
 jobs ran may have come from either; the one that is killed first takes it along.
-
-All of this holds for PID 1 only: for anybody else the processes of the whole machine would be strays. A deputy, which
-is not, ends sessions.
 """
 
 import os
@@ -21,7 +18,7 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 
-from hutch.guest.processes import Process, processes
+from hutch.guest.processes import Process, owner, processes
 
 PATIENCE = 2.0
 """Seconds that the dying may take until a start is tried again; nobody else in the box is served meanwhile."""
@@ -30,40 +27,79 @@ _ROUNDS = 64
 Choice = Callable[[list[Process]], list[Process]]
 
 
-def make_room(running: Collection[int], reap: Callable[[], None]) -> int:
-    """Kill every stray and see it gone. `running`: sessions of running jobs. Returns how many there were."""
-    if os.getpid() != 1:
-        return 0
+class Strays:
+    """Those of one guest: as PID 1 all that it may signal, as a deputy its own user's, outside of a box none.
 
-    def of_nobody(table: list[Process]) -> list[Process]:
-        return _but_kin(table, lambda process: process.session in running)
+    Outside, the processes of the whole machine would be strays.
+    """
 
-    deadline = time.monotonic() + PATIENCE
-    killed: set[int] = set()
-    while True:
-        chosen = _kill(of_nobody)
-        killed |= chosen
-        reap()  # a dead process counts against the limit until then
-        if not chosen or time.monotonic() > deadline:
-            return len(killed)
-        time.sleep(0.002)
+    def __init__(self, *, is_init: bool, is_deputy: bool) -> None:
+        self._is_init = is_init and os.getpid() == 1
+        # A deputy that shares its user with PID 1 cannot tell its own processes from those of PID 1's jobs.
+        self._is_deputy = is_deputy and owner(1) not in (None, os.getuid())
 
+    def make_room(self, running: Collection[int], reap: Callable[[], None]) -> int:
+        """Kill every stray and see it gone. `running`: sessions of running jobs. Returns how many there were."""
 
-def end_with(leader: int, others: Collection[int]) -> None:
-    """Kill what a job left its session with. Its leader is not reaped yet; `others`: the sessions of all other jobs."""
-    if os.getpid() != 1:
-        return
-    began = next((process.start for process in processes() if process.pid == leader), None)
-    if began is None:
-        return
+        def of_nobody(table: list[Process]) -> list[Process]:
+            return _but_kin(table, lambda process: process.session in running)
 
-    def of_the_job(table: list[Process]) -> list[Process]:
-        return _but_kin(
-            table,
-            lambda process: process.session != leader and (process.session in others or process.start < began),
-        )
+        deadline = time.monotonic() + PATIENCE
+        killed: set[int] = set()
+        while True:
+            chosen = self._kill(of_nobody)
+            killed |= chosen
+            reap()  # a dead process counts against the limit until then
+            if not chosen or time.monotonic() > deadline:
+                return len(killed)
+            time.sleep(0.002)
 
-    _kill(of_the_job)
+    def end_with(self, leader: int, others: Collection[int]) -> None:
+        """Kill what left a job's session. Its leader is not reaped yet; `others`: the sessions of all other jobs."""
+        began = next((process.start for process in self._table() if process.pid == leader), None)
+        if began is None:
+            return
+
+        def of_the_job(table: list[Process]) -> list[Process]:
+            return _but_kin(
+                table,
+                lambda process: process.session != leader and (process.session in others or process.start < began),
+            )
+
+        self._kill(of_the_job)
+
+    def _table(self) -> list[Process]:
+        if self._is_init:
+            return processes()
+        if self._is_deputy:
+            return [process for process in processes() if process.pid != 1 and owner(process.pid) == os.getuid()]
+        return []
+
+    def _kill(self, choose: Choice) -> set[int]:
+        """End what is chosen, also while it forks. Another user's processes are not PID 1's to signal, and are left."""
+        table = self._table()
+        chosen = choose(table)
+        if not chosen:
+            return set()
+        if self._is_init and len(chosen) == len(table):
+            # Nobody is spared: the kernel signals all processes under the lock that a fork needs, so none escapes.
+            reached = {process.pid for process in chosen if _signal(process.pid, 0)}
+            with suppress(OSError):
+                os.kill(-1, signal.SIGKILL)
+            return reached
+        self._stop(choose)
+        return {process.pid for process in choose(self._table()) if _signal(process.pid, signal.SIGKILL)}
+
+    def _stop(self, choose: Choice) -> None:
+        """Until a look finds nobody new: a fork that meets a pending signal is not done, so the stopped cannot refill."""
+        seen: set[int] = set()
+        for _ in range(_ROUNDS):
+            fresh = [process.pid for process in choose(self._table()) if process.pid not in seen]
+            if not fresh:
+                return
+            for pid in fresh:
+                _signal(pid, signal.SIGSTOP)
+            seen.update(fresh)
 
 
 def _but_kin(table: list[Process], spared: Callable[[Process], bool]) -> list[Process]:
@@ -82,32 +118,6 @@ def _but_kin(table: list[Process], spared: Callable[[Process], bool]) -> list[Pr
                 kin.add(child)
                 waiting.append(child)
     return [process for process in table if process.pid not in kin]
-
-
-def _kill(choose: Choice) -> set[int]:
-    """End what is chosen, also while it forks. Another user's processes are not ours to signal, and are left."""
-    table = processes()
-    chosen = choose(table)
-    if chosen and len(chosen) == len(table):
-        # Nobody is spared: the kernel signals all processes under the lock that a fork needs, so none escapes.
-        reached = {process.pid for process in chosen if _signal(process.pid, 0)}
-        with suppress(OSError):
-            os.kill(-1, signal.SIGKILL)
-        return reached
-    _stop(choose)
-    return {process.pid for process in choose(processes()) if _signal(process.pid, signal.SIGKILL)}
-
-
-def _stop(choose: Choice) -> None:
-    """Until a look finds nobody new: a fork that meets a pending signal is not done, so the stopped cannot refill."""
-    seen: set[int] = set()
-    for _ in range(_ROUNDS):
-        fresh = [process.pid for process in choose(processes()) if process.pid not in seen]
-        if not fresh:
-            return
-        for pid in fresh:
-            _signal(pid, signal.SIGSTOP)
-        seen.update(fresh)
 
 
 def _signal(pid: int, number: int) -> bool:

@@ -100,7 +100,7 @@ class Connections:
             while True:
                 connection = self._idle.get_nowait()
                 # Nothing comes unasked, but the news that the server went away.
-                if not select.select([connection.fileno()], [], [], 0)[0]:
+                if not _readable(connection.fileno()):
                     return connection
                 connection.close()
         connection = psycopg.connect(**self._settings, autocommit=True)  # type: ignore[arg-type]
@@ -112,6 +112,13 @@ class Connections:
                 raise
             self._reached = True
         return connection
+
+
+def _readable(fd: int) -> bool:
+    """By poll: select ends at descriptor 1024."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def migrate(connection: Connection) -> None:

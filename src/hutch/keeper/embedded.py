@@ -10,9 +10,9 @@ from hutch import logs
 from hutch.config import Config
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.opening import open_store
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
 from hutch.keeper.scopes import scope
-from hutch.keeper.store import MemoryStore
 from hutch.keeper.volumes import Volumes
 from hutch.model.asking import ask
 from hutch.model.capabilities import Capabilities
@@ -38,7 +38,11 @@ class Hutch:
     async def _start(self) -> None:
         if not self._started:
             self._started = True
-            await self._keeper.start()
+            try:
+                await self._keeper.start()
+            except BaseException:
+                self._started = False
+                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -110,10 +114,7 @@ class Hutch:
 
 
 def _opened(config: Config) -> Keeper:
-    """Records on disk, so that a crash of this process loses no box; nothing at all while Hutch is switched off."""
+    """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     logs.configure(level=config.log_level, format=config.log_format)
-    if not config.enabled or config.store == "memory":
-        return Keeper(config, MemoryStore())
-    from hutch.keeper.sqlite import SqliteStore
-
-    return Keeper(config, SqliteStore(config.state_dir / "hutch.db"))
+    store, liveness = open_store(config)
+    return Keeper(config, store, liveness=liveness)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper.files import GuardedFiles
+from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.model.results import Chunk, JobInfo, Result, Usage
@@ -47,6 +47,7 @@ class BoxHandle:
         live = self._live
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
+        self._keeper.check_ours(live)
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:
@@ -60,8 +61,13 @@ class BoxHandle:
         self._live.unpin()
 
     async def failed(self, error: HutchError) -> None:
-        """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14)."""
-        if isinstance(error, BoxBroken | Unavailable):
+        """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14).
+
+        A box whose guest is dead or has lied needs no second look: a captured guest would pass it.
+        """
+        if isinstance(error, BoxBroken):
+            await self._keeper.condemn(self._live, error.message)
+        elif isinstance(error, Unavailable):
             await self._keeper.suspect(self._live)
 
     # --- commands -------------------------------------------------------------------------------------------
@@ -184,17 +190,25 @@ class BoxHandle:
     async def resume(self) -> None:
         await self._keeper.wake(self._live)
 
+    async def stop(self) -> None:
+        """End a persistent box's processes and keep its files; the next attach brings it back."""
+        await self._keeper.endings.stop(self._live, "stopped by a call")
+
+    async def rename(self, name: str) -> None:
+        await self._keeper.rename(self._live, name)
+
     async def release(self) -> None:
         """Give up the lease with the last handle; the box goes on until its clocks end it."""
-        self._close()
+        self.close()
         if self._session not in self._live.handles:
             await self._keeper.release(self._live, self._session)
 
     async def destroy(self) -> None:
-        self._close()
+        self.close()
         await self._keeper.destroy(self._live.record.id)
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Let go of this handle only: the session keeps its lease until it runs out."""
         if self._open:
             self._open = False
             self._live.closed_by(self._session)
@@ -203,7 +217,7 @@ class BoxHandle:
 class JobHandle:
     """A job; its handle remembers how far it has read each stream."""
 
-    def __init__(self, box: BoxHandle, process: Process) -> None:
+    def __init__(self, box: Guard, process: Process) -> None:
         self._box = box
         self._process = process
         self._cursors = {"stdout": 0, "stderr": 0}

@@ -4,16 +4,27 @@ import asyncio
 import secrets
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 
 from hutch.config import Config, directories
-from hutch.errors import BoxBroken, Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, Unsupported
-from hutch.keeper import leases, ownership
+from hutch.errors import (
+    BoxBroken,
+    Conflict,
+    Disabled,
+    Gone,
+    HeldElsewhere,
+    HutchError,
+    NotFound,
+    Unavailable,
+    Unsupported,
+)
+from hutch.keeper import leases, naming, ownership
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
+from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.making import Maker
 from hutch.keeper.pool import POOL_OWNER, Pool
 from hutch.keeper.reconcile import Reconciler
@@ -23,6 +34,7 @@ from hutch.keeper.sessions import Sessions
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
+from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import Spec
@@ -37,7 +49,15 @@ Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
 class Keeper:
     """One per process that owns boxes. `start` before use, `close` at the end."""
 
-    def __init__(self, config: Config, store: Store, engines: Engines | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        engines: Engines | None = None,
+        liveness: Liveness | None = None,
+        *,
+        visiting: bool = False,
+    ) -> None:
         self.id = "k" + secrets.token_hex(6)
         self.config = config
         self.store = store
@@ -48,12 +68,19 @@ class Keeper:
         self._live: dict[BoxId, Live] = {}
         self._making: dict[str, asyncio.Task[Live]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
-        self._claims: list[ownership.Claim] = []
-        self._homes = ownership.homes(config.state_dir, config.run_dir)
+        self.liveness = liveness or Locks(ownership.homes(config.state_dir, config.run_dir))
+        """The one that belongs to the store: whoever shares the store must be seen."""
+        self.visiting = visiting
+        """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
+        self._taking = asyncio.Lock()
+        """Two calls that find the same abandoned box take turns, instead of losing a race against each other."""
+        self._started = False
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.sessions = Sessions(self, store)
-        self.room = Room(config, store, self.boxes)
-        self._maker = Maker(self.id, config, self.states, self.engines, self.volumes, self.room, self._live)
+        self.room = Room(config, store, None if visiting else self.boxes)
+        self._maker = Maker(
+            self.id, config, self.states, self.engines, self.volumes, self.room, self._live, self.liveness
+        )
         self.pool = Pool(config.pool, self._make_for_pool)
         self.endings = Endings(self.states, self.engines, self._live)
         self.endings.gone.append(self.pool.forget)
@@ -62,30 +89,98 @@ class Keeper:
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
-        if self._claims or not self.config.enabled:
+        if self._started or not self.config.enabled:
             return
+        self._started = True
         directories.make(self.config.state_dir)
         directories.make(self.config.run_dir)
-        self._claims = [ownership.Claim(home, self.id) for home in self._homes]
+        try:
+            await self.liveness.claim(self)
+            await self.adopt()
+            await self.liveness.sweep()
+        except BaseException:  # a store that is away now may be there at the next try
+            await self.liveness.release()
+            self._started = False
+            raise
+        if not self.visiting:
+            self.pool.start()
+
+    async def adopt(self) -> None:
+        """Take over what dead keepers left, and keep it."""
         for live in await self.reconcile():
             self._live[live.record.id] = live
-        self.pool.start()
-        for home in self._homes:
-            ownership.sweep(home)
         if self._live:
             self._clocks.start()
 
     async def reconcile(self) -> list[Live]:
         """Take over what dead keepers left; the boxes that are ours now and were not before."""
-        alive = partial(ownership.alive_in_any, self._homes)
-        return await Reconciler(self.id, self.store, self.states, self.engines, alive).run()
+        now = time.time()
+        return await self._reconciler().run(
+            lambda record: not record.waits(now) and (bool(record.left_at) or not self.visiting)
+        )
+
+    def _reconciler(self) -> Reconciler:
+        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness)
+
+    async def confirm(self) -> None:
+        """Others may have taken this keeper for dead. Whoever writes a box's record first has it, so every box of
+        ours is written once; those that others were faster with are let go."""
+        for live in list(self._live.values()):
+            async with live.changing:
+                if live.record.id in self._live:
+                    await self._confirm(live)
+
+    async def _confirm(self, live: Live) -> None:
+        stored = await self.store.get(live.record.id)
+        while stored is not None and stored.keeper == self.id:
+            try:
+                await self.states.update(stored, into=live)
+            except Conflict:
+                stored = await self.store.get(live.record.id)
+            else:
+                return
+        log("keeper").warning("box was taken over by another keeper", box=live.record.id)
+        live.record = stored or live.record.but(state=State.STOPPING, epoch=live.record.epoch + 1)
+        del self._live[live.record.id]
+        if live.instance is not None:
+            await live.instance.close()
+
+    def check_ours(self, live: Live) -> None:
+        """Before a box is touched that keepers elsewhere could have taken over while we were out of touch."""
+        if not live.record.place and self.liveness.lapsed():
+            raise Unavailable(
+                f"box {live.record.id} may belong to another keeper by now: the store does not answer this one",
+                remedy="try again when the store is back",
+            )
 
     async def close(self) -> None:
         """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper."""
         await self._clocks.stop()
         await self.pool.stop()
-        await asyncio.gather(*(self.endings.close(live) for live in list(self._live.values())))
+        await asyncio.gather(*(self._part_with(live) for live in list(self._live.values())))
         await self._let_go()
+
+    async def _part_with(self, live: Live) -> None:
+        if self.visiting or live.record.left_at:
+            await self.leave(live)
+        else:
+            await self.endings.close(live)
+
+    async def leave(self, live: Live) -> None:
+        """Leave one box to itself: it lives by its dead-man's clock until somebody asks for it. No keeper takes it
+        over unasked before that clock has run out, and none ends it by closing."""
+        async with live.changing:
+            if self._live.pop(live.record.id, None) is None:
+                return
+            now = time.time()
+            used = now - (time.monotonic() - live.used)
+            try:
+                await self.states.update(live.record, into=live, left_at=now, used_at=used)
+            except HutchError as error:
+                log("keeper").warning("box left without a note", box=live.record.id, error=str(error))
+            if live.instance is not None:
+                await live.instance.close()
+                live.instance = None
 
     async def detach(self) -> None:
         """Go, and leave every box running: the next keeper on this state directory takes them over, jobs and all.
@@ -100,10 +195,9 @@ class Keeper:
 
     async def _let_go(self) -> None:
         await self.engines.close()
+        await self.liveness.release()
         await self.store.close()
-        for claim in self._claims:
-            claim.release()
-        self._claims = []
+        self._started = False
 
     # --- making ---------------------------------------------------------------------------------------------
 
@@ -151,13 +245,14 @@ class Keeper:
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         existing = await self.store.by_key(owner, key)
-        if existing is None:
-            return await self._create(spec, session, owner, key)
-        if existing.id not in self._live:
-            raise self._elsewhere(existing)
-        return self._live[existing.id]
+        if existing is not None:
+            with suppress(Gone):  # lost with its dead keeper: the key is free again
+                return await self.live(existing.id)
+        return await self._create(spec, session, owner, key)
 
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
+        if spec.name:
+            await naming.check_free(self.store, spec.name, owner)
         live = self.pool.claim(spec, self.config.profile)
         if live is None or not await self._claimed(live, spec, session, owner, key):
             live = await self._maker.make(spec, self._lease(session), owner, key)
@@ -195,19 +290,32 @@ class Keeper:
     async def live(self, box_id: str) -> Live:
         """The box in this keeper's hands; Gone says when and why it went, HeldElsewhere who has it."""
         live = self._live.get(BoxId(box_id))
+        if live is None:
+            live = await self._taken_over(BoxId(box_id))
         if live is not None:
             return live
-        record = await self.store.get(BoxId(box_id))
-        if record is not None:
-            raise self._elsewhere(record)
         tombstone = await self.store.tombstone(BoxId(box_id))
         if tombstone is not None:
-            raise Gone(
-                f"box {box_id} has been destroyed: {tombstone.reason}",
-                details={"at": tombstone.at, "reason": tombstone.reason},
-                remedy="create a new one",
-            )
+            raise naming.gone(box_id, tombstone.at, tombstone.reason)
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
+
+    async def _taken_over(self, box_id: BoxId) -> Live | None:
+        """A box that nobody keeps is there for whoever asks for it (P16)."""
+        async with self._taking:
+            record = await self.store.get(box_id)
+            if record is None or box_id in self._live:
+                return self._live.get(box_id)
+            reconciler = self._reconciler()
+            if not await reconciler.abandoned(record):
+                raise self._elsewhere(record)
+            try:
+                live = await reconciler.take(record)
+            except Conflict as faster:
+                raise self._elsewhere(record) from faster
+            if live is not None:
+                self._live[box_id] = live
+                self._clocks.start()
+            return live
 
     def _elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
@@ -233,6 +341,14 @@ class Keeper:
             if lease is not None and lease.holder == session and live.record.id in self._live:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
 
+    async def rename(self, live: Live, name: str) -> None:
+        """"" takes the name away. Conflict if another live box of its owner has it."""
+        if name:
+            await naming.check_free(self.store, name, live.record.owner, but=live.record.id)
+        async with live.changing:
+            spec = live.record.spec.but(name=name)
+            await self.states.update(live.record, into=live, kind="changed", reason=f"named {name or 'nothing'}", spec=spec)
+
     def boxes(self) -> tuple[BoxRecord, ...]:
         """Those in this keeper's hands."""
         return tuple(live.record for live in self._live.values())
@@ -251,6 +367,7 @@ class Keeper:
 
     async def pause(self, live: Live, reason: str = "paused by a call") -> None:
         async with live.changing:
+            self.check_ours(live)
             if live.record.state is State.PAUSED:
                 return
             if live.pins:
@@ -266,7 +383,8 @@ class Keeper:
             await self.states.change(live.record, State.RESTORING, into=live, reason="used")
             provider = self.engines.provider(live.record.instance.provider)
             try:
-                order = await self._maker.order(live.record.id, live.record.spec, live.record.owner)
+                record = live.record
+                order = await self._maker.order(record.id, record.spec, record.owner, record.grace_sec)
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
                 await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)
@@ -291,9 +409,13 @@ class Keeper:
                 await live.running.check()
             live.checked = time.monotonic()
         except BoxBroken as broken:
-            await self._mark(live, State.ERROR, f"health check failed: {broken.message}")
+            await self.condemn(live, f"health check failed: {broken.message}")
         except (HutchError, TimeoutError) as error:
             await self._mark(live, State.UNKNOWN, f"health check failed: {error or 'no answer'}")
+
+    async def condemn(self, live: Live, reason: str) -> None:
+        """The box is broken, and only destroying it is left."""
+        await self._mark(live, State.ERROR, reason)
 
     async def _mark(self, live: Live, state: State, reason: str) -> None:
         async with live.changing:
@@ -313,6 +435,7 @@ class Keeper:
     async def change(self, live: Live, limits: Limits) -> tuple[str, ...]:
         """Apply limits to the live box; the names of those that would need a new one are returned (B14)."""
         async with live.changing:
+            self.check_ours(live)
             refused = await live.running.change_limits(limits)
             kept = {name: getattr(live.record.spec.limits, name) for name in refused}
             spec = live.record.spec.but(limits=limits.but(**kept))

@@ -4,9 +4,10 @@ import asyncio
 import time
 
 from hutch.config import Config
-from hutch.errors import HutchError
+from hutch.errors import Conflict, HutchError, Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
+from hutch.keeper.liveness import Liveness
 from hutch.keeper.records import BoxRecord, Lease
 from hutch.keeper.room import Room
 from hutch.keeper.states import States
@@ -31,6 +32,7 @@ class Maker:
         volumes: Volumes,
         room: Room,
         boxes: dict[BoxId, Live],
+        liveness: Liveness,
     ) -> None:
         self._keeper = keeper
         self._config = config
@@ -39,6 +41,7 @@ class Maker:
         self._volumes = volumes
         self._room = room
         self._boxes = boxes
+        self._liveness = liveness
 
     async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
         """A running box. If it fails, or the caller is cancelled, at any point, nothing of it remains."""
@@ -48,7 +51,8 @@ class Maker:
         record = BoxRecord(
             id=order.box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
             instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
-            labels=effective.labels,
+            labels=effective.labels, place="" if provider.portable else self._liveness.place,
+            grace_sec=order.orphan_grace_sec,
         )  # fmt: skip
         live = Live(record)
         try:
@@ -58,16 +62,19 @@ class Maker:
         except BaseException as error:
             if record.id in self._boxes:
                 await whole(self._abandon(live, provider, error))
+            elif live.instance is not None:
+                # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
+                await whole(provider.destroy(live.instance.record))
             raise
         return live
 
-    async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str) -> Order:
+    async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, grace: float = 0.0) -> Order:
         """With the host places the box may show, checked now: they may have changed since it was stopped."""
         places = self._engines.places(spec)
         kind, _, volume = spec.workspace.source.partition(":")
         if kind == "volume":
             places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
-        grace = self._config.orphan_grace_sec
+        grace = grace or self._config.orphan_grace_sec
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
 
     async def _open(self, live: Live) -> None:
@@ -89,14 +96,27 @@ class Maker:
         reason = "creation was cancelled" if cancelled else f"creation failed: {error}"
         async with live.changing:
             try:
-                if live.record.state is not State.STOPPING:
-                    await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
+                ours = await self._doom(live, reason, error)
                 if live.instance is not None:
                     await live.instance.close()
                     live.instance = None
                 await provider.destroy(live.record.instance)
-                await self._states.forget(live.record, reason)
+                if ours:
+                    await self._states.forget(live.record, reason)
                 del self._boxes[live.record.id]
                 self._room.freed()
             except HutchError as problem:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
+
+    async def _doom(self, live: Live, reason: str, error: BaseException) -> bool:
+        """False: another keeper has the record. It took us for dead and destroys what is half made, perhaps before
+        that was there; so we destroy it too."""
+        if live.record.state is State.STOPPING:
+            return True
+        try:
+            await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
+        except Conflict:
+            if isinstance(error, Unavailable):
+                raise  # the record may be further than we know, and tell of a whole box
+            return False
+        return True

@@ -13,6 +13,8 @@ from hutch.config import Config
 from hutch.errors import HutchError
 from hutch.keeper import ownership
 from hutch.keeper.engines import Engines
+from hutch.keeper.liveness import Liveness
+from hutch.keeper.opening import is_shared, open_store
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -36,42 +38,61 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
     me = "k" + secrets.token_hex(6)
     # The lock tells keepers that start meanwhile that the records we have taken are in living hands.
     homes = ownership.homes(config.state_dir, config.run_dir)
-    claims = [] if dry_run else [ownership.Claim(home, me) for home in homes]
+    store, liveness = _opened(config)
     engines = Engines(config)
-    store = _store(config)
-    pruner = _Pruner(config, homes, me, engines, dry_run=dry_run)
+    pruner = _Pruner(config, homes, me, engines, liveness, dry_run=dry_run)
     try:
-        if store is not None:
-            async for leftover in pruner.records(store):
-                yield leftover
+        if not dry_run:
+            await liveness.claim(_Passing(me))
+        async for leftover in pruner.records(store):
+            yield leftover
         async for leftover in pruner.instances():
             yield leftover
-        for leftover in (*await pruner.groups(), *pruner.keepers()):
+        for leftover in (*await pruner.groups(), *await pruner.keepers()):
             yield leftover
     finally:
         await engines.close()
-        if store is not None:
-            await store.close()
-        for claim in claims:
-            claim.release()
+        await liveness.release()
+        await store.close()
 
 
-def _store(config: Config) -> Store | None:
-    """The records on disk, if there are any: looking must not make a database."""
-    path = config.state_dir / "hutch.db"
-    if not path.exists():
+def _opened(config: Config) -> tuple[Store, Liveness]:
+    """Records that others can see, else those on disk, if there are any: looking must not make a database."""
+    if is_shared(config):
+        return open_store(config.but(enabled=True))
+    there = (config.state_dir / "hutch.db").exists()
+    return open_store(config.but(enabled=True, store="" if there else "memory"))
+
+
+class _Passing:
+    """Lives only as long as the pruning, and keeps nothing."""
+
+    def __init__(self, keeper: str) -> None:
+        self.id = keeper
+
+    async def confirm(self) -> None:
         return None
-    from hutch.keeper.sqlite import SqliteStore
 
-    return SqliteStore(path)
+    async def adopt(self) -> None:
+        return None
 
 
 class _Pruner:
-    def __init__(self, config: Config, homes: tuple[Path, ...], me: str, engines: Engines, *, dry_run: bool) -> None:
+    def __init__(
+        self,
+        config: Config,
+        homes: tuple[Path, ...],
+        me: str,
+        engines: Engines,
+        liveness: Liveness,
+        *,
+        dry_run: bool,
+    ) -> None:
         self._config = config
         self._homes = homes
         self._me = me
         self._engines = engines
+        self._liveness = liveness
         self._dry_run = dry_run
         self._settled: set[str] = set()
         """Boxes whose record has been looked at: the engines' listing has nothing to add."""
@@ -79,15 +100,21 @@ class _Pruner:
     async def records(self, store: Store) -> AsyncIterator[Leftover]:
         for record in await store.all():
             self._settled.add(record.id)
-            if record.spec.retention is Retention.PERSISTENT or self._alive(record.keeper):
+            if record.spec.retention is Retention.PERSISTENT or record.place not in ("", self._liveness.place):
+                continue
+            if await self._liveness.alive(record.keeper):
                 continue
             yield await self._box(record.id, partial(self._end, record, States(store)))
 
     async def instances(self) -> AsyncIterator[Leftover]:
         """Boxes that an engine shows and no record knows: those of `hutch run` and the like that were killed."""
         provider = self._engines.provider(self._config.provider)
+        if provider.portable:
+            return  # keepers of other stores, which we cannot ask about, may have boxes there
         for instance in await provider.list():
-            if instance.box_id not in self._settled and self._abandoned(instance):
+            if "store" in instance.data:
+                continue  # kept files are nobody's litter, even if their record is lost
+            if instance.box_id not in self._settled and await self._abandoned(instance):
                 yield await self._box(instance.box_id, partial(provider.destroy, instance))
 
     async def groups(self) -> list[Leftover]:
@@ -95,11 +122,11 @@ class _Pruner:
         names = await self._engines.provider(self._config.provider).sweep(dry_run=self._dry_run)
         return [Leftover(kind="group", name=name) for name in names]
 
-    def keepers(self) -> list[Leftover]:
+    async def keepers(self) -> list[Leftover]:
         """The lock files of the dead."""
-        dead = [Leftover(kind="keeper", name=name) for name in self._names() if not self._alive(name)]
-        for home in () if self._dry_run else self._homes:
-            ownership.sweep(home)
+        dead = [Leftover(kind="keeper", name=name) for name in self._names() if not await self._liveness.alive(name)]
+        if not self._dry_run:
+            await self._liveness.sweep()
         return dead
 
     async def _end(self, record: BoxRecord, states: States) -> None:
@@ -119,17 +146,14 @@ class _Pruner:
             return Leftover(kind="box", name=box_id, problem=str(error))
         return Leftover(kind="box", name=box_id)
 
-    def _abandoned(self, instance: InstanceRecord) -> bool:
+    async def _abandoned(self, instance: InstanceRecord) -> bool:
         """A box that names no keeper was perhaps begun this moment: it is left alone while anybody lives."""
         if instance.keeper:
-            return not self._alive(instance.keeper)
-        return not any(self._alive(keeper) for keeper in self._names())
+            return not await self._liveness.alive(instance.keeper)
+        return not any([await self._liveness.alive(keeper) for keeper in self._names()])
 
     def _names(self) -> list[str]:
         """Of the keepers there are lock files of, but for our own."""
         locks = [home / "keepers" for home in self._homes]
         names = {path.name for directory in locks if directory.is_dir() for path in directory.iterdir()}
         return sorted(names - {self._me})
-
-    def _alive(self, keeper: str) -> bool:
-        return ownership.alive_in_any(self._homes, keeper)

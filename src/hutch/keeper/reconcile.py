@@ -9,6 +9,7 @@ from collections.abc import Callable
 from hutch.errors import Conflict, HutchError, NotFound, Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
+from hutch.keeper.liveness import Liveness
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -22,23 +23,21 @@ _HALF_MADE = (State.CREATING, State.STOPPING, State.ERROR)
 class Reconciler:
     """Brings one keeper's memory, the store and the engines to agree."""
 
-    def __init__(
-        self, keeper: str, store: Store, states: States, engines: Engines, alive: Callable[[str], bool]
-    ) -> None:
+    def __init__(self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness) -> None:
         self._keeper = keeper
         self._store = store
         self._states = states
         self._engines = engines
-        self._alive = alive
+        self._liveness = liveness
 
-    async def run(self) -> list[Live]:
+    async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
         """The boxes that are ours now."""
         adopted: list[Live] = []
         for record in await self._store.all():
-            if record.keeper == self._keeper or self._alive(record.keeper):
+            if not wanted(record) or not await self.abandoned(record):
                 continue
             try:
-                live = await self._take(record)
+                live = await self.take(record)
             except Conflict:
                 continue  # another keeper was faster
             except HutchError as error:
@@ -49,8 +48,19 @@ class Reconciler:
         await self._sweep_engines()
         return adopted
 
-    async def _take(self, record: BoxRecord) -> Live | None:
-        record = await self._states.update(record, keeper=self._keeper, kind="adopted", reason="its keeper died")
+    async def abandoned(self, record: BoxRecord) -> bool:
+        """Whether nobody keeps it any more and we can reach it: a box on another machine is left to keepers there."""
+        if record.keeper == self._keeper or record.place not in ("", self._liveness.place):
+            return False
+        return not await self._liveness.alive(record.keeper)
+
+    async def take(self, record: BoxRecord) -> Live | None:
+        """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
+        # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
+        why = "its keeper had left it" if record.left_at else "its keeper died"
+        record = await self._states.update(
+            record, keeper=self._keeper, epoch=record.epoch + 1, kind="adopted", reason=why
+        )
         kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
         if kept and record.state in (State.STOPPING, State.ERROR):
             return await self._finish_stop(record, "its keeper died")
@@ -107,8 +117,13 @@ class Reconciler:
         else the dead left there."""
         known = {record.id for record in await self._store.all()}
         for provider in self._engines.in_use():
+            if provider.portable:
+                continue  # keepers that we cannot ask about, of other stores, may have boxes there
             for instance in await provider.list():
-                # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later.
-                if instance.box_id not in known and instance.keeper and not self._alive(instance.keeper):
+                # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later. Kept files
+                # are nobody's litter, even if their record is lost.
+                if instance.box_id in known or not instance.keeper or "store" in instance.data:
+                    continue
+                if not await self._liveness.alive(instance.keeper):
                     await provider.destroy(instance)
             await provider.sweep()

@@ -31,6 +31,8 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     id: BoxId
     owner: str = LOCAL_OWNER
     keeper: str
+    place: str = ""
+    """Where it can be reached from: a keeper's place (`Liveness.place`), or "" for every one that sees this record."""
     state: State
     version: int = 1
     reason: str = ""
@@ -45,6 +47,17 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    grace_sec: float = 0.0
+    """Its dead-man's clock: how long it lives without any keeper."""
+    left_at: float = 0.0
+    """When a keeper last went and left it to itself on purpose (`Keeper.leave`); 0: never."""
+
+    def waits(self, now: float) -> bool:
+        """Left to itself, and its clock has not run out: it waits for whoever asks for it. A box that stands still
+        has a clock that stands still."""
+        if not self.left_at:
+            return False
+        return self.state in (State.PAUSED, State.STOPPED) or now < self.left_at + self.grace_sec
 
 
 class Tombstone(Record, frozen=True, kw_only=True):

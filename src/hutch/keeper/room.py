@@ -15,7 +15,8 @@ from hutch.policy.quotas import Quota, Shortage, shortage
 class Room:
     """Counts live things only: boxes that exist and creations that are under way (lesson 8)."""
 
-    def __init__(self, config: Config, store: Store, live: Callable[[], Iterable[BoxRecord]]) -> None:
+    def __init__(self, config: Config, store: Store, live: Callable[[], Iterable[BoxRecord]] | None) -> None:
+        """`live` tells the keeper's own boxes; without it all there are count: none stays in a visitor's hands."""
         self._config = config
         self._store = store
         self._live = live
@@ -50,7 +51,8 @@ class Room:
 
     async def _lack(self, owner: str, limits: Limits) -> Shortage | None:
         limit = self._config.max_boxes
-        count = sum(1 for _ in self._live()) + len(self._making)
+        live = self._live() if self._live is not None else await self._store.all()
+        count = sum(1 for _ in live) + len(self._making)
         if limit and count >= limit:
             return Shortage(what="boxes", limit=limit, used=count, asked=1)
         quota = self._config.quotas.get(owner) or self._config.quotas.get("*")

@@ -153,6 +153,8 @@ class Provider(ABC):
 
     name: ClassVar[str]
     contract: ClassVar[int] = CONTRACT
+    portable: ClassVar[bool] = False
+    """Whether its boxes can be reached from every machine, so that a keeper on any may take over a dead one's."""
 
     @abstractmethod
     async def probe(self) -> Capabilities:

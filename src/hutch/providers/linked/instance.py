@@ -20,7 +20,7 @@ from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
-from hutch.providers.linked.shapes import About, Started, checked
+from hutch.providers.linked.shapes import About, CpuTime, Started, checked
 from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, decide
 
 ANSWER_GRACE = 15.0
@@ -288,6 +288,10 @@ class LinkedInstance(Instance):
             await link.request("ping", timeout=10.0)
         except Timeout as error:
             raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="check") from error
+        except Unavailable:
+            if link.usable:
+                raise
+            await self.link()  # the connection broke: BoxBroken if the guest is gone, else its greeting is an answer
 
     async def kill_all(self) -> None:
         """End every process of the box but its guest."""
@@ -298,11 +302,12 @@ class LinkedInstance(Instance):
         await (await self.link()).request("clock", orphan_grace=orphan_grace_sec, ttl=ttl_sec)
 
     async def usage(self) -> Usage:
-        counters = self._facts.read()
+        link = await self.link()
+        spent = checked(await link.request("usage", timeout=5.0), CpuTime)
         return Usage(
-            cpu_user_sec=counters.cpu_user_sec,
-            cpu_system_sec=counters.cpu_system_sec,
-            box_memory_peak_mb=_megabytes(counters.memory_peak_bytes),
+            cpu_user_sec=spent.cpu_user_sec,
+            cpu_system_sec=spent.cpu_system_sec,
+            box_memory_peak_mb=_megabytes(self._facts.read().memory_peak_bytes),
         )
 
     async def pause(self) -> None:

@@ -37,6 +37,11 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
+class CpuTime(msgspec.Struct, frozen=True, kw_only=True):
+    cpu_user_sec: float
+    cpu_system_sec: float
+
+
 Shape = TypeVar("Shape")
 
 

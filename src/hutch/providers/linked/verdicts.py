@@ -40,8 +40,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     pids_hits: int | None = None
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
-    cpu_user_sec: float = 0.0
-    cpu_system_sec: float = 0.0
     pids_peak: int | None = None
 
 

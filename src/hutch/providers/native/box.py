@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import EngineError, Unsupported
 from hutch.model.limits import Limits
-from hutch.model.results import Result
+from hutch.model.results import Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
+from hutch.providers.native.box_processes import BoxProcesses
 from hutch.providers.native.cgroups import Ceiling, Group
+from hutch.providers.native.processes import cpu_seconds
 
 if TYPE_CHECKING:
     from hutch.providers.native.guards import Guards
@@ -95,6 +97,25 @@ class NativeInstance(LinkedInstance):
                 raise _no_freezer()
             return
         await asyncio.to_thread(group.thaw)
+
+    async def usage(self) -> Usage:
+        counted = await super().usage()
+        user, system = await asyncio.to_thread(self._cpu_seconds)
+        return counted.but(cpu_user_sec=user, cpu_system_sec=system)
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Of everything the box's first process has waited for, and of what still runs."""
+        pid = self.record.data["pid"]
+        assert isinstance(pid, int)
+        try:
+            box = BoxProcesses(pid)
+        except ProcessLookupError:
+            return 0.0, 0.0
+        try:
+            times = [cpu_seconds(each) for each in (pid, *box.users())]
+        finally:
+            box.close()
+        return sum(user for user, _ in times), sum(system for _, system in times)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What a control group holds changes at once; a disk and open files would need a new box."""

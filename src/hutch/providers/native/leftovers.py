@@ -20,6 +20,7 @@ from hutch.providers.native import cgroup_control, identity, processes
 
 PROVIDER = "native"
 STEM = ".stem-"
+KEEPER = "keeper"
 _DEATH_TIMEOUT = 20.0
 _GROUP_TIMEOUT = 5.0
 
@@ -43,13 +44,37 @@ def read_plan(directory: str) -> dict[str, Any]:
     return plan if isinstance(plan, dict) else {}
 
 
-def records(run: str) -> tuple[InstanceRecord, ...]:
+def records(run: str, stores: str) -> tuple[InstanceRecord, ...]:
+    """Boxes that live, or died without being destroyed, and persistent ones that are stopped."""
+    found = [record_of(box_id, run) for box_id in _box_ids(run)]
+    there = {record.box_id for record in found if record is not None}
+    stopped = (_stopped(box_id, run, stores) for box_id in _box_ids(stores) if box_id not in there)
+    return tuple(record for record in (*found, *stopped) if record is not None)
+
+
+def _box_ids(directory: str) -> list[BoxId]:
     try:
-        names = sorted(os.listdir(run))
+        return [BoxId(name) for name in sorted(os.listdir(directory)) if is_box_id(name)]
     except FileNotFoundError:
-        return ()
-    found = (record_of(BoxId(name), run) for name in names if is_box_id(name))
-    return tuple(record for record in found if record is not None)
+        return []
+
+
+def _stopped(box_id: BoxId, run: str, stores: str) -> InstanceRecord:
+    store = os.path.join(stores, box_id)
+    try:
+        with open(os.path.join(store, KEEPER)) as file:
+            keeper = file.read()
+    except FileNotFoundError:
+        keeper = ""
+    data: dict[str, Any] = {"directory": os.path.join(run, box_id), "store": store}
+    return InstanceRecord(provider=PROVIDER, box_id=box_id, keeper=keeper, data=data)
+
+
+def make_store(store: str, keeper: str) -> None:
+    """A persistent box's directory; who keeps it is written there, out of the box's sight."""
+    os.makedirs(store, 0o700, exist_ok=True)
+    with open(os.path.join(store, KEEPER), "w") as file:
+        file.write(keeper)
 
 
 async def sweep(run: str) -> None:

@@ -56,7 +56,8 @@ def deputy_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> byt
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
     env = environment(spec, record.box_id[:12]) | {"HOME": home, "USER": name, "LOGNAME": name}
-    return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
+    told = {"box_id": record.box_id, "workdir": spec.workdir, "env": env, "is_deputy": True}
+    return json.dumps(told).encode()
 
 
 def guest_options(order: Order) -> bytes:

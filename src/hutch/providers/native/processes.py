@@ -10,6 +10,8 @@ import select
 import signal
 from typing import NamedTuple
 
+_TICKS = os.sysconf("SC_CLK_TCK")
+
 
 def boot_id() -> str:
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -24,6 +26,17 @@ def start_time(pid: int) -> int | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def cpu_seconds(pid: int) -> tuple[float, float]:
+    """User and system time of a process and of the children it has waited for; nothing if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0.0
+    user, system, children_user, children_system = (int(field) / _TICKS for field in fields[11:15])
+    return user + children_user, system + children_system
 
 
 class Identity(NamedTuple):

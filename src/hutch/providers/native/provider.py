@@ -61,6 +61,10 @@ class NativeProvider(Provider):
         self._state = str(settings.get("state_dir") or self._state)
         self._run = str(settings.get("run_dir") or self._run)
 
+    @property
+    def _stores(self) -> str:
+        return os.path.join(self._state, "boxes")
+
     # --- what can be done here -------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
@@ -88,13 +92,13 @@ class NativeProvider(Provider):
     def plan(self, order: Order) -> InstanceRecord:
         data: dict[str, Any] = {"directory": os.path.join(self._run, order.box_id)}
         if orders.is_persistent(order.spec):
-            data["store"] = os.path.join(self._state, "boxes", order.box_id)
+            data["store"] = os.path.join(self._stores, order.box_id)
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> NativeInstance:
         store = planned.data.get("store")
         if isinstance(store, str):
-            os.makedirs(store, 0o700, exist_ok=True)
+            leftovers.make_store(store, order.keeper)
         return await self._make(order, planned)
 
     async def _make(self, order: Order, planned: InstanceRecord) -> NativeInstance:
@@ -231,7 +235,8 @@ class NativeProvider(Provider):
             os.close(options)
         if "ready" not in answer:
             step, error = answer.get("step", ""), answer.get("error", "")
-            raise EngineError(f"no deputy for user {uid} in box {record.box_id}: {step}: {error}", op="run")
+            message = f"no deputy for user {uid} in box {record.box_id}: {step}: {error}"
+            raise EngineError(message, op="run", details={"errno": answer.get("errno", "")})
 
     def _group(self, record: InstanceRecord) -> Group | None:
         paths = record.data.get("groups")
@@ -285,7 +290,7 @@ class NativeProvider(Provider):
         await leftovers.remove(record, keep_store=keep_store)
 
     async def list(self) -> tuple[InstanceRecord, ...]:
-        return await asyncio.to_thread(leftovers.records, self._run)
+        return await asyncio.to_thread(leftovers.records, self._run, self._stores)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
         from hutch.providers.native import group_sweep

@@ -206,17 +206,28 @@ class Spawner:
                 pass
         except BlockingIOError:
             pass
-        waiting = {stem.process.pid for stem in (*self._waiting, *self._busy.values())}
         try:
             while True:
-                # Look first: `end` waits for its own children.
+                # Look first: `end` waits for its own children, and a number must not be free before that.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-                if found is None or found.si_pid in waiting:
+                if found is None:
                     return
-                os.waitpid(found.si_pid, 0)
-                self._nursery.buried(found.si_pid)
+                self._bury(found.si_pid)
         except ChildProcessError:
             return
+
+    def _bury(self, pid: int) -> None:
+        for stem in self._waiting:
+            if stem.process.pid == pid:
+                self._waiting.remove(stem)
+                self._nursery.end(stem)
+                return
+        for fd, stem in self._busy.items():
+            if stem.process.pid == pid:
+                self._hear(fd)
+                return
+        os.waitpid(pid, 0)
+        self._nursery.buried(pid)
 
 
 def _last_words(sock: socket.socket) -> tuple[wire.Message, list[int]] | None:
@@ -284,8 +295,8 @@ def main(fd: int) -> None:
     gc.freeze()
     gc.disable()
     spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
-    wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})
     try:
+        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})  # fails if the keeper has died meanwhile
         spawner.run()
     finally:
         spawner.close()

@@ -1,8 +1,8 @@
 """The zygote: an idle twin of the spawner, from which every box is cloned.
 
 After a fork each page that either side writes to exists twice, and running Python writes to hundreds of them
-(reference counts). Cloned from the busy spawner, every box would keep an old copy of whatever the spawner touches next. The zygote only
-waits, clones and waits again, so that its boxes go on sharing its memory: half a megabyte less for each, and faster.
+(reference counts). Cloned from the busy spawner, every box would keep an old copy of whatever the spawner touches next.
+The zygote only waits, clones and waits again, so that its boxes go on sharing its memory: 0.6 MB less for each.
 
 The children are the spawner's (CLONE_PARENT), not the zygote's. Standard library only.
 """
@@ -32,12 +32,15 @@ class Zygote:
     """The spawner's handle."""
 
     def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self._fork()
+
+    def _fork(self) -> None:
         self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        pid = os.fork()
-        if pid == 0:
-            _serve(theirs, setting)
+        self.pid = os.fork()
+        if self.pid == 0:
+            _serve(theirs, self._setting)
         theirs.close()
-        self.pid = pid
 
     def clone(
         self, flags: int, sock: int, doors: Doors, shape: root.Shape, entrances: tuple[str, ...], cgroup: int | None,
@@ -50,14 +53,23 @@ class Zygote:
         fds += [ordered[1]] if ordered else []
         fds += [cgroup] if cgroup is not None else []
         head = _HEAD.pack(flags, ordered is not None, cgroup is not None)
-        self._sock.sendmsg([head, body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
-        answer = self._sock.recv(_PID.size)
-        if not answer:
-            raise ChildProcessError(10, "the zygote has ended", "clone")
+        answer = self._ask(head, body, fds)
+        if not answer:  # it was killed, perhaps for want of memory
+            self._sock.close()
+            self._fork()
+            answer = self._ask(head, body, fds)
         pid: int = _PID.unpack(answer)[0]
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
         return pid
+
+    def _ask(self, head: bytes, body: bytes, fds: list[int]) -> bytes:
+        """The answer, or nothing if the zygote is dead."""
+        try:
+            self._sock.sendmsg([head, body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+            return self._sock.recv(_PID.size)
+        except (BrokenPipeError, ConnectionResetError):
+            return b""
 
 
 def _serve(sock: socket.socket, setting: Setting) -> NoReturn:

@@ -1,0 +1,43 @@
+"""`[server]`: where `hutch serve` listens, who may come, and how much each may ask for."""
+
+from hutch.errors import ConfigError
+from hutch.model.record import Record
+
+
+class ServerTable(Record, frozen=True, kw_only=True):
+    """Every setting of the server, with its default."""
+
+    host: str = "127.0.0.1"
+    """Address of the TCP door; empty: only the Unix socket."""
+    port: int = 7300
+    """0: any free one, told in `server.json`."""
+    socket: str = ""
+    """Path of the Unix socket; empty: `server.sock` in the run directory."""
+    tls_cert: str = ""
+    tls_key: str = ""
+    hosts: tuple[str, ...] = ()
+    """Host names by which clients may call the TCP door, besides localhost and the address it listens on."""
+    origins: tuple[str, ...] = ()
+    """Origins whose pages may call, such as https://bots.example.org; a server's own origin always may."""
+    rate_per_sec: float = 1000.0
+    """Requests a key may make each second, with twice as many at once; 0: no limit."""
+    max_body_mb: int = 16
+    """Largest body that is not a file."""
+    max_upload_mb: int = 16384
+    """Largest file that is written by one request."""
+    body_timeout_sec: float = 60.0
+    """How long a body may stand still before the request is given up."""
+    drain_sec: float = 10.0
+    """How long requests may take to finish when the server is told to end."""
+
+    def check(self, origin: str) -> None:
+        """Raises ConfigError, which names `origin`."""
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"{origin}: server.port = {self.port} is no port", details={"field": "server.port"})
+        if bool(self.tls_cert) != bool(self.tls_key):
+            raise ConfigError(
+                f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
+            )
+        for field in ("rate_per_sec", "max_body_mb", "max_upload_mb", "body_timeout_sec", "drain_sec"):
+            if getattr(self, field) < 0:
+                raise ConfigError(f"{origin}: server.{field} is negative", details={"field": f"server.{field}"})

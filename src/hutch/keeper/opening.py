@@ -1,0 +1,41 @@
+"""From the setting `store` to the store it names, and to the liveness that belongs to it."""
+
+from hutch.config import Config
+from hutch.errors import ConfigError
+from hutch.keeper import ownership
+from hutch.keeper.liveness import Liveness, Locks
+from hutch.keeper.store import MemoryStore, Store
+
+
+def open_store(config: Config) -> tuple[Store, Liveness]:
+    """Nothing at all is written while Hutch is switched off. Drivers are loaded only for the store that needs them."""
+    homes = ownership.homes(config.state_dir, config.run_dir)
+    if not config.enabled or config.store == "memory":
+        return MemoryStore(), Locks(homes)
+    if not config.store:
+        from hutch.keeper.sqlite import SqliteStore
+
+        return SqliteStore(config.state_dir / "hutch.db"), Locks(homes)
+    if not is_shared(config):
+        # Not shown: what was meant as an address may hold a password.
+        raise ConfigError(
+            f"{config.origin('store')}: the setting `store` names no store",
+            remedy='leave it empty for SQLite, or write "memory" or postgresql://…',
+            details={"field": "store"},
+        )
+    try:
+        from hutch.keeper.heartbeat import Heartbeat
+        from hutch.keeper.postgres import PostgresStore
+    except ImportError as error:
+        raise ConfigError(
+            f"{config.origin('store')}: the store is PostgreSQL, and its driver cannot be loaded: {error}",
+            remedy="pip install 'hutch[postgres]'",
+            details={"field": "store"},
+        ) from error
+    store = PostgresStore(config.store)
+    return store, Heartbeat(store.connections, homes)
+
+
+def is_shared(config: Config) -> bool:
+    """Whether the records are where keepers on other machines can see them."""
+    return config.store.startswith(("postgresql://", "postgres://"))

@@ -1,0 +1,3 @@
+"""Fixtures of the keeper's tests."""
+
+from tests.keeper.postgres_server import postgres as postgres

@@ -1,0 +1,237 @@
+"""Native boxes and the end of their keeper: one that never returns, one that comes back, one that lives beside."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch.errors import Gone, HeldElsewhere
+from hutch.keeper.embedded import Hutch
+from hutch.keeper.pruning import prune
+from hutch.model.results import JobState
+from hutch.model.state import State
+from tests.keeper.crashing import GRACE, House, Resident, house
+
+HOLDER = Path(__file__).with_name("crash_holder.py")
+NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
+SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 16}
+
+
+def holder(place: House, grace: float = GRACE) -> Resident:
+    return place.resident(HOLDER, str(grace))
+
+
+def make(keeper: Resident, **spec: object) -> str:
+    return keeper.ask("make " + json.dumps({**SMALL, **spec}))
+
+
+async def pruned(place: House) -> set[str]:
+    """Names of the boxes that `hutch prune` removed here."""
+    found = [leftover async for leftover in prune(place.config())]
+    assert not [leftover for leftover in found if leftover.problem], found
+    return {leftover.name for leftover in found if leftover.kind == "box"}
+
+
+async def destroy_all(place: House) -> None:
+    async with place.opened() as hutch:
+        for record in await hutch.boxes():
+            await hutch.destroy(record.id)
+    assert place.traces() == []
+
+
+# --- a keeper that never returns -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sweeper", ["prune", "keeper"])
+async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> None:
+    """DESIGN 5, "nobody forgotten": after its grace the guest goes with everything in the box; the rest is swept."""
+    with house() as place:
+        keeper = holder(place, grace=0.5)
+        box = make(keeper)
+        keeper.ask(f"write {box} note.txt hello")
+        keeper.ask(f"start {box} {NUMBERS}")
+        keeper.kill()
+        assert place.empty() == [], "the box outlives its grace"
+        if sweeper == "prune":
+            assert await pruned(place) == {box}
+        async with place.opened() as hutch:
+            assert await hutch.boxes() == ()
+            with pytest.raises(Gone):
+                await hutch.attach(box)
+        assert place.traces() == []
+
+
+async def test_a_persistent_box_whose_keeper_never_returns_keeps_its_files_only() -> None:
+    """P16: its processes go after the grace, also a prune leaves its files, and the next keeper has them."""
+    with house() as place:
+        keeper = holder(place, grace=0.5)
+        box = make(keeper, retention="persistent")
+        keeper.ask(f"write {box} note.txt hello")
+        keeper.ask(f"start {box} {NUMBERS}")
+        keeper.kill()
+        assert place.empty() == [], "the box outlives its grace"
+        assert await pruned(place) == set()
+        async with place.opened() as hutch:
+            again = await hutch.attach(box, takeover=True)
+            assert await again.files.read_text("note.txt") == "hello"
+            assert await again.jobs() == ()
+        await destroy_all(place)
+
+
+# --- a keeper that comes back --------------------------------------------------------------------------------------
+
+
+async def test_a_persistent_box_comes_back_after_close() -> None:
+    """P16, lesson 15: stopped at close, restored when it is used; a temporary box goes with its keeper."""
+    with house() as place:
+        async with place.opened() as hutch:
+            kept = await hutch.create(retention="persistent", **SMALL)
+            gone = await hutch.create(**SMALL)
+            await kept.files.write("a/b.txt", "kept")
+            await kept.start(NUMBERS)
+        assert place.empty() == []
+        async with place.opened() as hutch:
+            (record,) = await hutch.boxes()
+            assert (record.id, record.state) == (kept.id, State.STOPPED)
+            box = await hutch.attach(kept.id, takeover=True)
+            assert await box.files.read_text("a/b.txt") == "kept"
+            assert await box.jobs() == ()
+            with pytest.raises(Gone):
+                await hutch.attach(gone.id)
+        await destroy_all(place)
+
+
+@pytest.mark.parametrize("run_directory", ["kept", "lost"])
+async def test_a_persistent_box_survives_a_reboot(run_directory: str) -> None:
+    """P16: every process is gone at once, and with a real reboot also the run directory. Files stay, jobs do not."""
+    with house() as place:
+        keeper = holder(place)
+        kept, paused, gone = make(keeper, retention="persistent"), make(keeper, retention="persistent"), make(keeper)
+        for box_id in (kept, paused, gone):
+            keeper.ask(f"write {box_id} note.txt of-{box_id}")
+            keeper.ask(f"start {box_id} {NUMBERS}")
+        keeper.ask(f"pause {paused}")
+        keeper.kill(lambda pid: [pid, *place.processes()])
+        for pid in place.processes():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        assert place.empty() == []
+        if run_directory == "lost":
+            shutil.rmtree(place.run)
+        async with place.opened() as hutch:
+            states = {record.id: record.state for record in await hutch.boxes()}
+            assert states == {kept: State.STOPPED, paused: State.STOPPED}
+            for box_id in (kept, paused):
+                box = await hutch.attach(box_id, takeover=True)
+                assert await box.files.read_text("note.txt") == f"of-{box_id}"
+                assert await box.jobs() == ()
+            with pytest.raises(Gone):
+                await hutch.attach(gone)
+        await destroy_all(place)
+
+
+async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
+    """Its guest died and was found dead (`error`); a restart must not take that for half made (lesson 2)."""
+    with house() as place:
+        async with place.opened() as hutch:
+            box = await hutch.create(retention="persistent", **SMALL)
+            await box.files.write("note.txt", "kept")
+            live = await hutch._keeper.live(box.id)
+            pid = live.record.instance.data["pid"]
+            assert isinstance(pid, int)
+            os.kill(pid, signal.SIGKILL)
+            while (await box.state()) is State.RUNNING:
+                await hutch._keeper.suspect(live)
+            assert await box.state() is State.ERROR
+        async with place.opened() as hutch:
+            again = await hutch.attach(box.id, takeover=True)
+            assert await again.files.read_text("note.txt") == "kept"
+        await destroy_all(place)
+
+
+async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
+    """B27, S2: a frozen guest hears nothing of its keeper's death; the next keeper thaws it and finds its jobs."""
+    with house() as place:
+        keeper = holder(place, grace=1.0)
+        box_id = make(keeper)
+        keeper.ask(f"write {box_id} note.txt hello")
+        job_id = keeper.ask(f"start {box_id} {NUMBERS}")
+        if keeper.ask(f"pause {box_id}") != "paused":
+            pytest.skip("boxes cannot be paused here")
+        keeper.kill()
+        await asyncio.sleep(2.0)  # longer than the grace: only the frozen stay
+        async with place.opened() as hutch:
+            (record,) = await hutch.boxes()
+            assert record.state is State.RUNNING
+            box = await hutch.attach(box_id, takeover=True)
+            assert await box.files.read_text("note.txt") == "hello"
+            await goes_on(hutch, box_id, job_id)
+            await box.pause()
+            await hutch._keeper.detach()
+        async with place.opened() as hutch:
+            await hutch.attach(box_id, takeover=True)
+            await goes_on(hutch, box_id, job_id)
+        assert place.traces() == []
+
+
+async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
+    """The job runs and prints more; all it ever printed is there, in order."""
+    job = await (await hutch.attach(box_id)).job(job_id)
+    before = await job.read(0)
+    assert (await job.read(before.cursor, wait=60.0)).data, "the job stands still"
+    assert (await job.info()).state is JobState.RUNNING
+    lines = (await job.read(0)).data.split(b"\n")[:-1]
+    assert lines == [str(number).encode() for number in range(len(lines))]
+
+
+# --- a keeper that lives beside ------------------------------------------------------------------------------------
+
+
+async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_alone() -> None:
+    """Lesson 10: `held_elsewhere`, with a remedy; neither a start nor a prune nor a close touches what lives."""
+    with house() as place:
+        other = holder(place)
+        theirs = make(other, key="chat")
+        other.ask(f"write {theirs} note.txt theirs")
+        async with place.opened() as hutch:
+            mine = await hutch.create(**SMALL)
+            assert [record.id for record in await hutch.boxes()] == [mine.id]
+            for attempt in (hutch.attach(theirs), hutch.attach(theirs, takeover=True), hutch.destroy(theirs)):
+                with pytest.raises(HeldElsewhere) as held:
+                    await attempt
+                assert held.value.remedy
+            with pytest.raises(HeldElsewhere):
+                await hutch.create(key="chat", **SMALL)
+            assert await pruned(place) == set()
+            assert (await mine.exec("echo here")).stdout == "here\n"
+            assert other.ask(f"exec {theirs} cat note.txt") == "theirs"
+            assert make(holder(place)) not in (mine.id, theirs), "a third starts beside them"
+            assert (await mine.exec("echo here")).stdout == "here\n"
+        assert other.ask(f"exec {theirs} cat note.txt") == "theirs"
+        assert other.ask("close") == "closed"
+        place.residents[-1].ask("close")
+        assert place.traces() == []
+
+
+async def test_only_the_dead_keepers_boxes_are_taken_over() -> None:
+    """Lesson 10: of two keepers one dies; the third takes its boxes and not those of the one that lives."""
+    with house() as place:
+        dead, alive = holder(place), holder(place)
+        left, held = make(dead), make(alive)
+        dead.ask(f"write {left} note.txt left")
+        dead.kill()
+        async with place.opened() as hutch:
+            assert [record.id for record in await hutch.boxes()] == [left]
+            box = await hutch.attach(left, takeover=True)
+            assert await box.files.read_text("note.txt") == "left"
+            with pytest.raises(HeldElsewhere):
+                await hutch.attach(held)
+        assert alive.ask(f"exec {held} echo here") == "here"
+        assert alive.ask("close") == "closed"
+        assert place.traces() == []
