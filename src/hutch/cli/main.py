@@ -8,9 +8,9 @@ import os
 import sys
 from typing import NoReturn
 
-from hutch.cli.commands import COMMANDS
+from hutch.cli.commands import COMMANDS, GROUPS
 
-KEEPS_BOXES = ("run", "shell", "prune", "providers", "conformance")
+KEEPS_BOXES = ("run", "shell", "box", "volume", "events", "prune", "providers", "conformance")
 """Commands that need a keeper, and so the locks and signals of a Unix."""
 FAILED = 125
 """Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""
@@ -38,6 +38,7 @@ examples:
   hutch run --mount ./data:/data:ro --memory 256 -- wc -l /data/log.csv
   echo 'hello' | hutch run -- tr a-z A-Z           input, output and exit code as usual
   hutch shell --profile code                       look around inside
+  hutch box create --name dev                      a box that stays; then: hutch box exec dev -- ls
   hutch doctor                                     can this machine do it, and if not, why
 
 exit codes: the command's own; 128+N if signal N ended it; 124 timeout; 125 Hutch failed;
@@ -71,6 +72,7 @@ def command(argv: list[str]) -> int:
     leading, name, rest = split(argv)
     if name in ("run", "shell"):
         gc.disable()  # until the box stands (`in_new_box`): collections during the imports cost a tenth of the start
+    if name in ("run", "shell") or (name == "box" and rest[:1] == ["create"]):
         _start_engine(rest)
     if not name:
         return _without_command(leading)
@@ -126,9 +128,27 @@ def _dispatch(name: str, words: list[str]) -> int:
         raise not_linux()
     from hutch.cli.parsing import parser_of
 
-    module, parser = parser_of(name)
+    action = ""
+    if name in GROUPS:
+        leading, action, rest = split(words)
+        if not action:
+            return _group_help(name)
+        words = [*leading, *rest]
+    module, parser = parser_of(name, action)
     code: int = module.run(parser.parse_args(words))
     return code
+
+
+def _group_help(name: str) -> int:
+    from importlib import import_module
+
+    rows = "\n".join(f"  {action:<10} {text}" for action, (_, text) in GROUPS[name].items())
+    about = (import_module(COMMANDS[name][0]).__doc__ or "").strip()
+    sys.stdout.write(
+        f"usage: hutch {name} COMMAND [OPTIONS]\n\n{about}\n\ncommands:\n{rows}\n\n"
+        f"`hutch {name} COMMAND --help` shows its options.\n"
+    )
+    return 0
 
 
 def _without_command(leading: list[str]) -> int:

@@ -2,11 +2,12 @@
 
 import argparse
 import os
+from collections.abc import Iterable
 from importlib import import_module
 from types import ModuleType
 from typing import NoReturn
 
-from hutch.cli.commands import COMMANDS
+from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.errors import Invalid
 
 try:
@@ -29,11 +30,17 @@ class _Help(argparse.RawDescriptionHelpFormatter):
         super().__init__(prog, width=_WIDTH)
 
 
-def parser_of(name: str) -> tuple[ModuleType, Parser]:
-    """The command's module and its parser; only this module is imported."""
+def parser_of(name: str, action: str = "") -> tuple[ModuleType, Parser]:
+    """The command's module and its parser; only this module is imported. `action` is the command of a group."""
     if name not in COMMANDS:
-        raise Invalid(f"hutch has no command {name!r}", op="hutch", remedy=_nearest(name))
+        raise Invalid(f"hutch has no command {name!r}", op="hutch", remedy=_nearest(name, COMMANDS, "hutch"))
     place, help_line = COMMANDS[name]
+    if action:
+        op, actions = f"hutch {name}", GROUPS[name]
+        if action not in actions:
+            raise Invalid(f"{op} has no command {action!r}", op=op, remedy=_nearest(action, actions, op))
+        place, help_line = actions[action]
+        name = f"{name} {action}"
     module = import_module(place)
     parser = Parser(
         prog=f"hutch {name}",
@@ -50,8 +57,8 @@ def parser_of(name: str) -> tuple[ModuleType, Parser]:
     return module, parser
 
 
-def _nearest(name: str) -> str:
+def _nearest(name: str, known: Iterable[str], before: str) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(name, COMMANDS, n=1)
-    return f"did you mean `hutch {near[0]}`?" if near else f"commands: {', '.join(COMMANDS)}"
+    near = get_close_matches(name, known, n=1)
+    return f"did you mean `{before} {near[0]}`?" if near else f"commands: {', '.join(known)}"

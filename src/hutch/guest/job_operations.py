@@ -1,4 +1,4 @@
-"""The operations on jobs: run, start, read, follow, wait, write, signal, resize, list, info, forget, make_room, kill_all."""
+"""The operations on jobs: run, start, read, follow, wait, write, signal, resize, list, info, forget, ending."""
 
 from typing import Any
 

@@ -25,8 +25,8 @@ class Options:
     """What the one who makes the box tells its guest."""
 
     __slots__ = (
-        "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd", "ttl_deadline",
-        "workdir",
+        "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd",
+        "ttl_deadline", "workdir",
     )  # fmt: skip
 
     def __init__(

@@ -76,6 +76,7 @@ _REMEDIES = {
     errno.EDQUOT: "remove files, or ask for a larger disk_mb",
     errno.EROFS: "write under the workdir, or ask for a writable root",
     errno.ENOTEMPTY: "remove it with recursive",
+    errno.EAGAIN: "no process is free: end jobs, or run a command, which clears away what ended ones have left behind",
     errno.ELOOP: "links of /proc to a process's root, directory or files are refused; name the file itself",
 }
 

@@ -91,7 +91,7 @@ class Strays:
         return {process.pid for process in choose(self._table()) if _signal(process.pid, signal.SIGKILL)}
 
     def _stop(self, choose: Choice) -> None:
-        """Until a look finds nobody new: a fork that meets a pending signal is not done, so the stopped cannot refill."""
+        """Until a look finds nobody new: a fork that meets a pending signal is undone, so the stopped cannot refill."""
         seen: set[int] = set()
         for _ in range(_ROUNDS):
             fresh = [process.pid for process in choose(self._table()) if process.pid not in seen]

@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
+from hutch.keeper import naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.opening import open_store
@@ -17,6 +18,7 @@ from hutch.keeper.volumes import Volumes
 from hutch.model.asking import ask
 from hutch.model.capabilities import Capabilities
 from hutch.providers import registry
+from hutch.providers.base import Instance
 
 
 class Hutch:
@@ -93,6 +95,26 @@ class Hutch:
         live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
         return BoxHandle(self._keeper, live, self.session)
 
+    async def find(self, text: str) -> BoxRecord:
+        """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
+        await self._start()
+        return await naming.find(self._keeper.store, text)
+
+    async def known(self) -> tuple[BoxRecord, ...]:
+        """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
+        await self._start()
+        mine = (record for record in await self._keeper.store.all() if record.owner == LOCAL_OWNER)
+        return tuple(sorted(mine, key=lambda record: record.created_at))
+
+    async def kept(self, record: BoxRecord) -> bool:
+        """Whether a live process, this one or another, has the box in its hands."""
+        return await self._keeper.liveness.alive(record.keeper)
+
+    async def observe(self, box_id: str) -> Instance:
+        """The box itself, to read from, without its lease."""
+        await self._start()
+        return (await self._keeper.live(box_id)).running
+
     async def destroy(self, box_id: str) -> None:
         await self._keeper.destroy(box_id)
 
@@ -114,7 +136,11 @@ class Hutch:
 
 
 def _opened(config: Config) -> Keeper:
-    """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     logs.configure(level=config.log_level, format=config.log_format)
+    return durable(config)
+
+
+def durable(config: Config, *, visiting: bool = False) -> Keeper:
+    """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     store, liveness = open_store(config)
-    return Keeper(config, store, liveness=liveness)
+    return Keeper(config, store, liveness=liveness, visiting=visiting)

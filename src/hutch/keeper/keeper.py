@@ -342,12 +342,14 @@ class Keeper:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
 
     async def rename(self, live: Live, name: str) -> None:
-        """"" takes the name away. Conflict if another live box of its owner has it."""
+        """An empty name is none. Conflict if another live box of its owner has it."""
         if name:
             await naming.check_free(self.store, name, live.record.owner, but=live.record.id)
         async with live.changing:
             spec = live.record.spec.but(name=name)
-            await self.states.update(live.record, into=live, kind="changed", reason=f"named {name or 'nothing'}", spec=spec)
+            await self.states.update(
+                live.record, into=live, kind="changed", reason=f"named {name or 'nothing'}", spec=spec
+            )
 
     def boxes(self) -> tuple[BoxRecord, ...]:
         """Those in this keeper's hands."""

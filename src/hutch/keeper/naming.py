@@ -1,4 +1,4 @@
-"""How people name a box: by its id, by the beginning of its id, or by a name that no other live box of its owner has."""
+"""How people name a box: by its id, by the beginning of it, or by a name that no other live box of its owner has."""
 
 from hutch.errors import Conflict, Gone, Invalid, NotFound
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord

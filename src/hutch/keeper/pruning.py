@@ -1,10 +1,12 @@
 """`hutch prune`: what dead keepers left behind goes, without any keeper having to start.
 
-Temporary boxes of dead keepers are destroyed at their engine and then forgotten (lessons 1, 2). Persistent boxes stay:
-the next keeper takes them over. Nothing of a live keeper is touched (lesson 10).
+Temporary boxes of dead keepers are destroyed at their engine and then forgotten (lessons 1, 2). Persistent boxes and
+those left on purpose (`hutch box create`) stay: whoever asks for one takes it over. Nothing of a live keeper is touched
+(lesson 10).
 """
 
 import secrets
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -102,7 +104,7 @@ class _Pruner:
             self._settled.add(record.id)
             if record.spec.retention is Retention.PERSISTENT or record.place not in ("", self._liveness.place):
                 continue
-            if await self._liveness.alive(record.keeper):
+            if record.waits(time.time()) or await self._liveness.alive(record.keeper):
                 continue
             yield await self._box(record.id, partial(self._end, record, States(store)))
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from hutch.api import Files
-from hutch.errors import BoxBroken, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
+from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
 from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
@@ -20,7 +20,7 @@ from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
-from hutch.providers.linked.shapes import About, CpuTime, Started, checked
+from hutch.providers.linked.shapes import About, Cleared, CpuTime, Started, checked
 from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, decide
 
 ANSWER_GRACE = 15.0
@@ -90,7 +90,7 @@ class LinkedInstance(Instance):
             if user == self._guest_user:
                 link = await self._connect()
             elif self._deputy is not None:
-                link = await self._deputy(user)
+                link = await self._deputed(self._deputy, user)
             else:
                 raise Unsupported(
                     f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
@@ -103,6 +103,19 @@ class LinkedInstance(Instance):
             link.close()
             raise BoxBroken(f"another box answers in place of {self.record.box_id}")
         return link
+
+    async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
+        try:
+            return await deputy(user)
+        except EngineError as error:
+            if error.details.get("errno") != "EAGAIN" or not await self._make_room():
+                raise
+        return await deputy(user)
+
+    async def _make_room(self, but: Link | None = None) -> int:
+        """Have the guests kill what ended commands left behind; none can do that for another user."""
+        links = [link for link in self._links.values() if link.usable and link is not but]
+        return sum([checked(await link.request("make_room"), Cleared).cleared for link in links])
 
     async def link_of(self, job_id: str) -> Link:
         """The link to the guest that has this job."""
@@ -117,6 +130,21 @@ class LinkedInstance(Instance):
     async def run(self, command: Command) -> Result:
         fields = self._fields(command)
         link = await self.link(command.user or self.spec.user)
+        try:
+            return await self._run(link, command, fields)
+        except NotRunnable as error:
+            if not _no_process_left(error):
+                raise
+        try:
+            if cleared := await self._make_room(but=link):
+                result = await self._run(link, command, fields)
+                return result.but(notes=(*result.notes, *_notes(cleared)))
+        except NotRunnable as error:
+            if not _no_process_left(error):
+                raise
+        return Result(job_id="", exit_code=None, verdict=cannot_start(self.limits, self._facts.read(), shared=False))
+
+    async def _run(self, link: Link, command: Command, fields: dict[str, Any]) -> Result:
         before = self._facts.read()
         silence = None if command.timeout_sec is None else command.timeout_sec + ANSWER_GRACE
         channel = link.open("run", timeout=silence, collect=True, stdin=command.stdin is not None, **fields)
@@ -126,12 +154,6 @@ class LinkedInstance(Instance):
                 await channel.send(command.stdin)
                 channel.end()
             answer = await channel.answer()
-        except NotRunnable as error:
-            if error.details.get("errno") != "EAGAIN":
-                raise
-            return Result(
-                job_id="", exit_code=None, verdict=cannot_start(self.limits, self._facts.read(), shared=False)
-            )
         except Timeout as error:
             raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="run") from error
         except Unavailable as error:
@@ -151,11 +173,15 @@ class LinkedInstance(Instance):
         link = await self.link(command.user or self.spec.user)
         before = self._facts.read()
         try:
-            started = checked(await link.request("start", **fields), Started)
+            answer = await link.request("start", **fields)
         except NotRunnable as error:
-            if error.details.get("errno") == "EAGAIN":
-                error.remedy = "raise limits.pids, or end background processes"
-            raise
+            if not _no_process_left(error):
+                raise
+            error.remedy = "raise limits.pids, or end background processes"
+            if not await self._make_room(but=link):
+                raise
+            answer = await link.request("start", **fields)
+        started = checked(answer, Started)
         self._remember(started.job, _Seen(before, command.timeout_sec))
         process = LinkedProcess(self, started.job, command.keep_output)
         if command.stdin is not None:
@@ -206,7 +232,7 @@ class LinkedInstance(Instance):
             lingering=end.lingering,
             verdict=verdict,
             usage=_usage(end, after),
-            notes=_notes(end),
+            notes=_notes(end.cleared),
         )
 
     async def _verdict(self, link: Link, end: End, seen: _Seen | None, after: Counters) -> Verdict:
@@ -343,11 +369,15 @@ def _usage(end: End, after: Counters) -> Usage:
     )
 
 
-def _notes(end: End) -> tuple[str, ...]:
-    if not end.cleared:
+def _no_process_left(error: NotRunnable) -> bool:
+    return error.details.get("errno") == "EAGAIN"
+
+
+def _notes(cleared: int) -> tuple[str, ...]:
+    if not cleared:
         return ()
-    what = "process" if end.cleared == 1 else "processes"
-    return (f"{end.cleared} {what} left behind by earlier commands had to be killed to make room for this one",)
+    what = "process" if cleared == 1 else "processes"
+    return (f"{cleared} {what} left behind by earlier commands had to be killed to make room for this one",)
 
 
 def _megabytes(size: int | None) -> float | None:

@@ -14,6 +14,12 @@ class Started(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float
 
 
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes were killed to make room."""
+
+    cleared: int
+
+
 class Read(msgspec.Struct, frozen=True, kw_only=True):
     cursor: int
     eof: bool

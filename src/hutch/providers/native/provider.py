@@ -235,8 +235,11 @@ class NativeProvider(Provider):
             os.close(options)
         if "ready" not in answer:
             step, error = answer.get("step", ""), answer.get("error", "")
-            message = f"no deputy for user {uid} in box {record.box_id}: {step}: {error}"
-            raise EngineError(message, op="run", details={"errno": answer.get("errno", "")})
+            raise EngineError(
+                f"no deputy for user {uid} in box {record.box_id}: {step}: {error}",
+                op="run",
+                details={"errno": answer.get("errno", "")},
+            )
 
     def _group(self, record: InstanceRecord) -> Group | None:
         paths = record.data.get("groups")

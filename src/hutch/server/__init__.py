@@ -1,0 +1,1 @@
+"""The HTTP server: the keeper with a door. Parse, call the keeper, render; nothing here decides about boxes."""

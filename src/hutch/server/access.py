@@ -1,0 +1,132 @@
+"""From a caller and a box id to the box: foreign boxes are not there, changing needs the lease, looking does not."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from hutch.errors import BoxBusy, Conflict, Gone, HeldElsewhere, HutchError, NotFound
+from hutch.keeper.files import Guard
+from hutch.keeper.handles import BoxHandle, JobHandle
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.keys import Role
+from hutch.keeper.leases import worth_writing
+from hutch.keeper.live import Live
+from hutch.keeper.states import in_words
+from hutch.logs import log
+from hutch.model.ids import BoxId
+from hutch.model.state import State
+from hutch.providers.base import Instance
+from hutch.server.call import Call
+
+
+async def find(call: Call) -> Live:
+    """The box of the path. NotFound for another owner's: its existence is not this caller's business."""
+    box_id = call.params["box"]
+    keeper = call.keeper
+    try:
+        live = await keeper.live(box_id)
+    except (Gone, HeldElsewhere) as error:
+        _check_owner(call, await _owner_in_store(keeper, box_id))
+        raise error
+    _check_owner(call, live.record.owner)
+    return live
+
+
+@asynccontextmanager
+async def using(call: Call) -> AsyncIterator[BoxHandle]:
+    """A handle that may change the box: the session holds its lease now, or already did. An admin over all needs
+    no lease (P8)."""
+    live = await find(call)
+    if not call.caller.over_all:
+        await hold(call.keeper, live, call.caller.session)
+    handle = BoxHandle(call.keeper, live, call.caller.session)
+    try:
+        yield handle
+    finally:
+        handle.close()
+
+
+@asynccontextmanager
+async def looking(call: Call) -> AsyncIterator[Guard]:
+    """For what changes nothing. An observer, and whoever looks at a box that another session holds, extends nothing
+    and wakes nothing; for everybody else looking is using."""
+    live = await find(call)
+    if call.caller.role is Role.OBSERVER or _held_by_another(live, call.caller.session):
+        yield Observing(call.keeper, live)
+        return
+    async with using(call) as handle:
+        yield handle
+
+
+async def hold(keeper: Keeper, live: Live, session: str) -> None:
+    """The lease, for this session. The store is written only if that gives it noticeably more time."""
+    record = live.record
+    lease, now = record.lease, time.time()
+    ours = lease is not None and lease.holder == session and lease.live(now)
+    if ours and record.state is not State.STOPPED and lease is not None:
+        if not worth_writing(lease, now, keeper.config.lease_sec):
+            return
+    await keeper.acquire(record.id, session)
+
+
+def refuse_if_busy(call: Call, live: Live) -> None:
+    """BoxBusy while another session holds the box."""
+    if not call.caller.over_all and _held_by_another(live, call.caller.session):
+        raise BoxBusy(
+            f"box {live.record.id} is held by another session",
+            remedy="take it over first, or wait until its lease ends",
+        )
+
+
+async def job_of(call: Call, guard: Guard) -> JobHandle:
+    """The job of the path."""
+    instance = await guard.begin()
+    try:
+        return JobHandle(guard, await instance.job(call.params["job"]))
+    finally:
+        guard.end()
+
+
+class Observing:
+    """Looks at a box that somebody else works with: pins nothing, so it lives no longer for being looked at (P8)."""
+
+    def __init__(self, keeper: Keeper, live: Live) -> None:
+        self._keeper = keeper
+        self._live = live
+
+    async def begin(self) -> Instance:
+        """Only a running box can be looked into: a paused one would have to be woken."""
+        self._keeper.check_ours(self._live)
+        if self._live.record.state is not State.RUNNING:
+            raise Conflict(in_words(self._live.record), details={"state": str(self._live.record.state)})
+        return self._live.running
+
+    def end(self) -> None:
+        """Nothing was pinned."""
+
+    async def failed(self, error: HutchError) -> None:
+        """Whoever works with the box has it looked after."""
+
+
+def _check_owner(call: Call, owner: str | None) -> None:
+    caller = call.caller
+    if owner == caller.owner:
+        return
+    if owner is None or not caller.over_all:
+        raise NotFound(f"no box {call.params['box']}", remedy="`hutch box list` shows those there are")
+    log("server").warning(
+        "admin acts on a foreign box", operation=call.op, box=call.params["box"], owner=owner, by=caller.key_id
+    )
+
+
+async def _owner_in_store(keeper: Keeper, box_id: str) -> str | None:
+    record = await keeper.store.get(BoxId(box_id))
+    if record is not None:
+        return record.owner
+    tombstone = await keeper.store.tombstone(BoxId(box_id))
+    return tombstone.owner if tombstone is not None else None
+
+
+def _held_by_another(live: Live, session: str) -> bool:
+    lease = live.record.lease
+    return lease is not None and lease.live(time.time()) and lease.holder != session

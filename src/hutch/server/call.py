@@ -1,0 +1,137 @@
+"""One request as a handler sees it (`Call`) and its answer (`Reply`)."""
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl
+
+import msgspec
+
+from hutch.errors import FileTooLarge, Invalid, Timeout
+from hutch.keeper.keeper import Keeper
+from hutch.model.record import Record
+from hutch.server.door import Caller
+from hutch.server.service import Service
+
+T = TypeVar("T")
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+JSON = "application/json"
+NDJSON = "application/x-ndjson"
+BYTES = "application/octet-stream"
+
+
+@dataclass(slots=True)
+class Reply:
+    """A record, plain data or bytes at once, or bytes as they come."""
+
+    body: Record | Mapping[str, object] | bytes | AsyncGenerator[bytes, None] | None = None
+    status: int = 200
+    type: str = JSON
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+class Call:
+    """Who asks what. A body is read once: whole, or in pieces."""
+
+    def __init__(
+        self, service: Service, caller: Caller, scope: Scope, receive: Receive, params: Mapping[str, str]
+    ) -> None:
+        self.service = service
+        self.caller = caller
+        self.params = params
+        self.headers = headers_of(scope)
+        self.op = ""
+        self._scope = scope
+        self._receive = receive
+        self._left = False
+
+    @property
+    def keeper(self) -> Keeper:
+        return self.service.keeper
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name, "")
+
+    def accepts(self, kind: str) -> bool:
+        """Named in Accept; `*/*` asks for nothing in particular."""
+        return kind in self.header("accept").lower()
+
+    def query(self, kind: type[T]) -> T:
+        """The query string as a record. Each name at most once, or for a list as often as you like."""
+        plain: dict[str, Any] = {}
+        try:
+            pairs = parse_qsl(self._scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
+        except ValueError as error:
+            raise Invalid(f"the query string cannot be read: {error}") from error
+        for name, value in pairs:
+            if name in plain:
+                raise Invalid(f"{name} stands twice in the query string")
+            plain[name] = value
+        try:
+            return msgspec.convert(plain, type=kind, strict=False)
+        except msgspec.ValidationError as error:
+            raise Invalid(f"query: {error}") from error
+
+    async def body(self, kind: type[T]) -> T:
+        """The JSON body as a record; no body is an empty object."""
+        data = await self.whole_body()
+        try:
+            return msgspec.json.decode(data or b"{}", type=kind)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise Invalid(f"body: {error}") from error
+
+    async def whole_body(self) -> bytes:
+        parts = [piece async for piece in self.pieces(self.service.config.server.max_body_mb << 20)]
+        return b"".join(parts)
+
+    async def pieces(self, limit: int) -> AsyncIterator[bytes]:
+        """The body as it comes, at most `limit` bytes."""
+        declared = self.header("content-length")
+        if declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        total = 0
+        more = True
+        while more:
+            message = await self._next_message()
+            more = message.get("more_body", False)
+            piece: bytes = message.get("body", b"")
+            total += len(piece)
+            if total > limit:
+                raise _too_large(limit)
+            if piece:
+                yield piece
+
+    async def _next_message(self) -> Message:
+        seconds = self.service.config.server.body_timeout_sec
+        try:
+            async with asyncio.timeout(seconds or None):
+                message = await self._receive()
+        except TimeoutError:
+            raise Timeout(f"the body stood still for {seconds:g} s", remedy="send it without pauses") from None
+        if message["type"] == "http.disconnect":
+            self._left = True
+            raise Invalid("the client left before its body had ended")
+        return message
+
+    async def left(self) -> None:
+        """Returns when the client has gone. Only after the body was read."""
+        while not self._left:
+            self._left = (await self._receive())["type"] == "http.disconnect"
+
+
+def headers_of(scope: Scope) -> dict[str, str]:
+    """By lower-case name; of two with one name, the first: the second could have been smuggled in."""
+    headers: dict[str, str] = {}
+    for name, value in scope["headers"]:
+        headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+    return headers
+
+
+def _too_large(limit: int) -> FileTooLarge:
+    return FileTooLarge(f"the body is larger than {limit >> 20} MB", details={"limit": limit})

@@ -1,0 +1,135 @@
+"""The door: who is calling, from where, and how often. Everything is refused that does not clearly belong here."""
+
+import os
+import time
+from collections.abc import Mapping
+from urllib.parse import urlsplit
+
+from hutch.config.server import ServerTable
+from hutch.errors import Invalid, QuotaExceeded, Refused, Unauthenticated
+from hutch.keeper.keys import Keys, Role
+from hutch.keeper.records import LOCAL_OWNER
+from hutch.model.record import Record
+
+UNIX = "unix"
+"""The first part of `scope["client"]` on the Unix socket; the second is the peer's user id."""
+_LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
+_WILDCARDS = frozenset({"", "0.0.0.0", "::"})
+
+
+class Caller(Record, frozen=True, kw_only=True):
+    """Whoever knocked, and was let in."""
+
+    key_id: str
+    role: Role
+    owner: str
+    session: str
+    over_all: bool = False
+    """An admin who said `Hutch-Admin: yes`: may act on every owner's boxes, without their lease, and is logged."""
+
+
+class Bucket:
+    """A key's right to make requests: refilled steadily, twice a second's worth at most."""
+
+    __slots__ = ("_at", "_left", "_rate")
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        self._left = 2 * rate
+        self._at = time.monotonic()
+
+    def take(self) -> None:
+        now = time.monotonic()
+        self._left = min(2 * self._rate, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            wait = (1 - self._left) / self._rate
+            raise QuotaExceeded(
+                "too many requests with this key",
+                retry_after=round(wait, 3),
+                details={"rate_per_sec": self._rate},
+                remedy="slow down, or raise server.rate_per_sec",
+            )
+        self._left -= 1
+
+
+class Door:
+    """One for the TCP address and one for the Unix socket."""
+
+    def __init__(self, keys: Keys, table: ServerTable, *, unix: bool) -> None:
+        self._keys = keys
+        self._unix = unix
+        self._rate = table.rate_per_sec
+        self._buckets: dict[str, Bucket] = {}
+        own = frozenset() if table.host in _WILDCARDS else frozenset({table.host.lower()})
+        self._hosts = _LOCAL_NAMES | own | {host.lower() for host in table.hosts}
+        self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
+
+    def check_place(self, headers: Mapping[str, str], scheme: str) -> None:
+        """A web page must not drive a local server: neither by its origin, nor by a name that it had resolved to us
+        (DNS rebinding)."""
+        host = headers.get("host", "")
+        if not self._unix and _name(host) not in self._hosts:
+            raise Refused(
+                f"this server is not called {_name(host)!r}",
+                remedy="call it by its address, or add the name to server.hosts",
+            )
+        origin = headers.get("origin")
+        if origin is None:
+            if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+                raise Refused("pages of other sites may not call this server")
+            return
+        own = f"{scheme.replace('ws', 'http')}://{host}".lower()
+        if origin.lower() not in self._origins and (self._unix or origin.lower() != own):
+            raise Refused(
+                f"pages from {origin[:200]} may not call this server", remedy="add the origin to server.origins"
+            )
+
+    async def caller(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
+        """Unauthenticated unless a key, or the kernel's word on the Unix socket, says who it is."""
+        text = _key_text(headers)
+        if text:
+            key = await self._keys.find(text)
+            if key is None:
+                raise Unauthenticated("this key opens nothing", remedy="check it, or have one made: hutch key create")
+            key_id, role, owner = key.id, key.role, key.owner
+        elif self._unix and client is not None and client[0] == UNIX and client[1] in (0, os.geteuid()):
+            key_id, role, owner = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER
+        else:
+            raise Unauthenticated(
+                "this server needs a key", remedy="send it as `Authorization: Bearer …` or `Hutch-Key: …`"
+            )
+        if self._rate:
+            bucket = self._buckets.get(key_id)
+            if bucket is None:
+                bucket = self._buckets[key_id] = Bucket(self._rate)
+            bucket.take()
+        session = headers.get("hutch-session", "") or key_id
+        if len(session) > 128 or not session.isprintable():
+            raise Invalid("Hutch-Session is too long, or has characters that cannot be shown")
+        return Caller(
+            key_id=key_id, role=role, owner=owner, session=session, over_all=_wants_all(headers, role)
+        )  # fmt: skip
+
+
+def _wants_all(headers: Mapping[str, str], role: Role) -> bool:
+    if headers.get("hutch-admin", "").lower() != "yes":
+        return False
+    if role is not Role.ADMIN:
+        raise Refused("Hutch-Admin needs a key of role admin")
+    return True
+
+
+def _key_text(headers: Mapping[str, str]) -> str:
+    scheme, _, text = headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and text:
+        return text.strip()
+    return headers.get("hutch-key", "").strip()
+
+
+def _name(host: str) -> str:
+    """Host without port: `[::1]:7300` is `::1`."""
+    try:
+        return (urlsplit(f"//{host}").hostname or "").lower()
+    except ValueError:
+        return ""
