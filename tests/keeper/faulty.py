@@ -33,8 +33,8 @@ class Engine:
         """Asked before every step; an error it returns is raised there."""
         self.delay = 0.0
         self.log: list[tuple[str, BoxId]] = []
-        self.flying: dict[str, int] = {}
-        """Operations in flight, by box, as the one who flies them knows."""
+        self.flying: dict[int, int] = {}
+        """Operations in flight on each keeper's box in memory: a dead keeper's do not bind the one that took over."""
 
     async def step(self, op: str, box_id: BoxId) -> None:
         self.log.append((op, box_id))

@@ -174,13 +174,13 @@ class History:
         """An operation that is in flight while others act."""
         _, box = self._handle(which)
         instance = await box.begin()
-        self.engine.flying[box.id] = self.engine.flying.get(box.id, 0) + 1
+        self.engine.flying[id(box._live)] = self.engine.flying.get(id(box._live), 0) + 1
         try:
             for _ in range(20):
                 await asyncio.sleep(0)
             await instance.check()
         finally:
-            self.engine.flying[box.id] -= 1
+            self.engine.flying[id(box._live)] -= 1
             box.end()
 
     async def _attach(self, who: int, which: int) -> None:
@@ -215,7 +215,7 @@ class History:
 
     async def _strike(self, keeper: Keeper, live: Live, now: float) -> None:
         box_id = live.record.id
-        flying = self.engine.flying.get(box_id, 0)
+        flying = self.engine.flying.get(id(live), 0)
         destroying = keeper.endings.destroy
         if not flying or live.record.state is not State.RUNNING:
             await keeper._clocks.look(live, now)

@@ -21,8 +21,9 @@ from hutch.providers.base import InstanceRecord
 from hutch.providers.native import leftovers, processes
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
+from hutch.providers.native.spawning import Spawners
 from tests.keeper.faulty import Engine
-from tests.keeper.histories import History, Life, MortalStore, Step
+from tests.keeper.histories import Crashed, History, Life, MortalStore, Step
 
 
 class Machine(Engine):
@@ -66,6 +67,11 @@ class MortalNative(NativeProvider):
         await self._life.beat()
         await super()._discard(record, keep_store=keep_store)
         await self._life.beat()
+
+    def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
+        if not self._life.alive:
+            raise Crashed  # the dead start no process
+        return super()._spawners_of(keeper, network)
 
     def _instance(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
         instance = super()._instance(record, spec)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -49,7 +50,7 @@ class Server:
         settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
-                [self._programs / "postgres", "-D", self._data, "-k", self._directory, *settings],
+                ["setpriv", "--pdeathsig", "QUIT", self._programs / "postgres", "-D", self._data, "-k", self._directory, *settings],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_user(),
             )  # fmt: skip
         deadline = time.monotonic() + PATIENCE
@@ -86,8 +87,8 @@ class Server:
         with psycopg.connect(self.url(), autocommit=True) as connection:
             connection.execute(statement.encode())
 
-    def _as_user(self) -> dict[str, object]:
-        plain: dict[str, object] = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}}
+    def _as_user(self) -> dict[str, Any]:
+        plain: dict[str, Any] = {"cwd": "/", "env": {"PATH": "/usr/bin:/bin", "LC_ALL": "C"}}
         if self._user is None:
             return plain
         return plain | {"user": self._user.pw_uid, "group": self._user.pw_gid, "extra_groups": []}

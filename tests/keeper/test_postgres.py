@@ -9,6 +9,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -217,7 +218,7 @@ def test_without_the_driver_the_error_says_what_to_install() -> None:
 
 async def test_native_boxes_with_their_records_in_postgresql(database: str, hutch_directories: Path) -> None:
     """P16: a persistent box comes back with its files; whoever shares the state directory takes it over at once."""
-    settings = {"store": database, "provider": "native"}
+    settings: dict[str, Any] = {"store": database, "provider": "native"}
     async with Hutch(**settings) as hutch:
         box = await hutch.create(retention="persistent", key="k", memory_mb=64)
         await box.files.write("notes.txt", "kept")
@@ -401,7 +402,14 @@ def play(
         return played.violations
 
 
-MANY = settings(max_examples=250 if PROVING else 8, deadline=None, suppress_health_check=list(HealthCheck))
+# A violation is shown as it was found: to make it smaller against a real server would take minutes.
+MANY = settings(
+    max_examples=250 if PROVING else 8,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.generate],
+    database=None,
+)
 
 
 def test_keepers_of_one_machine_hold_the_properties(postgres: Server) -> None:
@@ -434,7 +442,7 @@ def test_without_the_lapse_a_stalled_keeper_acts_on_boxes_it_has_lost(postgres: 
     found: list[str] = []
 
     @given(steps(("create", "create", "exec", "exec", "exec", "stall", "again")))
-    @settings(MANY, max_examples=40, phases=[Phase.generate], database=None)
+    @settings(MANY, max_examples=40)
     def search(history: list[Step]) -> None:
         if not found:
             found.extend(play(postgres, history, 2, never_lapsed))

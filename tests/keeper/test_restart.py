@@ -6,6 +6,7 @@ import pytest
 
 from hutch.errors import EngineError, HeldElsewhere, Unavailable
 from hutch.keeper.embedded import Hutch
+from hutch.keeper.records import BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
@@ -22,7 +23,7 @@ async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
         (record,) = await second.boxes()
         assert record.id == box.id
         assert record.keeper == second._keeper.id
-        assert (await (await second.attach(box.id, takeover=True)).exec("true")).ok
+        assert (await (await second.attach(box.id)).exec("true")).ok
 
 
 async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:
@@ -110,7 +111,7 @@ async def test_a_persistent_box_comes_back_with_the_next_keeper(tmp_path: Path) 
     assert set(engine.stopped) == {box.id}
     assert gone.id not in engine.boxes
     async with opened(engine, tmp_path) as second:
-        again = await second.attach(box.id, takeover=True)
+        again = await second.attach(box.id)
         assert (await again.exec("true")).ok
         await again.destroy()
     assert not engine.stopped
@@ -123,11 +124,11 @@ async def test_a_failed_restore_keeps_the_box_for_the_next_try(tmp_path: Path) -
     async with opened(engine, tmp_path) as second:
         engine.fault = lambda op, _: EngineError("no room") if op == "restore" else None
         with pytest.raises(EngineError):
-            await second.attach(box.id, takeover=True)
+            await second.attach(box.id)
         (record,) = await second.boxes()
         assert record.state is State.STOPPED
         engine.fault = lambda op, _: None
-        assert (await (await second.attach(box.id, takeover=True)).exec("true")).ok
+        assert (await (await second.attach(box.id)).exec("true")).ok
 
 
 async def test_a_keeper_may_go_and_leave_its_boxes(tmp_path: Path) -> None:
@@ -140,3 +141,25 @@ async def test_a_keeper_may_go_and_leave_its_boxes(tmp_path: Path) -> None:
     assert set(engine.boxes) == {live.record.id}
     async with opened(engine, tmp_path) as second:
         assert (await (await second.attach(live.record.id, takeover=True)).exec("true")).ok
+
+
+async def test_a_created_hook_that_a_crash_cut_off_runs_again(tmp_path: Path) -> None:
+    """P10: until it has succeeded once, then never again."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    box = await first.create()
+    await crash(first._keeper)
+    calls: list[str] = []
+
+    async def hook(record: BoxRecord) -> None:
+        calls.append(record.id)
+        if len(calls) == 1:
+            raise EngineError("not yet")
+
+    async with opened(engine, tmp_path) as second:
+        second._keeper.created.append(hook)
+        with pytest.raises(EngineError, match="not yet"):
+            await second.attach(box.id)
+        await second.attach(box.id)
+        await second.attach(box.id)
+    assert calls == [box.id, box.id]

@@ -8,6 +8,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import ConfigError, FileMissing, HutchError, Invalid, NotFound, NotRunnable, Refused, Unsupported
+from hutch.model.ids import is_box_id
 
 SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
     ({"profile": "nope"}, NotFound),
@@ -35,7 +36,8 @@ SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
 
 def left_over() -> list[str]:
     directory = Path(os.environ["HUTCH_RUN_DIR"])
-    return sorted(path.name for path in directory.iterdir()) if directory.exists() else []
+    names = [path.name for path in directory.iterdir()] if directory.exists() else []
+    return sorted(name for name in names if is_box_id(name))
 
 
 @pytest.mark.parametrize(("spec", "kind"), SPECS, ids=[str(spec) for spec, _ in SPECS])

@@ -94,7 +94,7 @@ class Attachment:
                 if order.pty and os.isatty(0):
                     self.signals.watch_size(process)
                 if order.follow:
-                    await self._show(process)
+                    await self.show(process)
                 return await process.wait()
             finally:
                 feeding.cancel()
@@ -110,10 +110,11 @@ class Attachment:
         with terminal.raw(0) if os.isatty(0) else nullcontext():
             return await self.run(box, order)
 
-    async def _show(self, process: Process) -> None:
+    async def show(self, process: Process, stdout: int = 0, stderr: int = 0) -> None:
+        """What it writes, from these cursors to its end."""
         sinks = {"stdout": streams.Sink(1), "stderr": streams.Sink(2)}
         try:
-            async with aclosing(process.follow()) as output:  # type: ignore[type-var]
+            async with aclosing(process.follow(stdout, stderr)) as output:  # type: ignore[type-var]
                 async for stream, data in output:
                     await sinks[stream].write(data)
         except BrokenPipeError:

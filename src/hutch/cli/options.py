@@ -1,4 +1,4 @@
-"""Options that describe a box, shared by `run` and `shell`, and the spec they add up to."""
+"""Options that describe a box, shared by `run`, `shell` and `box create`, and the spec they add up to."""
 
 import argparse
 import os
@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from hutch.errors import Invalid
+from hutch.model import durations
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?", re.IGNORECASE)
 _MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
@@ -48,7 +49,7 @@ def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "network": arguments.network,
         "mounts": [_mount(text) for text in arguments.mount] or None,
         "workspace": _workspace(arguments.workspace),
-        "env": dict(_variable(text) for text in arguments.env) or None,
+        "env": dict(variable(text) for text in arguments.env) or None,
         "secrets": {name: _from_here(name) for name in arguments.secret} or None,
         "user": arguments.user,
         "workdir": arguments.workdir,
@@ -68,6 +69,14 @@ def number(text: str) -> float:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number, such as 2 or 0.5") from None
 
 
+def duration(text: str) -> float:
+    """Seconds."""
+    try:
+        return durations.seconds(text)
+    except Invalid as error:
+        raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
+
+
 def _count(text: str) -> int:
     try:
         return int(text)
@@ -82,7 +91,7 @@ def _megabytes(text: str) -> int:
     return round(float(match[1]) * _MEGABYTES[(match[2] or "m").lower()])
 
 
-def _variable(text: str) -> tuple[str, str]:
+def variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name:
         raise Invalid(f"--env {text!r} names no variable", remedy="write NAME=VALUE, or NAME to take it from here")

@@ -42,8 +42,17 @@ def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """Columns as wide as they need to be."""
+    for line in columns(header, rows):
+        print(line)
+
+
+def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """As wide as they need to be."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
-    for line in lines:
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+    return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
+
+
+def printable(text: str) -> str:
+    """On one line, without what could move the cursor: names and commands come from boxes and their users."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)

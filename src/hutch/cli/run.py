@@ -12,7 +12,7 @@ from typing import Any
 
 from hutch.cli.attached import Attachment, Signals
 from hutch.cli.opening import hutch_of
-from hutch.cli.options import add_box_options, number, spec_of
+from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
 from hutch.errors import Invalid
 from hutch.keeper.handles import BoxHandle
@@ -33,7 +33,9 @@ Ctrl-C goes to the command; a second one kills it.
 def add(parser: argparse.ArgumentParser) -> None:
     add_box_options(parser)
     how = parser.add_argument_group("the command")
-    how.add_argument("--timeout", type=number, metavar="S", help="seconds until it is killed (default: the profile's)")
+    how.add_argument(
+        "--timeout", type=duration, metavar="TIME", help="until it is killed: 90, 5m (default: the profile's)"
+    )
     how.add_argument("-i", "--stdin", action="store_true", help="feed input from a terminal too; other input always is")
     how.add_argument("-t", "--tty", action="store_true", help="give it a terminal")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="program and arguments")

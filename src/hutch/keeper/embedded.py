@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
-from hutch.keeper import naming
+from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.opening import open_store
@@ -30,7 +30,7 @@ class Hutch:
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
         self._keeper = keeper or _opened(Config.load(**configuration))
-        self.session = "s" + secrets.token_hex(8)
+        self.session = leases.OF_A_PROCESS + secrets.token_hex(8)
         self._started = False
 
     async def __aenter__(self) -> Self:

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 
 from hutch.errors import Conflict, HutchError
 from hutch.keeper.engines import Engines
+from hutch.keeper.leases import surviving
 from hutch.keeper.live import Live
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States, in_words
@@ -68,7 +69,8 @@ class Endings:
             await self._states.change(live.record, State.STOPPING, into=live, reason=reason)
             await self._let_go(live)
             await self._engines.provider(live.record.instance.provider).stop(live.record.instance)
-            await self._states.change(live.record, State.STOPPED, into=live, reason=reason)
+            lease = surviving(live.record.lease)
+            await self._states.change(live.record, State.STOPPED, into=live, reason=reason, lease=lease)
 
     async def close(self, live: Live) -> None:
         """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper."""

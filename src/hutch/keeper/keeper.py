@@ -257,13 +257,25 @@ class Keeper:
         if live is None or not await self._claimed(live, spec, session, owner, key):
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
-            for hook in self.created:
-                await hook(live.record)
+            await self._greet(live)
         except BaseException:
             await self.endings.destroy(live, "its created hook failed")
             raise
         self._clocks.start()
         return live
+
+    async def _greet(self, live: Live) -> None:
+        """Run the `created` hooks until they have succeeded once. A crash in between repeats them: the box's id is
+        the key by which a hook can tell."""
+        if not self.created or live.record.greeted:
+            return
+        async with live.greeting:
+            if live.record.greeted:
+                return
+            for hook in self.created:
+                await hook(live.record)
+            async with live.changing:
+                await self.states.update(live.record, into=live, greeted=True)
 
     async def _claimed(self, live: Live, spec: Spec, session: str, owner: str, key: str) -> bool:
         """Give a box of the pool to its first owner, in one compare-and-set."""
@@ -333,6 +345,7 @@ class Keeper:
             await self.states.update(live.record, into=live, kind="lease", reason=f"held by {session}", **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
+        await self._greet(live)
         return live
 
     async def release(self, live: Live, session: str) -> None:

@@ -4,6 +4,10 @@ from hutch.errors import BoxBusy
 from hutch.keeper.records import BoxRecord, Lease
 
 LEASE_SECONDS = 600.0
+OF_A_PROCESS = "@"
+"""How the name of a session begins that ends with its process: nobody can come back under that name."""
+RENEWED_AFTER = 0.05
+"""The store sees a renewal only when it moves the expiry by this share of the lease."""
 
 
 def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
@@ -38,5 +42,14 @@ def renewed(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
 
 
 def worth_writing(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:
-    """The store sees a renewal only when it moves the expiry by more than 5 %."""
-    return lease.expires_at != 0 and now + seconds - lease.expires_at > 0.05 * seconds
+    return lease.expires_at != 0 and now + seconds - lease.expires_at > renew_interval(seconds)
+
+
+def renew_interval(seconds: float = LEASE_SECONDS) -> float:
+    """How often the lease of a live handle is renewed; 0: it does not expire."""
+    return RENEWED_AFTER * seconds
+
+
+def surviving(lease: Lease | None) -> Lease | None:
+    """What is left of a lease when its holder's process is gone: a session of that process alone ends with it."""
+    return None if lease is not None and lease.holder.startswith(OF_A_PROCESS) else lease

@@ -13,7 +13,7 @@ from hutch.providers.base import Instance
 class Live:
     """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
 
-    __slots__ = ("changing", "checked", "handles", "instance", "pins", "record", "used")
+    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "used")
 
     def __init__(self, record: BoxRecord) -> None:
         self.record = record
@@ -24,6 +24,8 @@ class Live:
         self.used = time.monotonic()
         self.checked = 0.0
         """When a health check last passed (monotonic)."""
+        self.greeting = asyncio.Lock()
+        """Held while the application's `created` hooks run, so that two callers do not run them at once."""
         self.changing = asyncio.Lock()
         """Protects `record` while a transition is being written, so that two tasks of one keeper take turns
         instead of losing races against each other. Other keepers are kept out by compare-and-set."""

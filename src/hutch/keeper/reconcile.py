@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from hutch.errors import Conflict, HutchError, NotFound, Unavailable
 from hutch.keeper.engines import Engines
+from hutch.keeper.leases import surviving
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
 from hutch.keeper.records import BoxRecord
@@ -59,7 +60,12 @@ class Reconciler:
         # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
         why = "its keeper had left it" if record.left_at else "its keeper died"
         record = await self._states.update(
-            record, keeper=self._keeper, epoch=record.epoch + 1, kind="adopted", reason=why
+            record,
+            keeper=self._keeper,
+            epoch=record.epoch + 1,
+            lease=surviving(record.lease),
+            kind="adopted",
+            reason=why,
         )
         kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
         if kept and record.state in (State.STOPPING, State.ERROR):

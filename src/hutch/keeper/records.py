@@ -45,6 +45,8 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     lease: Lease | None = None
     doomed: bool = False
     """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
+    greeted: bool = False
+    """The application's `created` hooks have succeeded for it; they run again until they have (P10)."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     grace_sec: float = 0.0

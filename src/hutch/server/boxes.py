@@ -51,11 +51,10 @@ class Current(Record, frozen=True, kw_only=True):
     """It may have gone meanwhile."""
 
 
-async def create(call: Call, query: CreateQuery) -> Reply:
+async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     """The body is a spec, in the form `Hutch.create` takes. With an Idempotency-Key a retry gives the same box."""
-    fields = await call.body(dict[str, Any])
     try:
-        spec = ask(**fields)
+        spec = ask(**body)
     except (TypeError, msgspec.ValidationError) as error:
         raise Invalid(f"body: {error}", op="create") from error
     key = call.header("idempotency-key")

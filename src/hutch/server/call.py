@@ -10,6 +10,7 @@ import msgspec
 
 from hutch.errors import FileTooLarge, Invalid, Timeout
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.keys import Role
 from hutch.model.record import Record
 from hutch.server.door import Caller
 from hutch.server.service import Service
@@ -24,6 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
+NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="")
+"""Before the door was asked."""
 
 
 @dataclass(slots=True)
@@ -54,6 +57,10 @@ class Call:
     @property
     def keeper(self) -> Keeper:
         return self.service.keeper
+
+    @property
+    def has_query(self) -> bool:
+        return bool(self._scope["query_string"])
 
     def header(self, name: str) -> str:
         return self.headers.get(name, "")

@@ -91,6 +91,10 @@ class GrepBody(Record, frozen=True, kw_only=True):
     timeout_sec: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
 
 
+class DigestBody(Record, frozen=True, kw_only=True):
+    path: str
+
+
 class Digest(Record, frozen=True, kw_only=True):
     path: str
     digest: str
@@ -182,9 +186,9 @@ async def grep(call: Call, body: GrepBody) -> Reply:
     return Reply(found)
 
 
-async def digest(call: Call, query: PathQuery) -> Reply:
+async def digest(call: Call, body: DigestBody) -> Reply:
     async with looking(call) as guard:
-        return Reply(Digest(path=query.path, digest=await GuardedFiles(guard).digest(query.path)))
+        return Reply(Digest(path=body.path, digest=await GuardedFiles(guard).digest(body.path)))
 
 
 async def _content(call: Call, path: str, offset: int, length: int | None) -> AsyncGenerator[bytes, None]:

@@ -12,7 +12,7 @@ BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.
 class Histogram:
     """Counts of observations up to each bound, their number and their sum."""
 
-    __slots__ = ("counts", "total", "number")
+    __slots__ = ("counts", "number", "total")
 
     def __init__(self) -> None:
         self.counts = [0] * len(BUCKETS)

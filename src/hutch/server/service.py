@@ -69,7 +69,13 @@ class Service:
         self.metrics.failures[error.code] += 1
         self.failures.append(
             Failure(
-                at=time.time(), request=request, op=op, status=status, code=error.code, message=redact(error.message),
-                box=box, owner=owner,
+                at=time.time(),
+                request=request,
+                op=op,
+                status=status,
+                code=error.code,
+                message=redact(error.message),
+                box=box,
+                owner=owner,
             )  # fmt: skip
         )

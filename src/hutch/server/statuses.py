@@ -1,4 +1,7 @@
-"""Which HTTP status tells of which error code: the one table that the app and its tests read."""
+"""Which HTTP status tells of which error code, and how an error is written for a caller."""
+
+from hutch.errors import HutchError
+from hutch.logs import redact, redact_field
 
 STATUS = {
     "invalid": 400,
@@ -34,3 +37,11 @@ STATUS = {
 
 def status_of(code: str) -> int:
     return STATUS.get(code, 500)
+
+
+def wire_of(error: HutchError, op: str) -> dict[str, object]:
+    """An error as callers see it: always with an operation, never with a secret of a box."""
+    wire = dict(error.to_wire())
+    wire["message"] = redact(error.message)
+    wire["op"] = error.op or op
+    return {**wire, "details": redact_field("", error.details)}

@@ -317,7 +317,8 @@ class LinkedInstance(Instance):
         except Unavailable:
             if link.usable:
                 raise
-            await self.link()  # the connection broke: BoxBroken if the guest is gone, else its greeting is an answer
+            # The connection broke: BoxBroken if the guest is gone, else one that lives answers on a new one.
+            await (await self.link()).request("ping", timeout=10.0)
 
     async def kill_all(self) -> None:
         """End every process of the box but its guest."""

@@ -44,8 +44,8 @@ class Spawner:
         self._alarm, alarm = socket.socketpair()
         alarm.setblocking(False)
         self._alarm.setblocking(False)
-        # A deputy is an orphan of the pid namespace that its surgeon came from: the machine's init, which may be slow to
-        # bury it, would hold up the end of its box, whose namespace waits for all of its dead.
+        # A deputy becomes an orphan of the pid namespace that its surgeon came from: the machine's init, which may be
+        # slow to bury it, would hold up the end of its box, whose namespace waits for all of its dead.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)

@@ -1,0 +1,94 @@
+"""Connect this terminal to a job: keys are its input, what it writes is shown. Ctrl-] leaves, and the job goes on."""
+
+import argparse
+import asyncio
+import os
+from contextlib import nullcontext, suppress
+from typing import Any
+
+from hutch.cli import streams, terminal
+from hutch.cli.attached import Attachment, Signals
+from hutch.cli.box.jobs import add_job, chosen
+from hutch.cli.output import note
+from hutch.cli.run import ending
+from hutch.cli.visiting import attach, visit
+from hutch.errors import Conflict, Invalid
+from hutch.model.results import JobInfo, Result
+from hutch.providers.base import Process
+
+LEAVE = b"\x1d"
+"""Ctrl-], telnet's key for this."""
+SEEN_AGAIN = 4096
+"""Bytes of earlier output that are shown first, so that a prompt is there."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    add_job(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.json:
+        raise Invalid("attach is for people", op="attach", remedy="programs read with `hutch box logs --json`")
+    return asyncio.run(_attach(arguments))
+
+
+async def _attach(arguments: argparse.Namespace) -> int:
+    with Signals() as signals:
+        attachment = Attachment(signals, stdin=0)
+        try:
+            async with visit(arguments) as hutch:
+                box = await attach(hutch, arguments)
+                instance = await box.begin()
+                try:
+                    info = chosen(await instance.jobs(), arguments.job)
+                    result = await _stay(attachment, await instance.job(info.id), info)
+                finally:
+                    box.end()
+        except asyncio.CancelledError:
+            if signals.ended_by is None:
+                raise
+            return 128 + signals.ended_by
+    if result is None:
+        note(f"left job {info.id}; it goes on")
+        return 0
+    return ending(result, attachment)
+
+
+async def _stay(attachment: Attachment, process: Process, info: JobInfo) -> Result | None:
+    """Until the job ends; None if the leaving key came first."""
+    attachment.signals.attach(process)
+    on_terminal = info.pty and os.isatty(0)
+    if on_terminal:
+        await process.resize(*terminal.size(0))
+        attachment.signals.watch_size(process)
+    with terminal.raw(0) if on_terminal else nullcontext():
+        feeding = asyncio.create_task(_feed(process))
+        start = {"stdout": max(0, info.stdout_total - SEEN_AGAIN), "stderr": max(0, info.stderr_total - SEEN_AGAIN)}
+        showing = asyncio.create_task(attachment.show(process, **start))
+        try:
+            await asyncio.wait({feeding, showing}, return_when=asyncio.FIRST_COMPLETED)
+            if feeding.done() and feeding.result():
+                return None
+            await showing
+            return await process.wait()
+        finally:
+            await _ended(feeding, showing)
+
+
+async def _feed(process: Process) -> bool:
+    """Our input to its input; True: the leaving key came."""
+    with suppress(Conflict):  # it has ended or closed its input: the rest of ours is nobody's
+        async for data in streams.pieces(0):
+            typed, key, _ = data.partition(LEAVE) if os.isatty(0) else (data, b"", b"")
+            if typed:
+                await process.write(typed)
+            if key:
+                return True
+        await process.close_stdin()
+    return False
+
+
+async def _ended(*tasks: "asyncio.Task[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

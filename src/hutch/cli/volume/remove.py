@@ -1,0 +1,24 @@
+"""Remove a volume with its files; refused while a box uses it."""
+
+import argparse
+import asyncio
+
+from hutch.cli.output import emit_json
+from hutch.cli.visiting import visit
+from hutch.cli.volume.use import users
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_remove(arguments))
+
+
+async def _remove(arguments: argparse.Namespace) -> int:
+    async with visit(arguments) as hutch:
+        await hutch.volumes.remove(arguments.name, frozenset(users(await hutch.known())))
+    if arguments.json:
+        emit_json({"removed": arguments.name})
+    return 0

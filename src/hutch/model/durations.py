@@ -1,0 +1,37 @@
+"""Times as people write and read them, in one place: "90", "90s", "5m", "1h30m" in; "1h30m" out (P17)."""
+
+import re
+
+from hutch.errors import Invalid
+
+_UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_PARTS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+
+
+def seconds(text: str) -> float:
+    """Raises Invalid for whatever is not a time; nothing is guessed."""
+    plain = text.strip()
+    if _NUMBER.fullmatch(plain):
+        return float(plain)
+    match = _PARTS.fullmatch(plain)
+    if match is None or not plain:
+        raise Invalid(
+            f"{text!r} is not a time", remedy="write seconds (90) or units, largest first: 90s, 5m, 1h30m, 2d"
+        )
+    return sum(float(part) * size for part, size in zip(match.groups(), _UNITS.values(), strict=True) if part)
+
+
+def shown(amount: float) -> str:
+    """In its two largest units; below ten seconds with a tenth."""
+    if amount < 0:
+        return f"-{shown(-amount)}"
+    if amount < 10 and amount != int(amount):
+        return f"{amount:.1f}s"
+    rest = int(amount)
+    parts: list[tuple[int, str]] = []
+    for unit, size in _UNITS.items():
+        count, rest = divmod(rest, int(size))
+        if count or parts:
+            parts.append((count, unit))
+    return "".join(f"{count}{unit}" for count, unit in parts[:2] if count) or "0s"

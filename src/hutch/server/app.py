@@ -1,0 +1,172 @@
+"""The ASGI application: find the route, ask the door, call the handler, send its answer or its error."""
+
+import asyncio
+import math
+import secrets
+import time
+import traceback
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+
+from hutch import logs
+from hutch.errors import HutchError, Unauthenticated
+from hutch.logs import log
+from hutch.model.record import Record
+from hutch.server.call import JSON, NOBODY, Call, Receive, Reply, Scope, Send
+from hutch.server.door import Door
+from hutch.server.routes import May, Route, Table, WrongMethod, check_role
+from hutch.server.service import Service
+from hutch.server.sockets import Sockets
+from hutch.server.statuses import status_of, wire_of
+
+CLIENT_LEFT = 499
+"""The client left before there was an answer: a number for logs and metrics only."""
+_ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosniff"))
+
+
+class App:
+    """One for each door."""
+
+    def __init__(self, service: Service, door: Door) -> None:
+        self._service = service
+        self._door = door
+        self._table = Table()
+        self._sockets = Sockets(service, door)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with logs.operation(secrets.token_hex(6)) as request:
+            if scope["type"] == "http":
+                await Exchange(self._service, self._door, self._table, request, send).serve(scope, receive)
+            elif scope["type"] == "websocket":
+                await self._sockets.serve(scope, receive, send)
+
+
+class Exchange:
+    """One request and its answer."""
+
+    def __init__(self, service: Service, door: Door, table: Table, request: str, send: Send) -> None:
+        self._service = service
+        self._door = door
+        self._table = table
+        self._request = request
+        self._send_raw = send
+        self._status = 0
+        """Of the answer that has begun; 0: none has."""
+
+    async def serve(self, scope: Scope, receive: Receive) -> None:
+        begun = time.monotonic()
+        call = Call(self._service, NOBODY, scope, receive, {})
+        call.op = "?"
+        try:
+            await self._answer(call, scope)
+        except HutchError as error:
+            await self._fail(call, error)
+        except Exception as error:  # the boundary of a request: a defect of ours is reported, and the server goes on
+            log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
+            await self._fail(call, HutchError("internal error", details={"request": self._request}))
+        seconds = time.monotonic() - begun
+        self._service.metrics.served(call.op, self._status, seconds)
+        log("server").info(
+            "served", operation=call.op, status=self._status, ms=round(seconds * 1000, 2), by=call.caller.key_id
+        )
+
+    async def _answer(self, call: Call, scope: Scope) -> None:
+        try:
+            route, call.params = self._table.find(scope["method"], scope["path"])
+        except HutchError:
+            # Whether a path is there is told only to those who may come in.
+            self._door.check_place(call.headers, scope["scheme"])
+            call.caller = await self._door.caller(call.headers, scope["client"])
+            raise
+        call.op = route.op
+        if route.may is not May.ANYBODY:
+            self._door.check_place(call.headers, scope["scheme"])
+            call.caller = await self._door.caller(call.headers, scope["client"])
+            check_role(route.may, call.caller, route.op)
+        taken = await route.parse(call)
+        if route.long:
+            await self._while_there(call, self._work(call, route, taken))
+        else:
+            await self._work(call, route, taken)
+
+    async def _work(self, call: Call, route: Route, taken: dict[str, Any]) -> None:
+        await self._send(call, await route.handler(call, **taken))
+
+    async def _while_there(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
+        """Work that ends when the client leaves: a command is killed, a stream closed. The body was read before,
+        because the end of the connection is seen only behind it."""
+        working = asyncio.ensure_future(work)
+        left = asyncio.ensure_future(call.left())
+        try:
+            await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
+        if working.cancelled():
+            self._status = self._status or CLIENT_LEFT
+        else:
+            working.result()
+
+    # --- sending --------------------------------------------------------------------------------------------
+
+    async def _send(self, call: Call, reply: Reply) -> None:
+        if isinstance(reply.body, AsyncGenerator):
+            async with aclosing(reply.body) as pieces:
+                await self._send_pieces(call, reply, pieces)
+            return
+        body = encoded(reply.body)
+        headers = reply.headers if reply.status in (204, 416) else {"content-length": str(len(body)), **reply.headers}
+        await self._start(reply.status, reply.type if body else "", headers)
+        await self._body(body, more=False)
+
+    async def _send_pieces(self, call: Call, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
+        """The first piece is awaited before the status is sent: until then every error can still be told by it."""
+        first = await anext(pieces, None)
+        await self._start(reply.status, reply.type, reply.headers)
+        if first is not None:
+            await self._body(first, more=True)
+        async for piece in pieces:
+            await self._body(piece, more=True)
+        await self._body(b"", more=False)
+
+    async def _fail(self, call: Call, error: HutchError) -> None:
+        status = 405 if isinstance(error, WrongMethod) else status_of(error.code)
+        self._service.failed(
+            error, status=status, op=call.op, request=self._request, box=call.params.get("box", ""),
+            owner=call.caller.owner,
+        )  # fmt: skip
+        if self._status:  # too late for a status: the connection is broken off, which nobody takes for an end
+            log("server").warning("answer broken off", operation=call.op, error=error)
+            return
+        headers: dict[str, str] = {}
+        if isinstance(error, WrongMethod):
+            headers["allow"] = ", ".join(error.allowed)
+        if isinstance(error, Unauthenticated):
+            headers["www-authenticate"] = "Bearer"
+        if error.retry_after is not None:
+            headers["retry-after"] = str(math.ceil(error.retry_after))
+        told = encoded(wire_of(error, call.op))
+        await self._start(status, JSON, {"content-length": str(len(told)), **headers})
+        await self._body(told, more=False)
+
+    async def _start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
+        self._status = status
+        listed = [*_ALWAYS, (b"hutch-request", self._request.encode())]
+        if kind:
+            listed.append((b"content-type", kind.encode()))
+        listed += [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        await self._send_raw({"type": "http.response.start", "status": status, "headers": listed})
+
+    async def _body(self, data: bytes, *, more: bool) -> None:
+        await self._send_raw({"type": "http.response.body", "body": data, "more_body": more})
+
+
+def encoded(body: Record | Mapping[str, object] | bytes | None) -> bytes:
+    if isinstance(body, bytes):
+        return body
+    return b"" if body is None else msgspec.json.encode(body)

@@ -1,0 +1,185 @@
+"""The one table of routes: method, path, handler, who may, and what comes back.
+
+What a route takes stands in its handler's signature: `query` and `body` are records. The app reads them from there, so
+table, handlers and reference cannot drift apart.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, get_type_hints
+
+from hutch.errors import Invalid, NotFound, Refused
+from hutch.keeper.keys import Key, Role
+from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.server import about, boxes, commands, events, files, jobs
+from hutch.server.call import Call, Reply
+from hutch.server.door import Caller
+from hutch.server.views import BoxView
+
+Handler = Callable[..., Awaitable[Reply]]
+
+
+class May(StrEnum):
+    """Who may use a route."""
+
+    ANYBODY = "anybody"
+    READ = "read"
+    """Every key: nothing is changed."""
+    CHANGE = "change"
+    MONITOR = "monitor"
+    """Numbers of all owners: admins and observers."""
+    ADMIN = "admin"
+
+    def allows(self, role: Role) -> bool:
+        if self in (May.ANYBODY, May.READ):
+            return True
+        if self is May.CHANGE:
+            return role is not Role.OBSERVER
+        return role is Role.ADMIN or (self is May.MONITOR and role is Role.OBSERVER)
+
+
+@dataclass(frozen=True)
+class Route:
+    """One operation of the API."""
+
+    method: str
+    path: str
+    handler: Handler
+    may: May
+    reply: type | None = None
+    """What a good answer holds; None: nothing, or bytes."""
+    long: bool = False
+    """May take its time: the work ends when the client leaves."""
+    op: str = field(init=False)
+    query: type | None = field(init=False)
+    body: type | None = field(init=False)
+    parts: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(self.handler)
+        object.__setattr__(self, "query", hints.get("query"))
+        object.__setattr__(self, "body", hints.get("body"))
+        object.__setattr__(self, "parts", tuple(self.path.strip("/").split("/")))
+        object.__setattr__(self, "op", f"{self.method} {self.path}")
+
+    async def parse(self, call: Call) -> dict[str, Any]:
+        """What the handler takes besides the call."""
+        taken: dict[str, Any] = {}
+        if self.query is not None:
+            taken["query"] = call.query(self.query)
+        elif call.has_query:
+            raise Invalid(f"{self.op} takes no query")
+        if self.body is not None:
+            taken["body"] = await call.body(self.body)
+        return taken
+
+
+_BOX = "/v1/boxes/{box}"
+_JOB = f"{_BOX}/jobs/{{job}}"
+_FILES = f"{_BOX}/files"
+
+ROUTES = (
+    Route("GET", "/healthz", about.healthz, May.ANYBODY),
+    Route("GET", "/readyz", about.readyz, May.ANYBODY),
+    Route("GET", "/metrics", about.metrics, May.MONITOR),
+    Route("GET", "/v1/status", about.status, May.READ, about.Status),
+    Route("GET", "/v1/profiles", about.profiles, May.READ, about.ProfileList),
+    Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList),
+    Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True),
+    Route("GET", "/v1/errors", about.errors, May.READ, about.ErrorList),
+    Route("GET", "/v1/keys", about.list_keys, May.ADMIN, about.KeyList),
+    Route("POST", "/v1/keys", about.create_key, May.ADMIN, about.NewKey),
+    Route("DELETE", "/v1/keys/{key}", about.revoke_key, May.ADMIN, Key),
+    Route("GET", "/v1/volumes", about.list_volumes, May.READ, about.VolumeList),
+    Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, about.VolumeView),
+    Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE),
+    Route("GET", "/v1/session/current", boxes.get_current, May.READ, boxes.Current),
+    Route("PUT", "/v1/session/current", boxes.set_current, May.CHANGE, boxes.Current),
+    Route("DELETE", "/v1/session/current", boxes.leave_current, May.CHANGE),
+    Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
+    Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxView, long=True),
+    Route("GET", _BOX, boxes.get, May.READ, BoxView),
+    Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
+    Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
+    Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxView),
+    Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxView),
+    Route("GET", f"{_BOX}/lease", boxes.get_lease, May.READ, boxes.LeaseView),
+    Route("POST", f"{_BOX}/lease", boxes.take_lease, May.CHANGE, boxes.LeaseView),
+    Route("DELETE", f"{_BOX}/lease", boxes.drop_lease, May.CHANGE, boxes.LeaseView),
+    Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, Result, long=True),
+    Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
+    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo),
+    Route("GET", _JOB, jobs.get, May.READ, JobInfo),
+    Route("DELETE", _JOB, jobs.forget, May.CHANGE),
+    Route("GET", f"{_JOB}/output", jobs.output, May.READ, Chunk, long=True),
+    Route("POST", f"{_JOB}/stdin", jobs.stdin, May.CHANGE),
+    Route("POST", f"{_JOB}/signal", jobs.signal, May.CHANGE),
+    Route("POST", f"{_JOB}/resize", jobs.resize, May.CHANGE),
+    Route("POST", f"{_JOB}/wait", jobs.wait, May.READ, Result, long=True),
+    Route("GET", _FILES, files.list_files, May.READ, files.FileList),
+    Route("GET", f"{_FILES}/content", files.read, May.READ, long=True),
+    Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo),
+    Route("DELETE", f"{_FILES}/content", files.remove, May.CHANGE),
+    Route("GET", f"{_FILES}/stat", files.stat, May.READ, FileInfo),
+    Route("GET", f"{_FILES}/lines", files.lines, May.READ, files.LinesView),
+    Route("POST", f"{_FILES}/mkdir", files.mkdir, May.CHANGE),
+    Route("POST", f"{_FILES}/move", files.move, May.CHANGE),
+    Route("POST", f"{_FILES}/edit", files.edit, May.CHANGE, Edited),
+    Route("POST", f"{_FILES}/glob", files.glob, May.READ, Matches),
+    Route("POST", f"{_FILES}/grep", files.grep, May.READ, GrepResult, long=True),
+    Route("POST", f"{_FILES}/digest", files.digest, May.READ, files.Digest),
+)
+
+
+def check_role(may: May, caller: Caller, op: str) -> None:
+    if not may.allows(caller.role):
+        raise Refused(
+            f"a key of role {caller.role} may not {op}", op=op, remedy="use a key whose role allows it: hutch key list"
+        )
+
+
+class WrongMethod(Invalid):
+    """The path is there, for other methods."""
+
+    def __init__(self, method: str, path: str, allowed: list[str]) -> None:
+        super().__init__(f"{path} does not take {method}", remedy=f"it takes {', '.join(allowed)}")
+        self.allowed = allowed
+
+
+class Table:
+    """Finds the route of a request: by number of parts, then part by part."""
+
+    def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
+        self._by_length: dict[int, list[Route]] = {}
+        for route in routes:
+            self._by_length.setdefault(len(route.parts), []).append(route)
+
+    def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
+        """The route and the values of its path. NotFound, or WrongMethod which names those that work."""
+        parts = path.strip("/").split("/")
+        allowed: list[str] = []
+        for route in self._by_length.get(len(parts), ()):
+            params = match(route.parts, parts)
+            if params is None:
+                continue
+            if route.method == method:
+                return route, params
+            allowed.append(route.method)
+        if allowed:
+            raise WrongMethod(method[:20], path[:200], allowed)
+        raise NotFound(f"there is nothing at {path[:200]}", remedy="the API is under /v1; see docs/guides/server.md")
+
+
+def match(wanted: tuple[str, ...], found: list[str]) -> dict[str, str] | None:
+    """The values of a path's variables; None: another path."""
+    params: dict[str, str] = {}
+    for want, have in zip(wanted, found, strict=True):
+        if want.startswith("{"):
+            if not have:
+                return None
+            params[want[1:-1]] = have
+        elif want != have:
+            return None
+    return params

@@ -1,0 +1,53 @@
+"""The same API without `await`, on real boxes."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+
+from hutch import api
+from hutch.errors import FileMissing, Gone
+from hutch.sync import Box, Files, Hutch, Job
+
+
+@pytest.mark.parametrize(
+    ("wrapper", "protocol"), [(Files, api.Files), (Job, api.Job), (Box, api.Box)], ids=["files", "job", "box"]
+)
+def test_every_public_method_is_there(wrapper: type, protocol: type) -> None:
+    wanted = {name for name, member in inspect.getmembers(protocol) if not name.startswith("_") and callable(member)}
+    assert wanted <= {name for name in dir(wrapper) if not name.startswith("_")}
+
+
+def test_a_box_without_await(tmp_path: Path) -> None:
+    with Hutch(mount_roots=[str(tmp_path)]) as hutch:
+        with hutch.box(memory_mb=128) as box:
+            assert box.exec(["echo", "hi"]).stdout == "hi\n"
+            box.files.write("a/b.txt", "text")
+            assert box.files.read_text("a/b.txt") == "text"
+            assert [entry.path for entry in box.files.list("a")] == ["a/b.txt"]
+            assert b"".join(box.files.open("a/b.txt")) == b"text"
+            with pytest.raises(FileMissing):
+                box.files.read("nope")
+            stream = box.stream("echo out; echo err >&2")
+            assert sorted(stream) == [("stderr", b"err\n"), ("stdout", b"out\n")]
+            assert stream.result.ok
+            job = box.start("cat")
+            job.write("line\n")
+            assert job.read(wait=20).text == "line\n"
+            job.close_stdin()
+            assert job.wait(20).exit_code == 0
+            assert box.job(job.id).info().exit_code == 0
+            (tmp_path / "tree").mkdir()
+            (tmp_path / "tree" / "f").write_text("x")
+            box.files.copy_in(tmp_path / "tree", "tree")
+            assert box.files.read_text("tree/f") == "x"
+            assert [record.id for record in hutch.boxes()] == [box.id]
+        with pytest.raises(Gone):
+            hutch.attach(box.id)
+
+
+def test_leaving_a_stream_early_ends_the_command() -> None:
+    with Hutch() as hutch, hutch.box() as box:
+        for _ in box.stream("yes"):
+            break
+        assert not box.jobs()
