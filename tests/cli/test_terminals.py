@@ -11,13 +11,13 @@ from tests.cli.calling import PATIENCE, hutch, read_until, set_size, started
 
 
 @contextmanager
-def on_terminal(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
+def on_terminal(*words: str, env: dict[str, str] | None = None) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
     """A call on a new terminal of 33 rows by 101 columns, and our end of it: what a person sees and types."""
     ours, theirs = os.openpty()
     set_size(ours, 33, 101)
     streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
     try:
-        with started(*words, **streams, env={"TERM": "dumb"}) as process:
+        with started(*words, **streams, env={"TERM": "dumb", **(env or {})}) as process:
             os.close(theirs)  # so that its end is an end for us too
             yield process, ours
     finally:

@@ -15,6 +15,7 @@ the box to another.
 """
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -126,6 +127,8 @@ class History:
         self._machines = machines
         self._stores: list[Store] = []
         self._owners: dict[str, str] = {}
+        self._hours: Counter[str] = Counter()
+        """That each keeper has lost, by its own clock."""
         self._directory = directory
         self._store = store
         self._weaken = weaken
@@ -139,17 +142,26 @@ class History:
         self.succeeded: Counter[str] = Counter()
 
     async def play(self, steps: list[Step]) -> None:
-        await self._restart(0)
-        await self._restart(1)
+        await self._restart(0, 0)
+        await self._restart(1, 1)
         for name, who, which in steps:
             self._launch(name, getattr(self, "_" + name)(who, which))
-            for _ in range(who % 4):
-                await asyncio.sleep(0)
+            await self._a_moment(who % 4)
             self._check_owners()
         await self._settle()
         await self._last_keeper()
         for store in self._stores:
             await store.close()
+
+    async def _a_moment(self, length: int) -> None:
+        """From not at all to, on a real server, until everything begun has ended."""
+        if not self._database:
+            for _ in range(length):
+                await asyncio.sleep(0)
+        elif length == 3:
+            await self._settle()
+        elif length and self._tasks:
+            await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     # --- steps ----------------------------------------------------------------------------------------------
 
@@ -161,7 +173,7 @@ class History:
             self._keep(BoxHandle(keeper, live, f"s{who % 3}"))
 
     async def _exec(self, who: int, which: int) -> None:
-        epoch, box = self._handle(which)
+        epoch, box = self._usable(which)
         stale = self._taken.get(box.id, 0) > epoch
         lost = self._owners.get(box.id, box._keeper.id) != box._keeper.id
         await box.exec("true")
@@ -172,7 +184,7 @@ class History:
 
     async def _slow(self, who: int, which: int) -> None:
         """An operation that is in flight while others act."""
-        _, box = self._handle(which)
+        _, box = self._usable(which)
         instance = await box.begin()
         self.engine.flying[id(box._live)] = self.engine.flying.get(id(box._live), 0) + 1
         try:
@@ -268,7 +280,7 @@ class History:
         """A keeper has been out of touch for so long that it knows it, and so do the others."""
         liveness = self._keeper(who).liveness
         if isinstance(liveness, Heartbeat):
-            liveness._beaten = -1e9
+            self._hours[self._keeper(who).id] += 1
             self._grow_old(self._keeper(who))
 
     async def _beat(self, who: int, which: int) -> None:
@@ -291,7 +303,9 @@ class History:
         store = self._store()
         self._stores.append(store)
         homes = (config.state_dir, config.run_dir)
-        liveness = Heartbeat(store.connections, homes) if isinstance(store, PostgresStore) else None
+        liveness = None
+        if isinstance(store, PostgresStore):
+            liveness = Heartbeat(store.connections, homes, clock=lambda: self._now(keeper.id))
         keeper = Keeper(config, MortalStore(store, life, self._owners), engines, liveness)
         if self._weaken is not None:
             self._weaken(keeper)
@@ -310,6 +324,9 @@ class History:
             keeper._clocks._task.cancel()
         die(keeper.liveness)
 
+    def _now(self, keeper: str) -> float:
+        return time.monotonic() + 3600 * self._hours[keeper]
+
     def _grow_old(self, keeper: Keeper) -> None:
         if self._database:
             with psycopg.connect(self._database, autocommit=True) as db:
@@ -325,6 +342,13 @@ class History:
         if not self._handles:
             raise Unavailable("nobody has a box yet")
         return self._handles[which % len(self._handles)]
+
+    def _usable(self, which: int) -> tuple[int, BoxHandle]:
+        """One in a process that lives."""
+        epoch, box = self._handle(which)
+        if all(box._keeper is not keeper for keeper, _ in self._lives):
+            raise Crashed
+        return epoch, box
 
     def _box_id(self, which: int) -> str:
         return self._handle(which)[1].id

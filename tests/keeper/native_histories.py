@@ -6,6 +6,8 @@ that it had begun is cleaned up by itself. What fails are real parts: a spawner 
 
 import asyncio
 import os
+import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,18 +111,16 @@ class NativeHistory(History):
         self._providers: dict[str, MortalNative] = {}
 
     async def play(self, steps: list[Step]) -> None:
-        await self._restart(0)
-        await self._restart(1)
-        for name, who, which in steps:
-            self._launch(name, getattr(self, "_" + name)(who, which))
-            await asyncio.sleep(0.004 * (who % 4))
-            self._check_owners()
-        await self._settle()
-        await self._last_keeper()
+        await super().play(steps)
         for provider in self._providers.values():
             await provider.bury()
-        for store in self._stores:
-            await store.close()
+
+    async def _a_moment(self, length: int) -> None:
+        """Boxes take their time: from not at all until everything begun has ended."""
+        if length == 3:
+            await self._settle()
+        elif length and self._tasks:
+            await asyncio.wait(set(self._tasks), return_when=asyncio.FIRST_COMPLETED)
 
     async def _restart(self, who: int, which: int = 0) -> None:
         if len(self._lives) >= 3:
@@ -150,9 +150,8 @@ class NativeHistory(History):
         pids = self._providers[self._keeper(who).id].spawners()
         if not pids:
             raise Unavailable("no spawner yet")
-        pidfd = os.pidfd_open(pids[which % len(pids)])
-        processes.kill(pidfd)
-        os.close(pidfd)
+        with suppress(ProcessLookupError):  # it has died already
+            os.kill(pids[which % len(pids)], signal.SIGKILL)
 
     async def _break(self, who: int, which: int) -> None:
         """A guest is killed."""

@@ -50,7 +50,8 @@ class Server:
         settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         with open(self._directory / "log", "ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "QUIT", self._programs / "postgres", "-D", self._data, "-k", self._directory, *settings],
+                ["setpriv", "--pdeathsig", "QUIT", self._programs / "postgres", "-D", self._data, "-k",
+                 self._directory, *settings],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, **self._as_user(),
             )  # fmt: skip
         deadline = time.monotonic() + PATIENCE
@@ -117,3 +118,10 @@ def postgres() -> Iterator[Server]:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
     with running() as server:
         yield server
+
+
+@pytest.fixture
+def database(postgres: Server) -> Iterator[str]:
+    """The address of an empty database."""
+    with postgres.database() as url:
+        yield url

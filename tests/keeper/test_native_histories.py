@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import random
 import subprocess
 import sys
 from collections import Counter
@@ -10,8 +11,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from hutch.model.capabilities import Capabilities
 from hutch.providers.native.provider import NativeProvider
@@ -19,10 +18,6 @@ from tests.keeper.crashing import house
 from tests.keeper.histories import OPERATIONS, Step
 from tests.keeper.native_histories import NativeHistory
 
-STEPS = st.lists(
-    st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11), st.integers(0, 23)), min_size=30, max_size=60
-)
-EXAMPLES = {"brief": 5, "proof": 100}
 PROOF = Path(__file__).parents[2] / "proof" / "keeper-native-histories.json"
 
 
@@ -49,23 +44,24 @@ def play(steps: list[Step], succeeded: Counter[str]) -> list[str]:
         return history.violations + [f"left: {trace}" for trace in place.traces()]
 
 
+def steps_of(seed: int) -> list[Step]:
+    """Seeded: the first examples of hypothesis are plain, and a history with real time in it cannot be shrunk."""
+    dice = random.Random(seed)
+    return [(dice.choice(OPERATIONS), dice.randrange(12), dice.randrange(24)) for _ in range(dice.randint(30, 60))]
+
+
 def histories(count: int) -> Counter[str]:
-    """`count` histories, each at least 30 steps long. Not shrunk: a history with real time in it rarely repeats."""
+    """So many of them, each at least 30 steps long."""
     succeeded: Counter[str] = Counter()
-
-    @given(STEPS)
-    @settings(max_examples=count, phases=[Phase.generate], suppress_health_check=list(HealthCheck))
-    def search(steps: list[Step]) -> None:
-        assert play(steps, succeeded) == []
-
-    search()
+    for seed in range(count):
+        assert not (found := play(steps_of(seed), succeeded)), f"history {seed}: {found}"
     return succeeded
 
 
 @pytest.mark.alone
 def test_histories_of_real_boxes() -> None:
     """Lessons 1 to 5, 8, 10 and 12: no leaked process, group, directory or row, no double owner, no stale epoch."""
-    succeeded = histories(EXAMPLES["brief"])
+    succeeded = histories(5)
     assert succeeded["create"] and succeeded["exec"] and succeeded["crash"], succeeded
 
 
@@ -73,7 +69,7 @@ def test_histories_of_real_boxes() -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
 def test_a_hundred_histories_of_real_boxes() -> None:
-    succeeded = histories(EXAMPLES["proof"])
+    succeeded = histories(100)
     assert set(OPERATIONS) <= set(succeeded), succeeded
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     facts = {

@@ -15,8 +15,14 @@ from hutch.errors import Gone, HeldElsewhere
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.pruning import prune
 from hutch.model.results import JobState
+from hutch.model.spec import Order
 from hutch.model.state import State
+from hutch.providers.base import InstanceRecord
+from hutch.providers.native.box import NativeInstance
+from hutch.providers.native.provider import NativeProvider
+from hutch.providers.native.spawning import Begun
 from tests.keeper.crashing import GRACE, House, Resident, house
+from tests.native.boxes import order
 
 HOLDER = Path(__file__).with_name("crash_holder.py")
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
@@ -158,14 +164,13 @@ async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
 async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
     """B27, S2: a frozen guest hears nothing of its keeper's death; the next keeper thaws it and finds its jobs."""
     with house() as place:
-        keeper = holder(place, grace=1.0)
+        keeper = holder(place)
         box_id = make(keeper)
         keeper.ask(f"write {box_id} note.txt hello")
         job_id = keeper.ask(f"start {box_id} {NUMBERS}")
         if keeper.ask(f"pause {box_id}") != "paused":
             pytest.skip("boxes cannot be paused here")
         keeper.kill()
-        await asyncio.sleep(2.0)  # longer than the grace: only the frozen stay
         async with place.opened() as hutch:
             (record,) = await hutch.boxes()
             assert record.state is State.RUNNING
@@ -188,6 +193,45 @@ async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
     assert (await job.info()).state is JobState.RUNNING
     lines = (await job.read(0)).data.split(b"\n")[:-1]
     assert lines == [str(number).encode() for number in range(len(lines))]
+
+
+class Stopping(NativeProvider):
+    """Its spawner is stopped as soon as a box's first process exists: it does not hear that the guest serves."""
+
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun) -> NativeInstance:
+        await begun.facts
+        os.kill(self.spawner(), signal.SIGSTOP)
+        return await super()._meet(order, planned, begun)
+
+    def spawner(self) -> int:
+        (spawners,) = self._spawners.values()
+        (spawner,) = spawners._spawners
+        assert spawner._process is not None
+        return spawner._process.pid
+
+    def die(self) -> None:
+        (spawners,) = self._spawners.values()
+        for spawner in spawners._spawners:
+            spawner.close()
+
+
+async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() -> None:
+    """The keeper has told somebody "created" and dies before its spawner knows: the box must stay."""
+    with house() as place:
+        wanted = order()
+        provider = Stopping(state_dir=place.state, run_dir=place.run)
+        instance = await provider.create(wanted, provider.plan(wanted))
+        pid = provider.spawner()
+        provider.die()
+        os.kill(pid, signal.SIGCONT)
+        await asyncio.to_thread(os.waitpid, pid, 0)
+        second = NativeProvider(state_dir=place.state, run_dir=place.run)
+        again = await second.attach(instance.record, wanted.spec)
+        await again.check()
+        await again.close()
+        await second.destroy(instance.record)
+        await second.close()
+        assert place.empty() == []
 
 
 # --- a keeper that lives beside ------------------------------------------------------------------------------------

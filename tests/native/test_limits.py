@@ -18,6 +18,9 @@ from hutch.providers.linked.verdicts import Counters, End, decide
 # An ordinary user without a group of his own has nothing that holds a share of the CPU; every other limit is held.
 PROFILES = {"limits": {"inherits": "default", "accept_unenforced": ["cpus"]}}
 
+# It keeps what it got: a watchdog looks now and then, and cannot see what is gone again.
+HOG = "python3 -c 'import time; x = bytearray(400 << 20); time.sleep(60)'"
+
 
 @asynccontextmanager
 async def limited(**spec: Any) -> AsyncIterator[tuple[BoxHandle, Grades]]:
@@ -37,7 +40,7 @@ def said(result: Result, cause: Cause) -> None:
 
 async def test_memory() -> None:
     async with limited(memory_mb=64, disk_mb=16) as (box, grades):
-        result = await box.exec("python3 -c 'x = bytearray(400 << 20); print(len(x))'", timeout=60)
+        result = await box.exec(HOG, timeout=60)
         said(result, Cause.OOM)
         assert result.verdict.limit == 64
         assert grades.memory_mb in (EnforcedBy.CGROUP, EnforcedBy.WATCHDOG)
@@ -153,7 +156,7 @@ async def test_a_refused_system_call_is_a_verdict() -> None:
 async def test_concurrent_commands_are_not_blamed_by_guess() -> None:
     """What cannot be attributed to one of several commands is reported as uncertain."""
     async with limited(memory_mb=64, disk_mb=16) as (box, _):
-        hog = box.exec("python3 -c 'x = bytearray(400 << 20)'", timeout=60)
+        hog = box.exec(HOG, timeout=60)
         other = box.exec("sleep 1; exit 3", timeout=60)
         eaten, bystander = await asyncio.gather(hog, other)
         assert eaten.verdict.cause is Cause.OOM

@@ -41,12 +41,14 @@ def bombed(arena: Arena, **spec: Any) -> Iterator[Box]:
 
 # --- memory ------------------------------------------------------------------------------------------------------
 
-HEAP = "x = bytearray(400 << 20)"
+# They keep what they got: a watchdog looks now and then, and cannot see what is gone again.
+HEAP = "x = bytearray(400 << 20); time.sleep(60)"
 MAPPED = """
     import mmap
     held = [mmap.mmap(-1, 1 << 20) for _ in range(400)]
     for part in held:
         part.write(b"x" * (1 << 20))
+    time.sleep(60)
 """
 MEMFD = """
     file = os.memfd_create("bomb")

@@ -9,6 +9,8 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "box": ("hutch.cli.box", "make boxes that stay, and work in them"),
     "volume": ("hutch.cli.volume", "named directories that outlive boxes"),
     "events": ("hutch.cli.events", "what happened to boxes"),
+    "serve": ("hutch.cli.serve", "serve boxes over HTTP"),
+    "key": ("hutch.cli.key", "make and revoke keys for the server"),
     "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),
     "prune": ("hutch.cli.prune", "remove what dead processes left behind"),
     "profiles": ("hutch.cli.profiles", "the profiles a box can have"),

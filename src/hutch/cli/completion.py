@@ -4,10 +4,10 @@ bash: hutch completion bash > ~/.local/share/bash-completion/completions/hutch
 """
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from hutch.cli.commands import COMMANDS
+from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.cli.output import emit_json
 from hutch.cli.parsing import parser_of
 
@@ -21,8 +21,13 @@ install:
 """
 
 _FILES = ("config", "mount", "workspace", "image")
-_ASKED = {"profile": "hutch profiles --names", "provider": "hutch providers --names"}
-"""Values that the configuration decides: asked for when they are completed."""
+_ASKED = {
+    "profile": "hutch profiles --names",
+    "provider": "hutch providers --names",
+    "box": "hutch box list --names",
+    "boxes": "hutch box list --names",
+}
+"""Values that the configuration or the store decides: asked for when they are completed."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -50,8 +55,14 @@ class Option:
     files: bool = False
 
 
+def commands() -> list[str]:
+    """Every command that has options; one of a group as "box exec"."""
+    alone = [name for name in COMMANDS if name not in GROUPS]
+    return alone + [f"{group} {action}" for group, actions in GROUPS.items() for action in actions]
+
+
 def options(command: str) -> Iterator[Option]:
-    _, parser = parser_of(command)
+    _, parser = parser_of(*command.split())
     for action in parser._actions:  # argparse has no public way to ask a parser what it knows
         name = action.dest
         yield Option(
@@ -65,9 +76,10 @@ def options(command: str) -> Iterator[Option]:
 
 
 def bash() -> str:
-    words = "\n".join(f"    {name}) words='{_words(name)}' ;;" for name in COMMANDS)
+    groups = {group: " ".join(actions) for group, actions in GROUPS.items()}
+    words = "\n".join(f"    '{name}') words=\"{_words(name)}\" ;;" for name in commands())
+    words += "".join(f"\n    '{group}') words='{actions}' ;;" for group, actions in groups.items())
     values = "\n".join(f"    {pattern}) {action}; return ;;" for pattern, action in _bash_values())
-    commands = " ".join(COMMANDS)
     return f"""\
 # bash completion for hutch; made by `hutch completion bash`
 _hutch() {{
@@ -78,14 +90,17 @@ _hutch() {{
       --) COMPREPLY=($(compgen -A command -- "$cur")); return ;;
       --config) ((i++)) ;;
       -*) ;;
-      *) [[ -z $command ]] && command=${{COMP_WORDS[i]}} ;;
+      *) case $command in
+           '') command=${{COMP_WORDS[i]}} ;;
+           {"|".join(groups)}) command="$command ${{COMP_WORDS[i]}}" ;;
+         esac ;;
     esac
   done
   case "$command $prev" in
 {values}
   esac
   case $command in
-    '') words='{commands} --help --version --config --json --verbose' ;;
+    '') words='{" ".join(COMMANDS)} --help --version --config --json --verbose' ;;
 {words}
   esac
   COMPREPLY=($(compgen -W "$words" -- "$cur"))
@@ -98,12 +113,14 @@ def _words(command: str) -> str:
     found: list[str] = []
     for option in options(command):
         found += option.flags or option.values
+        if option.ask and not option.flags:
+            found.append(f"$({option.ask} 2>/dev/null)")
     return " ".join(found)
 
 
 def _bash_values() -> Iterator[tuple[str, str]]:
     yield "*' --config'", 'COMPREPLY=($(compgen -f -- "$cur"))'
-    for command in COMMANDS:
+    for command in commands():
         for option in options(command):
             if not option.flags or option.flags[0] == "--config" or not option.takes_value:
                 continue
@@ -117,19 +134,17 @@ def _bash_values() -> Iterator[tuple[str, str]]:
 
 
 def zsh() -> str:
-    commands = "\n".join(f"    '{name}:{text}'" for name, (_, text) in COMMANDS.items())
     cases = "\n".join(
-        f"    {name}) _arguments -S {' '.join(_zsh_argument(option) for option in options(name))} '*::: :_normal' ;;"
-        for name in COMMANDS
+        f"    '{name}') _arguments -S {' '.join(_zsh_argument(option) for option in options(name))} '*::: :_normal' ;;"
+        for name in commands()
     )
+    groups = "\n".join(f"    {group}) commands=({_zsh_described(actions)}) ;;" for group, actions in GROUPS.items())
     return f"""\
 #compdef hutch
 # zsh completion for hutch; made by `hutch completion zsh`
 _hutch() {{
   local -a commands
-  commands=(
-{commands}
-  )
+  commands=({_zsh_described(COMMANDS)})
   if (( CURRENT == 2 )); then
     _describe command commands
     return
@@ -137,12 +152,29 @@ _hutch() {{
   local command=$words[2]
   shift words
   (( CURRENT-- ))
+  commands=()
+  case $command in
+{groups}
+  esac
+  if (( $#commands )); then
+    if (( CURRENT == 2 )); then
+      _describe command commands
+      return
+    fi
+    command="$command $words[2]"
+    shift words
+    (( CURRENT-- ))
+  fi
   case $command in
 {cases}
   esac
 }}
 _hutch "$@"
 """
+
+
+def _zsh_described(commands: Mapping[str, tuple[str, str]]) -> str:
+    return " ".join(f'"{name}:{text}"' for name, (_, text) in commands.items())
 
 
 def _zsh_argument(option: Option) -> str:
@@ -152,7 +184,7 @@ def _zsh_argument(option: Option) -> str:
         values = f":value:({choice})" if choice else ":value:_files" if option.files else ":value:"
     text = option.help.replace("[", "(").replace("]", ")").replace(":", " ")
     if not option.flags:
-        return f"'1{values}'" if option.values else ""
+        return f"'1{values}'" if option.values else f'"1{values}"' if option.ask else ""
     quote = '"' if option.ask else "'"
     text = text.replace("`", "")
     return " ".join(f"{quote}*{flag}[{text}]{values}{quote}" for flag in option.flags)
@@ -162,12 +194,17 @@ def fish() -> str:
     lines = ["# fish completion for hutch; made by `hutch completion fish`", "complete -c hutch -f"]
     for name, (_, text) in COMMANDS.items():
         lines.append(f"complete -c hutch -n __fish_use_subcommand -a {name} -d '{text}'")
+    for group, actions in GROUPS.items():
+        none_yet = f"__fish_seen_subcommand_from {group}; and not __fish_seen_subcommand_from {' '.join(actions)}"
+        lines += [f'complete -c hutch -n "{none_yet}" -a {name} -d "{text}"' for name, (_, text) in actions.items()]
+    for name in commands():
         lines += [_fish_line(name, option) for option in options(name)]
     return "\n".join(lines) + "\n"
 
 
 def _fish_line(command: str, option: Option) -> str:
-    line = f"complete -c hutch -n '__fish_seen_subcommand_from {command}'"
+    seen = "; and ".join(f"__fish_seen_subcommand_from {word}" for word in command.split())
+    line = f"complete -c hutch -n '{seen}'"
     for flag in option.flags:
         line += f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
     if option.flags and option.takes_value:

@@ -5,6 +5,7 @@ start at that file's directory, all others at the working directory.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -15,7 +16,7 @@ from hutch.config import directories, file
 from hutch.config.decode import Source, decode, unknown_key
 from hutch.config.server import ServerTable
 from hutch.errors import ConfigError, HutchError, NotFound
-from hutch.logs import FORMATS, LEVELS, redact_field
+from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
 from hutch.model.record import Record
 from hutch.policy import profiles
@@ -48,6 +49,9 @@ class Written(Record, frozen=True, kw_only=True):
 _KEYS = Written.__struct_fields__
 _TABLES = ("profiles", "providers", "quotas", "pool", "server")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
+
+_PASSWORD = re.compile(r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*")
+"""In an address: `scheme://user:HERE@host/name?password=HERE`."""
 
 
 class Shown(Record, frozen=True, kw_only=True):
@@ -169,7 +173,8 @@ class Config(Record, frozen=True, kw_only=True):
             changed = {key: value for key, value in written.items() if value != defaults[key]}
             shown.append(_shown_table(f"profiles.{name}", changed, self))
         shown += [_shown_table(f"providers.{name}", table, self) for name, table in sorted(self.providers.items())]
-        shown.append(_shown_table("server", self.server.to_plain(), self))
+        if "server" in self.origins:
+            shown.append(_shown_table("server", self.server.to_plain(), self))
         return tuple(shown)
 
     def _check(self) -> None:
@@ -302,4 +307,6 @@ def _shown_table(key: str, table: Mapping[str, Any], config: Config) -> Shown:
 def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [str(each) for each in value]
+    if isinstance(value, str):
+        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", value)
     return str(value) if isinstance(value, Path) else value

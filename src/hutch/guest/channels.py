@@ -1,7 +1,7 @@
 """Connections and their channels, guest side: frames in, handlers called, frames out, credit kept.
 
-An operation is a function `(channel, fields) -> None` in the table `serve` was given. It answers now or later with
-`channel.reply` or `channel.fail`, exactly once, and may set the channel's `on_*` callbacks while it is open.
+An operation is a function `(guest, channel, fields) -> None` in a table that all guests share. It answers now or
+later with `channel.reply` or `channel.fail`, exactly once, and may set the channel's `on_*` callbacks while it is open.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hutch.guest.loop import READ, WRITE, Loop
+from hutch.guest.loop import READ, WRITE
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -35,8 +35,11 @@ from hutch.guest.protocol import (
 )
 from hutch.guest.steps import Failure
 
+if TYPE_CHECKING:
+    from hutch.guest.main import Guest
+
 Fields = dict[str, Any]
-Operation = Callable[["Channel", Fields], None]
+Operation = Callable[["Guest", "Channel", Fields], None]
 
 MAX_CHANNELS = 4096
 BACKLOG = 1 << 20
@@ -128,26 +131,25 @@ class Channel:
 class Connection:
     """One keeper. A malformed frame ends this connection, nothing else."""
 
-    def __init__(
-        self,
-        loop: Loop,
-        sock: socket.socket,
-        operations: dict[str, Operation],
-        on_closed: Callable[[Connection], None],
-    ) -> None:
+    __slots__ = (
+        "_filled", "_guest", "_large", "_loop", "_operations", "_partial", "_socket", "_waiting", "backlog", "channels",
+        "closed",
+    )  # fmt: skip
+
+    def __init__(self, guest: Guest, sock: socket.socket, operations: dict[str, Operation]) -> None:
         self.channels: dict[int, Channel] = {}
         self.backlog = 0
         self.closed = False
-        self._loop = loop
+        self._guest = guest
+        self._loop = guest.loop
         self._socket = sock
         self._operations = operations
-        self._on_closed = on_closed
         self._partial = b""
         self._large: bytearray | None = None
         self._filled = 0
         self._waiting: deque[bytes] = deque()
         sock.setblocking(False)
-        loop.watch(sock.fileno(), READ, self._ready)
+        self._loop.watch(sock.fileno(), READ, self._ready)
 
     def greet(self, fields: Fields) -> None:
         self.send(frame(HELLO, 0, _encode(fields).encode()))
@@ -315,7 +317,7 @@ class Connection:
             channel.fail(Failure("unsupported", f"the guest has no operation {name!r}"))
             return
         self.channels[number] = channel
-        answer(channel, operation, fields)
+        _answer(self._guest, channel, operation, fields)
 
     def close(self) -> None:
         if self.closed:
@@ -326,13 +328,13 @@ class Connection:
         self._waiting.clear()
         for channel in tuple(self.channels.values()):
             channel.lose()
-        self._on_closed(self)
+        self._guest.closed(self)
 
 
-def answer(channel: Channel, operation: Operation, fields: Fields) -> None:
+def _answer(guest: Guest, channel: Channel, operation: Operation, fields: Fields) -> None:
     """Run an operation; whatever it raises is its answer, because the guest must outlive every request."""
     try:
-        operation(channel, fields)
+        operation(guest, channel, fields)
     except Failure as failure:
         channel.fail(failure)
     except (KeyError, TypeError, ValueError) as error:

@@ -8,7 +8,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -108,7 +108,7 @@ class Jobs:
         shell: str,
         oom_fd: int | None,
         strays: Strays,
-        hidden: tuple[int, ...] = (),
+        hidden: Sequence[int] = (),
     ) -> None:
         self.by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}

@@ -13,6 +13,8 @@ from contextlib import suppress
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 
+_handling = False
+
 _CROWDED = 256
 """Timers past which the cancelled ones are thrown out: most commands end long before their timeout."""
 
@@ -75,8 +77,7 @@ class Loop:
     def on_child(self, callback: Callable[[], None]) -> None:
         """Call back whenever a child may have ended."""
         reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        # Only a signal with a handler wakes the descriptor; the work is done by the loop, not in the handler.
-        signal.signal(signal.SIGCHLD, _nothing)
+        _handle_child_signals()
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
 
         def woken(_events: int) -> None:
@@ -125,6 +126,17 @@ class Loop:
             timer = heapq.heappop(self._timers)
             if timer.callback is not None:
                 guarded(timer.callback)
+
+
+def _handle_child_signals() -> None:
+    """Only a signal with a handler wakes the descriptor; the work is done by the loop, not in the handler.
+
+    Once: a fork that becomes a guest has it from its parent.
+    """
+    global _handling
+    if not _handling:
+        signal.signal(signal.SIGCHLD, _nothing)
+        _handling = True
 
 
 def guarded(callback: Callable[[], None]) -> None:

@@ -1,5 +1,6 @@
 """The guest: `serve` turns a process into one. It listens, runs jobs, serves files, and ends a box nobody keeps."""
 
+import ctypes
 import gc
 import os
 import signal
@@ -19,6 +20,11 @@ from hutch.guest.strays import Strays
 
 RETRY = 0.2
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
+_CLOSE_RANGE = 436  # the same number on every architecture
+_CLOSE_RANGE_CLOEXEC = 4  # since Linux 5.11
+
+_syscall = ctypes.CDLL(None).syscall
+_ignoring = False
 
 
 class Options:
@@ -69,12 +75,12 @@ class Guest:
     """The listener, its connections, and the clocks that end the box without a keeper."""
 
     def __init__(self, listener: socket.socket, options: Options) -> None:
-        self._options = options
+        self.options = options
+        self.loop = Loop()
         self._listener = listener
-        self._loop = Loop()
         self._boot = os.urandom(6).hex()
-        self._jobs = Jobs(
-            self._loop,
+        self.jobs = Jobs(
+            self.loop,
             Spill(options.spill_fd),
             prefix=f"{self._boot[:6]}-",
             workdir=options.workdir,
@@ -82,27 +88,19 @@ class Guest:
             shell=options.shell or _find_shell(),
             oom_fd=options.oom_fd,
             strays=Strays(is_init=options.is_init, is_deputy=options.is_deputy),
-            hidden=tuple(fd for fd in (options.spill_fd, options.oom_fd, listener.fileno()) if fd is not None),
+            hidden=[fd for fd in (options.spill_fd, options.oom_fd, listener.fileno()) if fd is not None],
         )
         self._connections: set[Connection] = set()
         self._orphan_timer: Timer | None = None
         self._ttl_timer: Timer | None = None
-        self._operations: dict[str, Operation] = {
-            "ping": lambda channel, _fields: channel.reply(),
-            "clock": self._clock,
-            "space": self._space,
-            "usage": self._usage,
-            **job_operations.operations(self._loop, self._jobs, options.is_init),
-            **transfers.operations(self._loop, options.workdir),
-        }
         listener.setblocking(False)
-        self._loop.watch(listener.fileno(), READ, self._accept)
+        self.loop.watch(listener.fileno(), READ, self._accept)
         self._wind_orphan_clock()
         if options.ttl_deadline:
-            self._ttl_timer = self._loop.at(options.ttl_deadline, self._end)
+            self._ttl_timer = self.loop.at(options.ttl_deadline, self._end)
 
     def run(self) -> None:
-        self._loop.run()
+        self.loop.run()
 
     def _accept(self, _events: int) -> None:
         try:
@@ -110,24 +108,29 @@ class Guest:
         except OSError:
             # Gone again, or no descriptor is free; then epoll would call at once, and again.
             fd = self._listener.fileno()
-            self._loop.unwatch(fd)
-            self._loop.after(RETRY, lambda: self._loop.watch(fd, READ, self._accept))
+            self.loop.unwatch(fd)
+            self.loop.after(RETRY, lambda: self.loop.watch(fd, READ, self._accept))
             return
-        connection = Connection(self._loop, sock, self._operations, self._closed)
+        self.welcome(sock)
+
+    def welcome(self, sock: socket.socket) -> None:
+        """Serve whoever is at the other end."""
+        connection = Connection(self, sock, _OPERATIONS)
         self._connections.add(connection)
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         connection.greet(
             {
                 "version": VERSION,
-                "box_id": self._options.box_id,
+                "box_id": self.options.box_id,
                 "pid": os.getpid(),
                 "boot": self._boot,
-                "jobs": len(self._jobs.by_id),
+                "jobs": len(self.jobs.by_id),
             }
         )
 
-    def _closed(self, connection: Connection) -> None:
+    def closed(self, connection: Connection) -> None:
+        """A connection has ended."""
         self._connections.discard(connection)
         self._wind_orphan_clock()
 
@@ -135,27 +138,27 @@ class Guest:
         """A dead-man's clock: it runs while nobody is connected."""
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
-        if not self._connections and self._options.orphan_grace > 0:
-            self._orphan_timer = self._loop.after(self._options.orphan_grace, self._end)
+        if not self._connections and self.options.orphan_grace > 0:
+            self._orphan_timer = self.loop.after(self.options.orphan_grace, self._end)
 
-    def _clock(self, channel: Channel, fields: Fields) -> None:
+    def clock(self, channel: Channel, fields: Fields) -> None:
         """The keeper pushes its clocks, so that they hold also when it is gone; ttl in seconds from now, 0: never."""
         grace, ttl = fields.get("orphan_grace"), fields.get("ttl")
         if grace is not None:
-            self._options.orphan_grace = float(grace)
+            self.options.orphan_grace = float(grace)
         if ttl is not None:
             if self._ttl_timer is not None:
                 self._ttl_timer.cancel()
-            self._ttl_timer = self._loop.after(float(ttl), self._end) if ttl > 0 else None
+            self._ttl_timer = self.loop.after(float(ttl), self._end) if ttl > 0 else None
         channel.reply()
 
-    def _space(self, channel: Channel, fields: Fields) -> None:
+    def space(self, channel: Channel, fields: Fields) -> None:
         """Free blocks and inodes where commands write; a filesystem without an inode count has `files` 0.
 
         On request also how many processes and threads the box has beside its guest, if all that /proc shows is the box.
         """
         found = {}
-        for path in ("/", self._options.workdir, "/tmp"):
+        for path in ("/", self.options.workdir, "/tmp"):
             try:
                 stat = os.statvfs(path)
             except OSError:
@@ -167,14 +170,14 @@ class Guest:
                 "files_free": stat.f_favail,
                 "read_only": bool(stat.f_flag & os.ST_RDONLY),
             }
-        countable = fields.get("tasks") and self._options.is_init
+        countable = fields.get("tasks") and self.options.is_init
         tasks = sum(process.threads for process in processes()) if countable else None
         channel.reply({"space": found, "tasks": tasks})
 
-    def _usage(self, channel: Channel, _fields: Fields) -> None:
+    def usage(self, channel: Channel, _fields: Fields) -> None:
         """CPU seconds of all commands so far: those that have ended, and those that run if all /proc shows is ours."""
         ended = os.times()
-        live = processes() if self._options.is_init else []
+        live = processes() if self.options.is_init else []
         tick = os.sysconf("SC_CLK_TCK")
         user = ended.children_user + sum(process.user_ticks for process in live) / tick
         system = ended.children_system + sum(process.system_ticks for process in live) / tick
@@ -182,20 +185,44 @@ class Guest:
 
     def _end(self) -> None:
         """The end of PID 1 is the end of every process in its pid namespace."""
-        self._jobs.kill_all(self._options.is_init)
+        self.jobs.kill_all(self.options.is_init)
         os._exit(0)
+
+
+def _ping(_guest: Guest, channel: Channel, _fields: Fields) -> None:
+    channel.reply()
+
+
+# One table for all: a guest is made out of a process whose memory it shares with every other box.
+_OPERATIONS: dict[str, Operation] = {
+    "ping": _ping,
+    "clock": Guest.clock,
+    "space": Guest.space,
+    "usage": Guest.usage,
+    **job_operations.OPERATIONS,
+    **transfers.SERVED,
+}
+
+
+def ignore_signals() -> None:
+    """A handler of Python's (SIGINT has one) would let the user's processes interrupt PID 1.
+
+    Signals that are ignored stay so in a fork: one from which many guests are made calls this once for all of them.
+    """
+    global _ignoring
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    _ignoring = True
 
 
 def serve(listener: socket.socket, options: Options) -> NoReturn:
     """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root."""
-    for number in _IGNORED:
-        # A handler of Python's (SIGINT has one) would let the user's processes interrupt PID 1.
-        signal.signal(number, signal.SIG_IGN)
+    if not _ignoring:
+        ignore_signals()
     for fd in range(3):
         _ensure_open(fd)
     _keep_descriptors()
     guest = Guest(listener, options)
-    gc.collect()
     gc.freeze()
     if options.on_ready is not None:
         options.on_ready()
@@ -213,6 +240,8 @@ def _ensure_open(fd: int) -> None:
 
 def _keep_descriptors() -> None:
     """No command may inherit one of ours, however the guest itself came by it: posix_spawn closes nothing."""
+    if _syscall(_CLOSE_RANGE, 3, -1, _CLOSE_RANGE_CLOEXEC) == 0:
+        return
     try:
         numbers = [int(name) for name in os.listdir("/proc/self/fd")]
     except OSError:

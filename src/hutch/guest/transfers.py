@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from types import GeneratorType
+from typing import TYPE_CHECKING
 
 from hutch.guest import copying, files, grep, search, watch, writing
 from hutch.guest.channels import Channel, Fields
@@ -11,6 +12,9 @@ from hutch.guest.channels import Operation as ChannelOperation
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.protocol import DATA, MAX_PAYLOAD
 from hutch.guest.steps import STEP_SECONDS, Consumer, Failure, Operation, Readable, Reply, Steps
+
+if TYPE_CHECKING:
+    from hutch.guest.main import Guest
 
 OPERATIONS: dict[str, Operation] = {
     **files.OPERATIONS,
@@ -22,22 +26,21 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def operations(loop: Loop, workdir: str) -> dict[str, ChannelOperation]:
-    """Every file operation, as the connection's table wants it."""
-    return {name: _served(loop, workdir, operation) for name, operation in OPERATIONS.items()}
-
-
-def _served(loop: Loop, workdir: str, operation: Operation) -> ChannelOperation:
-    def serve(channel: Channel, fields: Fields) -> None:
-        work = operation(fields, workdir)
+def _served(operation: Operation) -> ChannelOperation:
+    def serve(guest: Guest, channel: Channel, fields: Fields) -> None:
+        work = operation(fields, guest.options.workdir)
         if isinstance(work, dict):
             channel.reply(work)
         elif isinstance(work, GeneratorType):
-            _Driver(loop, channel, work).go_on()
+            _Driver(guest.loop, channel, work).go_on()
         else:
-            _Feeder(loop, channel, work)  # type: ignore[arg-type]
+            _Feeder(guest.loop, channel, work)  # type: ignore[arg-type]
 
     return serve
+
+
+SERVED: dict[str, ChannelOperation] = {name: _served(operation) for name, operation in OPERATIONS.items()}
+"""Every file operation, as the connection's table wants it."""
 
 
 def _reported(error: BaseException) -> Failure:

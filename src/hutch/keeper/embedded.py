@@ -107,8 +107,8 @@ class Hutch:
         return tuple(sorted(mine, key=lambda record: record.created_at))
 
     async def kept(self, record: BoxRecord) -> bool:
-        """Whether a live process, this one or another, has the box in its hands."""
-        return await self._keeper.liveness.alive(record.keeper)
+        """Whether another live process has the box in its hands."""
+        return record.keeper != self._keeper.id and await self._keeper.liveness.alive(record.keeper)
 
     async def observe(self, box_id: str) -> Instance:
         """The box itself, to read from, without its lease."""

@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -45,13 +45,19 @@ class Heartbeat:
     """Liveness for keepers that share a database."""
 
     def __init__(
-        self, connections: Connections, homes: Sequence[Path], *, dead_after: float = DEAD_AFTER_SECONDS
+        self,
+        connections: Connections,
+        homes: Sequence[Path],
+        *,
+        dead_after: float = DEAD_AFTER_SECONDS,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         self.locks = Locks(homes)
         self._home = homes[0]
         self.place = _place(self._home)
         self._connections = connections
         self._dead_after = dead_after
+        self._clock = clock or _now
         self._claimant: Claimant | None = None
         self._epoch = 0
         self._beaten = 0.0
@@ -80,22 +86,24 @@ class Heartbeat:
         return await self._connections.run(look)
 
     def lapsed(self) -> bool:
-        return _now() - self._beaten > self._dead_after * LAPSE
+        return self._clock() - self._beaten > self._dead_after * LAPSE
 
     async def beat(self) -> None:
         """Renew the claim; if it was lost, or time or an answer was, see first what is still ours."""
-        assert self._claimant is not None
-        keeper, epoch, begun = self._claimant.id, self._epoch, _now()
+        claimant = self._claimant
+        if claimant is None:
+            return
+        keeper, epoch, begun = claimant.id, self._epoch, self._clock()
         kept = await self._connections.run(lambda db, _: bool(db.execute(_BEAT, (keeper, epoch)).rowcount))
         if kept and not self._connections.unsure and not self.lapsed():
             self._beaten = begun
             return
         if not kept:
             log("keeper").warning("other keepers took this one for dead", keeper=keeper)
-            begun = await self._write_claim(self._claimant)
+            begun = await self._write_claim(claimant)
         self._connections.unsure = False
         try:
-            await self._claimant.confirm()
+            await claimant.confirm()
         except HutchError:
             self._connections.unsure = True
             raise
@@ -121,7 +129,7 @@ class Heartbeat:
         await self.locks.release()
 
     async def _write_claim(self, claimant: Claimant) -> float:
-        begun = _now()
+        begun = self._clock()
         row = await self._connections.run(lambda db, _: db.execute(_CLAIM, (claimant.id, self.place)).fetchone())
         self._epoch = int(str(row[0])) if row else 0
         return begun

@@ -73,7 +73,7 @@ class Keeper:
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
         self._taking = asyncio.Lock()
-        """Two calls that find the same abandoned box take turns, instead of losing a race against each other."""
+        """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
         self._started = False
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.sessions = Sessions(self, store)
@@ -107,8 +107,9 @@ class Keeper:
 
     async def adopt(self) -> None:
         """Take over what dead keepers left, and keep it."""
-        for live in await self.reconcile():
-            self._live[live.record.id] = live
+        async with self._taking:
+            for live in await self.reconcile():
+                self._live[live.record.id] = live
         if self._live:
             self._clocks.start()
 
@@ -123,25 +124,18 @@ class Keeper:
         return Reconciler(self.id, self.store, self.states, self.engines, self.liveness)
 
     async def confirm(self) -> None:
-        """Others may have taken this keeper for dead. Whoever writes a box's record first has it, so every box of
-        ours is written once; those that others were faster with are let go."""
-        for live in list(self._live.values()):
-            async with live.changing:
-                if live.record.id in self._live:
-                    await self._confirm(live)
+        """Others may have taken this keeper for dead: boxes that they were faster with are let go."""
+        async with self._taking:  # a box that is being taken over must be among those looked at
+            for live in list(self._live.values()):
+                async with live.changing:
+                    if live.record.id in self._live and not await self.states.reassert(live, self.id):
+                        await self._lose(live)
 
-    async def _confirm(self, live: Live) -> None:
-        stored = await self.store.get(live.record.id)
-        while stored is not None and stored.keeper == self.id:
-            try:
-                await self.states.update(stored, into=live)
-            except Conflict:
-                stored = await self.store.get(live.record.id)
-            else:
-                return
+    async def _lose(self, live: Live) -> None:
         log("keeper").warning("box was taken over by another keeper", box=live.record.id)
-        live.record = stored or live.record.but(state=State.STOPPING, epoch=live.record.epoch + 1)
         del self._live[live.record.id]
+        for told in self.endings.gone:
+            told(live)
         if live.instance is not None:
             await live.instance.close()
 
@@ -342,7 +336,8 @@ class Keeper:
         decide: Decide = leases.taken_over if takeover else leases.acquired
         async with live.changing:
             fields = decide(live.record, session, time.time(), self.config.lease_sec)
-            await self.states.update(live.record, into=live, kind="lease", reason=f"held by {session}", **fields)
+            kind = "lease" if "epoch" in fields else ""  # a renewal is no event
+            await self.states.update(live.record, into=live, kind=kind, reason=f"held by {session}", **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
         await self._greet(live)

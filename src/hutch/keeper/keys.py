@@ -21,6 +21,8 @@ PREFIX = "hutch"
 FRESH_SECONDS = 1.0
 """A key revoked by another process stops working after this long."""
 
+UNKNOWN_SECONDS = 0.05
+
 _NOBODY = hashlib.sha256(b"nobody").hexdigest()
 
 
@@ -92,7 +94,8 @@ class Keys:
         key_id, _, secret = rest.partition("_")
         if prefix != PREFIX or not secret:
             return None
-        if key_id not in self._known or time.monotonic() - self._read_at > FRESH_SECONDS:
+        # A key just made elsewhere works at once; a flood of made-up ones does not become a flood of queries.
+        if time.monotonic() - self._read_at > (FRESH_SECONDS if key_id in self._known else UNKNOWN_SECONDS):
             await self._read()
         kept = self._known.get(key_id)
         # Compared also when there is no such key, so that the time tells nobody which ids exist.

@@ -114,7 +114,7 @@ class _Pruner:
         if provider.portable:
             return  # keepers of other stores, which we cannot ask about, may have boxes there
         for instance in await provider.list():
-            if "store" in instance.data:
+            if instance.data.get("store"):
                 continue  # kept files are nobody's litter, even if their record is lost
             if instance.box_id not in self._settled and await self._abandoned(instance):
                 yield await self._box(instance.box_id, partial(provider.destroy, instance))

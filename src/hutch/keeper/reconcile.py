@@ -6,7 +6,7 @@ Nothing of a live keeper is touched (lesson 10), nothing is forgotten before its
 import time
 from collections.abc import Callable
 
-from hutch.errors import Conflict, HutchError, NotFound, Unavailable
+from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.leases import surviving
 from hutch.keeper.live import Live
@@ -15,6 +15,7 @@ from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.logs import log
+from hutch.model.durations import shown
 from hutch.model.spec import Retention
 from hutch.model.state import State
 
@@ -58,14 +59,14 @@ class Reconciler:
     async def take(self, record: BoxRecord) -> Live | None:
         """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
         # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
-        why = "its keeper had left it" if record.left_at else "its keeper died"
+        # A box that was left to itself goes from hand to hand with every command: that is no event.
         record = await self._states.update(
             record,
             keeper=self._keeper,
             epoch=record.epoch + 1,
             lease=surviving(record.lease),
-            kind="adopted",
-            reason=why,
+            kind="" if record.left_at else "adopted",
+            reason="its keeper died",
         )
         kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
         if kept and record.state in (State.STOPPING, State.ERROR):
@@ -85,12 +86,17 @@ class Reconciler:
             live.instance = await provider.attach(record.instance, record.spec)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
-                return await self._finish_stop(record, gone.message)
-            await self._finish_end(record, f"lost: {gone.message}")
+                return await self._finish_stop(record, _lost(record, gone))
+            await self._finish_end(record, _lost(record, gone))
             return None
         except Unavailable as error:
             if record.state is not State.UNKNOWN:
                 live.record = await self._states.change(record, State.UNKNOWN, reason=error.message)
+            return live
+        except BoxBroken as broken:
+            if record.state is State.UNKNOWN:
+                record = await self._states.change(record, State.RESTORING, reason="adopted after a restart")
+            live.record = await self._states.change(record, State.ERROR, reason=broken.message)
             return live
         if was_paused or record.state is State.UNKNOWN:
             middle = State.RUNNING if was_paused else State.RESTORING
@@ -128,8 +134,15 @@ class Reconciler:
             for instance in await provider.list():
                 # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later. Kept files
                 # are nobody's litter, even if their record is lost.
-                if instance.box_id in known or not instance.keeper or "store" in instance.data:
+                if instance.box_id in known or not instance.keeper or instance.data.get("store"):
                     continue
                 if not await self._liveness.alive(instance.keeper):
                     await provider.destroy(instance)
             await provider.sweep()
+
+
+def _lost(record: BoxRecord, gone: NotFound) -> str:
+    """Why a box that should run does not: its own clock ended it, or we do not know what did."""
+    if record.left_at and not record.waits(time.time()):
+        return f"nobody used it for {shown(record.grace_sec)}"
+    return f"lost: {gone.message}"

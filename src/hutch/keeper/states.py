@@ -78,6 +78,20 @@ class States:
             raise _lost_race(record)
         self._tell(event)
 
+    async def reassert(self, holder: Holder, keeper: str) -> bool:
+        """Whether the box is still `keeper`'s. Whoever writes first has it, so its record is written once; the holder
+        gets what the store has."""
+        stored = await self._store.get(holder.record.id)
+        while stored is not None and stored.keeper == keeper:
+            try:
+                await self.update(stored, into=holder)
+            except Conflict:
+                stored = await self._store.get(holder.record.id)
+            else:
+                return True
+        holder.record = stored or holder.record.but(state=State.STOPPING, epoch=holder.record.epoch + 1)
+        return False
+
     async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None, into: Holder | None) -> BoxRecord:
         if not await self._store.replace(new, old.version, event):
             raise _lost_race(old)

@@ -7,7 +7,6 @@ from typing import Annotated
 import msgspec
 
 import hutch
-from hutch.errors import HutchError
 from hutch.keeper.keys import Key, Role
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.volumes import Volume
@@ -16,7 +15,7 @@ from hutch.model.record import Record
 from hutch.policy.profiles import BUILT_IN, Profile
 from hutch.providers import registry
 from hutch.server.call import Call, Reply
-from hutch.server.service import Failure, Service
+from hutch.server.service import Failure
 
 
 class Status(Record, frozen=True, kw_only=True):
@@ -89,7 +88,7 @@ class ErrorList(Record, frozen=True, kw_only=True):
 async def status(call: Call) -> Reply:
     """Always answers (lesson 11)."""
     service, caller = call.service, call.caller
-    enabled, engine = service.config.enabled, await engine_of(service)
+    enabled, engine = service.config.enabled, await service.engine()
     draining = service.draining.is_set()
     state = "disabled" if not enabled else "draining" if draining else "ready" if engine.usable else "unavailable"
     reasons = {"disabled": "enabled = false in the configuration", "draining": "the server is about to end"}
@@ -113,7 +112,7 @@ async def profiles(call: Call) -> Reply:
 
 async def providers(call: Call) -> Reply:
     names = sorted({*registry.names(), call.service.config.provider})
-    found = [await engine_of(call.service, name) for name in names]
+    found = [await call.service.engine(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 
 
@@ -166,18 +165,9 @@ async def healthz(call: Call) -> Reply:
 async def readyz(call: Call) -> Reply:
     """Boxes can be made here, now."""
     service = call.service
-    engine = await engine_of(service)
+    engine = await service.engine()
     ready = service.config.enabled and engine.usable and not service.draining.is_set()
     return Reply({"ready": ready}, 200 if ready else 503)
-
-
-async def engine_of(service: Service, name: str = "") -> Capabilities:
-    """An engine that cannot even be asked is one that is not usable."""
-    name = name or service.config.provider
-    try:
-        return await service.keeper.engines.capabilities(name)
-    except HutchError as error:
-        return Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
 
 
 def _shown(volume: Volume) -> VolumeView:

@@ -62,11 +62,9 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
     """The lease, for this session. The store is written only if that gives it noticeably more time."""
     record = live.record
     lease, now = record.lease, time.time()
-    ours = lease is not None and lease.holder == session and lease.live(now)
-    if ours and record.state is not State.STOPPED and lease is not None:
-        if not worth_writing(lease, now, keeper.config.lease_sec):
-            return
-    await keeper.acquire(record.id, session)
+    held = lease is not None and lease.holder == session and lease.live(now)
+    if lease is None or not held or worth_writing(lease, now, keeper.config.lease_sec) or record.state is State.STOPPED:
+        await keeper.acquire(record.id, session)
 
 
 def refuse_if_busy(call: Call, live: Live) -> None:

@@ -69,7 +69,7 @@ class Exchange:
             await self._fail(call, HutchError("internal error", details={"request": self._request}))
         seconds = time.monotonic() - begun
         self._service.metrics.served(call.op, self._status, seconds)
-        log("server").info(
+        log("server").debug(
             "served", operation=call.op, status=self._status, ms=round(seconds * 1000, 2), by=call.caller.key_id
         )
 
@@ -140,8 +140,9 @@ class Exchange:
             error, status=status, op=call.op, request=self._request, box=call.params.get("box", ""),
             owner=call.caller.owner,
         )  # fmt: skip
+        tell = log("server").warning if status >= 500 else log("server").info
+        tell("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
         if self._status:  # too late for a status: the connection is broken off, which nobody takes for an end
-            log("server").warning("answer broken off", operation=call.op, error=error)
             return
         headers: dict[str, str] = {}
         if isinstance(error, WrongMethod):

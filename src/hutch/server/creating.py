@@ -37,7 +37,8 @@ class Creations:
             making = self._start(self._make(spec, session, owner, key))
         finally:
             _announced.reset(token)
-        await asyncio.wait({making, announced}, return_when=asyncio.FIRST_COMPLETED)
+        waiting: set[asyncio.Future[Any]] = {making, announced}
+        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         if making.done():
             return making.result().record
         return (await self._keeper.live(announced.result())).record

@@ -18,7 +18,7 @@ LOOK_SECONDS = 10.0
 
 
 class EventsQuery(Record, frozen=True, kw_only=True):
-    after: Annotated[int, msgspec.Meta(ge=0, lt=1 << 63)] = 0
+    after: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
     """The `seq` of the last one seen; 0: from the oldest that is kept."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = 100
     box: str | None = None

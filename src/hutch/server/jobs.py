@@ -84,7 +84,8 @@ async def output(call: Call, query: OutputQuery) -> Reply:
     """Accept: application/octet-stream gives the bytes alone, with cursor and end in headers."""
     async with looking(call) as guard:
         job = await job_of(call, guard)
-        chunk = await job.read(query.cursor, stream=query.stream, limit=query.limit, wait=query.wait)
+        reading = job.read(query.cursor, stream=query.stream, limit=query.limit, wait=query.wait)
+        chunk = await call.service.unless_draining(reading) if query.wait else await reading
     if not call.accepts(BYTES):
         return Reply(chunk_view(chunk))
     told = {
@@ -119,7 +120,8 @@ async def resize(call: Call, body: ResizeBody) -> Reply:
 async def wait(call: Call, body: WaitBody) -> Reply:
     """Its result; `timeout` if it still runs then, and the job goes on."""
     async with looking(call) as guard:
-        result = await (await job_of(call, guard)).wait(body.timeout_sec)
+        job = await job_of(call, guard)
+        result = await call.service.unless_draining(job.wait(body.timeout_sec))
     return Reply(result_view(result))
 
 

@@ -3,18 +3,24 @@
 import asyncio
 import time
 from collections import deque
+from collections.abc import Coroutine
+from typing import Any, TypeVar
 
 from hutch.config import Config
-from hutch.errors import HutchError
+from hutch.errors import HutchError, Unavailable
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Keys
 from hutch.keeper.records import Event
 from hutch.logs import redact
+from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.server.creating import Creations
 from hutch.server.metrics import Metrics
 
+T = TypeVar("T")
+
 ERRORS_KEPT = 500
+TRY_AGAIN_SECONDS = 10.0
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -58,7 +64,44 @@ class Service:
         """Set when the server was told to end: streams and waits that never end by themselves end now."""
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
+        self._unusable: dict[str, tuple[float, Capabilities]] = {}
+        self._asking = asyncio.Lock()
+        """One probe at a time."""
         keeper.states.listeners += [self.bell.ring, self.metrics.heard, self.creations.heard]
+
+    async def engine(self, name: str = "") -> Capabilities:
+        """What an engine can do; one that cannot even be asked is not usable. One that was not usable is tried again
+        after a while only: anybody may ask whether we are ready, and each try makes a box."""
+        name = name or self.config.provider
+        known = self._unusable.get(name)
+        if known is not None and time.monotonic() - known[0] < TRY_AGAIN_SECONDS:
+            return known[1]
+        async with self._asking:
+            try:
+                found = await self.keeper.engines.capabilities(name)
+            except HutchError as error:
+                found = Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
+            if found.usable:
+                self._unusable.pop(name, None)
+            else:
+                self._unusable[name] = (time.monotonic(), found)
+        return found
+
+    async def unless_draining(self, work: Coroutine[Any, Any, T]) -> T:
+        """Work that only waits for something: given up when the server is about to end, so that the caller can go
+        on waiting at the next one."""
+        working = asyncio.ensure_future(work)
+        ending = asyncio.ensure_future(self.draining.wait())
+        try:
+            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise Unavailable("the server is about to end", retry_after=1.0, remedy="ask again when it is back")
+        finally:
+            ending.cancel()
+            if not working.done():
+                working.cancel()
+                await asyncio.wait({working})
 
     @property
     def config(self) -> Config:
@@ -67,15 +110,8 @@ class Service:
     def failed(self, error: HutchError, *, status: int, op: str, request: str, box: str, owner: str) -> None:
         """Remember an error that a caller was told."""
         self.metrics.failures[error.code] += 1
-        self.failures.append(
-            Failure(
-                at=time.time(),
-                request=request,
-                op=op,
-                status=status,
-                code=error.code,
-                message=redact(error.message),
-                box=box,
-                owner=owner,
-            )  # fmt: skip
-        )
+        told = Failure(
+            at=time.time(), request=request, op=op, status=status, code=error.code, message=redact(error.message),
+            box=box, owner=owner,
+        )  # fmt: skip
+        self.failures.append(told)

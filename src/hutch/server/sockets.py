@@ -28,7 +28,7 @@ NORMAL, REFUSED, INTERNAL = 1000, 1008, 1011
 
 
 class TerminalQuery(Record, frozen=True, kw_only=True):
-    command: str = "exec bash -l 2>/dev/null || exec sh -l"
+    command: str = "exec $(command -v bash || echo sh) -i"
     user: str | None = None
     cwd: str | None = None
     rows: Size = 24

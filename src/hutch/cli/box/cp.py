@@ -1,6 +1,7 @@
 """Copy files and trees into a box, out of it, or from one box to another. `-` is standard input or output.
 
-A target that is a directory gets the source inside it, as with cp. Local names with a colon begin with ./ or /.
+A target that is a directory gets the source inside it, as with cp; `DIR/.` means what is in DIR. Local names with a
+colon begin with ./ or /.
 """
 
 import argparse
@@ -93,12 +94,14 @@ async def _copy_in(source: End, box: BoxHandle, path: str, told: Progress) -> in
     if source.is_pipe:
         return (await box.files.write(path, _counted(streams.pieces(0), told))).size
     told.total = await asyncio.to_thread(size_of, source.path)
-    return await box.files.copy_in(source.path, path)
+    into = inside(source.path, path) if await _is_directory(box, path) else path
+    return await box.files.copy_in(source.path, into)
 
 
 async def _copy_out(box: BoxHandle, path: str, target: End, told: Progress) -> int:
     if not target.is_pipe:
-        return await box.files.copy_out(path, target.path)
+        into = inside(path, target.path) if os.path.isdir(target.path) else target.path
+        return await box.files.copy_out(path, into)
     sink = streams.Sink(1)
     try:
         async for piece in _counted(box.files.open(path), told):
@@ -111,16 +114,21 @@ async def _copy_out(box: BoxHandle, path: str, target: End, told: Progress) -> i
 async def _between(giver: BoxHandle, source: str, taker: BoxHandle, target: str, told: Progress) -> int:
     """A file is streamed from box to box; a tree passes through a directory here, which is removed."""
     found = await giver.files.stat(source)
-    name = posixpath.basename(source.rstrip("/"))
+    into = inside(source, target) if await _is_directory(taker, target) else target
     if found.kind is FileKind.FILE:
         told.total = found.size
-        into = f"{target}/{name}" if await _is_directory(taker, target) else target
         await taker.files.write(into, _counted(giver.files.open(source), told), mode=found.mode & 0o777)
         return told.done
     with tempfile.TemporaryDirectory(prefix="hutch-cp-") as here:
-        middle = os.path.join(here, name if name not in ("", ".", "..") else "files")
+        middle = os.path.join(here, "tree")
         await giver.files.copy_out(source, middle)
-        return await taker.files.copy_in(middle, target)
+        return await taker.files.copy_in(middle, into)
+
+
+def inside(source: str, directory: str) -> str:
+    """Where the source goes in a directory: under its own name, if it has one."""
+    name = posixpath.basename(source.rstrip("/"))
+    return directory if name in ("", ".", "..") else posixpath.join(directory, name)
 
 
 async def _is_directory(box: BoxHandle, path: str) -> bool:

@@ -4,18 +4,34 @@ It waits at most twice: for its id maps, and, if it was begun ahead (a stem), fo
 waits, end of file on its socket means that the spawner is gone, and it ends too. Standard library only.
 """
 
-import json
-import os
-import resource
-import signal
-import socket
+from json import loads
+from os import O_CLOEXEC, O_PATH, O_RDWR, _exit, chdir, chroot, close, dup2, setgroups, setresgid, setresuid, setsid
+from os import open as open_file
+from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit, setrlimit
+from socket import AF_UNIX, SOCK_STREAM, sethostname, socket, socketpair
 from typing import Any, NamedTuple, NoReturn
 
-from hutch.guest import main as guest
-from hutch.providers.native import cgroup_control, identity, kernel, root, wire
+from hutch.guest.main import Guest, Options, serve
+from hutch.guest.protocol import REQUEST, frame
+from hutch.providers.native.cgroup_control import write as write_control
+from hutch.providers.native.identity import USER, become, drop_bounding_set
+from hutch.providers.native.kernel import (
+    AT_FDCWD,
+    AT_RECURSIVE,
+    CLONE_NEWCGROUP,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    CommandLine,
+    close_but,
+    mount_setattr,
+    prctl,
+    unshare,
+)
 from hutch.providers.native.landlock import Domain
 from hutch.providers.native.network.loopback import lo_up
+from hutch.providers.native.root import QUIET_ATTRIBUTES, Extra, Mask, Root, Shape, detach, detach_extra, shape_sources
 from hutch.providers.native.seccomp import Filter
+from hutch.providers.native.wire import Message, receive, send, told, unsealed
 
 STANDING_PLACE = "/sys"
 """Where a box's base is mounted until it becomes the root: a directory that every mapped user can reach, which is not
@@ -31,8 +47,8 @@ class Setting(NamedTuple):
     last_capability: int
     filter: Filter
     domain: Domain
-    command_line: kernel.CommandLine
-    masks: tuple[root.Mask, ...]
+    command_line: CommandLine
+    masks: tuple[Mask, ...]
     without: frozenset[str]
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
 
@@ -46,13 +62,13 @@ class Claim(NamedTuple):
     open_files: int
     processes: int
     """RLIMIT_NPROC, where no control group counts processes; 0: not set."""
-    extras: tuple[root.Extra, ...]
+    extras: tuple[Extra, ...]
 
     @staticmethod
     def parse(values: list[Any]) -> "Claim":
         """From JSON; the order is that of the fields."""
         hostname, size, inodes, open_files, processes, extras = values
-        return Claim(hostname, size, inodes, open_files, processes, tuple(root.Extra(*extra) for extra in extras))
+        return Claim(hostname, size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
 
 
 class Doors(NamedTuple):
@@ -69,24 +85,22 @@ class Stopped(Exception):
 class Child:
     """The child's side. `step` names what it is doing, for the error report."""
 
-    def __init__(self, setting: Setting, shape: root.Shape, sock: socket.socket, doors: Doors) -> None:
+    def __init__(self, setting: Setting, shape: Shape, sock: socket, doors: Doors) -> None:
         self._setting = setting
         self._shape = shape
         self._sock = sock
         self._doors = doors
-        self._root = root.Root(shape, ranged=setting.ranged, masks=setting.masks)
+        self._root = Root(shape, ranged=setting.ranged, masks=setting.masks)
         self._oom = -1
         self.step = "start"
 
-    def live(self, entrances: list[str], ordered: tuple[Claim, int] | None) -> NoReturn:
+    def live(self, entrances: tuple[str, ...], ordered: tuple[Claim, int] | None) -> NoReturn:
         """Never returns. `ordered` is the claim and the guest's options, if the order is known already."""
         try:
             options = [ordered[1]] if ordered else []
-            kernel.close_but([self._sock.fileno(), self._doors.listener, self._doors.spill, *options])
+            close_but([self._sock.fileno(), self._doors.listener, self._doors.spill, *options])
             self._setting.command_line.show("hutch-guest")
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setsid()
+            setsid()
             trees = self._begin(entrances, ordered[0].extras if ordered else ())
             if ordered is None:
                 claim, option, trees = self._await_claim()
@@ -94,53 +108,51 @@ class Child:
                 claim, option = ordered
             self._finish(claim, option, trees)
         except Stopped:
-            os._exit(0)
+            _exit(0)
         except BaseException as error:
             self._report(error)
-            os._exit(1)
-        os._exit(0)
+            _exit(1)
+        _exit(0)
 
-    def _begin(self, entrances: list[str], extras_asked: tuple[root.Extra, ...]) -> list[int]:
+    def _begin(self, entrances: tuple[str, ...], extras_asked: tuple[Extra, ...]) -> list[int]:
         """All that needs no order. Returns the detached trees of the extra mounts, if they are known already."""
         setting, shape = self._setting, self._shape
         self.step = "join the control group"
         for path in entrances:
-            cgroup_control.write(path, "0")  # while the host's group files still accept this process's user
+            write_control(path, "0")  # while the host's group files still accept this process's user
         self.step = "wait for the id maps"
         message, trees = self._receive()
-        count = len(root.shape_sources(shape))
+        count = len(shape_sources(shape))
         trees, extras = trees[:count], trees[count:]
         self.step = "take the box's identity"
         if setting.ranged:
-            os.setgroups([])
-            os.setresgid(0, 0, 0)
-            os.setresuid(0, 0, 0)
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
+            setgroups([])
+            setresgid(0, 0, 0)
+            setresuid(0, 0, 0)
+            prctl(PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
         else:
-            trees = [root.detach(source, None) for source in root.shape_sources(shape)]
-            extras = [root.detach_extra(extra, None) for extra in extras_asked]
+            trees = [detach(source, None) for source in shape_sources(shape)]
+            extras = [detach_extra(extra, None) for extra in extras_asked]
         # Not at the clone: the namespace's root is the group that its first process is in.
-        kernel.unshare(kernel.CLONE_NEWCGROUP)
+        unshare(CLONE_NEWCGROUP)
         self.step = "build the root"
         self._root.build(STANDING_PLACE, trees, message.get("resolv_conf", ""))
         # The working directory stays the base, outside the new root, until the order is finished.
-        os.chroot("m")
-        self._oom = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
-        null = os.open("/dev/null", os.O_RDWR | os.O_CLOEXEC)
+        chroot("m")
+        self._oom = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
+        null = open_file("/dev/null", O_RDWR | O_CLOEXEC)
         for number in range(3):
-            os.dup2(null, number)
-        os.close(null)
+            dup2(null, number)
+        close(null)
         self.step = "bring the loopback up"
         if "network namespace" not in setting.without:
             lo_up()
         self.step = "drop the bounding set"
         if "capabilities" not in setting.without:
-            identity.drop_bounding_set(last=setting.last_capability)
+            drop_bounding_set(last=setting.last_capability)
         return extras
 
     def _await_claim(self) -> tuple[Claim, int, list[int]]:
-        self.step = "rehearse"
-        rehearse()
         self.step = "wait for an order"
         message, (options, *trees) = self._receive()
         return Claim.parse(message["claim"]), options, trees
@@ -150,65 +162,73 @@ class Child:
         setting, spill = self._setting, self._doors.spill
         self.step = "finish the root"
         extras = list(zip(claim.extras, trees, strict=True))
-        socket.sethostname(claim.hostname)
+        sethostname(claim.hostname)
         self._root.finish(claim.hostname, claim.size, claim.inodes, extras)
         if "mount flags" in setting.without:
-            kernel.mount_setattr(kernel.AT_FDCWD, "m", kernel.AT_RECURSIVE, remove=root.QUIET_ATTRIBUTES)
-        base = os.open(".", os.O_PATH | os.O_CLOEXEC)
-        os.chdir("/")
+            mount_setattr(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
+        base = open_file(".", O_PATH | O_CLOEXEC)
+        chdir("/")
         self.step = "set limits"
-        _limit(resource.RLIMIT_NOFILE, claim.open_files)
-        _limit(resource.RLIMIT_CORE, 0)
+        _limit(RLIMIT_NOFILE, claim.open_files)
+        _limit(RLIMIT_CORE, 0)
         if claim.processes:
-            _limit(resource.RLIMIT_NPROC, claim.processes)
+            _limit(RLIMIT_NPROC, claim.processes)
         self.step = "give up privileges"
         if "capabilities" not in setting.without:
-            identity.become(identity.USER, identity.USER, ranged=setting.ranged)
+            become(USER, USER, ranged=setting.ranged)
         if "no_new_privs" not in setting.without:
-            kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
+            prctl(PR_SET_NO_NEW_PRIVS, 1)
         if "landlock" not in setting.without:
             self.step = "enter the Landlock domain"
             setting.domain.enter(base, (spill,))
-        os.close(base)
+        close(base)
         self.step = "load the system call filter"
         if "seccomp" not in setting.without:
             setting.filter.load()
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+        prctl(PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
         self.step = "serve"
-        told = json.loads(wire.unsealed(options))
-        given_options = guest.Options(**told, spill_fd=spill, oom_fd=self._oom, is_init=True, on_ready=self._ready)
-        guest.serve(socket.socket(fileno=self._doors.listener), given_options)
+        told = loads(unsealed(options).decode())
+        given_options = Options(**told, spill_fd=spill, oom_fd=self._oom, is_init=True, on_ready=self._ready)
+        serve(socket(fileno=self._doors.listener), given_options)
 
     def _ready(self) -> None:
-        wire.send(self._sock, {"ready": True})
+        send(self._sock, {"ready": True})
         self._sock.close()
 
-    def _receive(self) -> tuple[wire.Message, list[int]]:
-        received = wire.receive(self._sock)
+    def _receive(self) -> tuple[Message, list[int]]:
+        received = receive(self._sock)
         if received is None:
             raise Stopped
         return received
 
     def _report(self, error: BaseException) -> None:
         try:
-            wire.send(self._sock, wire.told(self.step, error))
+            send(self._sock, told(self.step, error))
         except OSError:
             return  # the spawner is gone, and with it whoever would have wanted to know
 
 
-def rehearse() -> None:
-    """Do once what the order will ask for, and throw it away.
+def rehearse(setting: Setting) -> None:
+    """Do once what an order and the first requests will ask for, in the process that children are cloned from.
 
-    Every page that a fork writes to for the first time has to be copied; while waiting, that costs nobody anything.
+    Code that has run a few times no longer writes to the objects it finds its names by, and so not to their pages.
     """
-    Claim.parse(json.loads('["",0,0,0,0,[]]'))
-    for number in (signal.SIGHUP, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        guest.Guest(listener, guest.Options("", is_init=False))
+    ours, theirs = socketpair()
+    with socket(AF_UNIX, SOCK_STREAM) as listener, ours, theirs:
+        setting.command_line.show("hutch-zygote")
+        child = Child(setting, Shape(("",), (), (), False, False, "", None), theirs, Doors(-1, -1))
+        send(ours, {"claim": Claim("", 0, 0, 0, 0, ())}, [listener.fileno()])
+        message, (options,) = child._receive()
+        Claim.parse(message["claim"])
+        close(options)
+        guest = Guest(listener, Options("", workdir="/", orphan_grace=1.0))
+        guest.welcome(theirs)
+        ours.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["/"]}'))
+        guest.loop.soon(guest.loop.stop)
+        guest.loop.run()
 
 
 def _limit(kind: int, value: int) -> None:
-    hard = resource.getrlimit(kind)[1]
-    most = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (most, most))
+    hard = getrlimit(kind)[1]
+    most = value if hard == RLIM_INFINITY else min(value, hard)
+    setrlimit(kind, (most, most))

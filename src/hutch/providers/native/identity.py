@@ -9,7 +9,6 @@ import errno
 import fcntl
 import itertools
 import os
-import secrets
 import time
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -129,7 +128,7 @@ class Slots:
         self._directory = directory
         os.makedirs(directory, 0o700, exist_ok=True)
         # A start of its own for each spawner, so that two of them rarely meet.
-        self._numbers = itertools.count(secrets.randbelow(SLOTS))
+        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) % SLOTS)
 
     def take(self, owner: processes.Identity) -> int:
         for _ in range(SLOTS):

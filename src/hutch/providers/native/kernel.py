@@ -6,16 +6,39 @@ Standard library only: this runs in the spawner and in the fork that becomes a g
 
 import ctypes
 import os
-import platform
 from collections.abc import Iterable
+from ctypes import (
+    PyDLL,
+    Structure,
+    byref,
+    c_char_p,
+    c_int,
+    c_long,
+    c_uint64,
+    c_ulong,
+    c_void_p,
+    get_errno,
+    memmove,
+    memset,
+    sizeof,
+)
+from struct import Struct, pack
 
 # PyDLL keeps the interpreter's lock over a call: none of these waits long, and a clone must not happen between
 # letting go of the lock and taking it again.
-libc = ctypes.PyDLL(None, use_errno=True)
+libc = PyDLL(None, use_errno=True)
 _syscall = libc.syscall
-_syscall.restype = ctypes.c_long
+_syscall.restype = c_long
+_syscall.argtypes = (c_long, *(c_void_p,) * 6)  # it takes integers of 64 bit, bytes, structures and None alike
+# Looked up here, once: a lookup in the child of a clone writes to 80 pages that it would otherwise share.
+_prctl, _unshare, _setns, _mount, _umount = libc.prctl, libc.unshare, libc.setns, libc.mount, libc.umount2
+_prctl.argtypes = (c_int, c_ulong, c_ulong, c_ulong, c_ulong)
+_mount.argtypes = (c_char_p, c_char_p, c_char_p, c_ulong, c_char_p)
+_before_fork = ctypes.pythonapi.PyOS_BeforeFork
+_after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
+_after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 
 # clone(2), unshare(2)
 CLONE_NEWTIME = 0x00000080
@@ -88,6 +111,11 @@ _NUMBERS = {
 NR: dict[str, int] = {**_COMMON, **_NUMBERS.get(MACHINE, {})}
 
 CString = str | bytes | None
+_NONE = (None,) * 6
+_MOUNT_ATTRIBUTES = Struct("=QQQQ")
+_OPEN_HOW = Struct("=QQQ")
+_CAPABILITY_HEADER = pack("=Ii", 0x20080522, 0)  # version 3; the calling thread
+_CAPABILITIES = Struct("=IIIIII")
 
 
 def _bytes(text: CString) -> bytes | None:
@@ -96,37 +124,37 @@ def _bytes(text: CString) -> bytes | None:
 
 def _check(result: int, what: str) -> int:
     if result < 0:
-        number = ctypes.get_errno()
+        number = get_errno()
         raise OSError(number, os.strerror(number), what)
     return result
 
 
 def syscall(name: str, *args: object) -> int:
     """Make the system call `name`; integers are passed as 64 bit, bytes and ctypes objects as pointers."""
-    wide = [ctypes.c_long(arg) if isinstance(arg, int) else arg for arg in args]
-    return _check(int(_syscall(ctypes.c_long(NR[name]), *wide)), name)
+    result: int = _syscall(NR[name], *args, *_NONE[len(args) :])
+    return result if result >= 0 else _check(result, name)
 
 
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
-    words = [ctypes.c_ulong(value) for value in (a, b, c, d)]
-    return _check(int(libc.prctl(ctypes.c_int(option), *words)), f"prctl({option})")
+    result: int = _prctl(option, a, b, c, d)
+    return result if result >= 0 else _check(result, f"prctl({option})")
 
 
 def unshare(flags: int) -> None:
-    _check(libc.unshare(ctypes.c_int(flags)), "unshare")
+    _check(_unshare(flags), "unshare")
 
 
 def setns(fd: int, kind: int = 0) -> None:
-    _check(libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)), "setns")
+    _check(_setns(fd, kind), "setns")
 
 
 def mount(source: CString, target: CString, kind: CString = None, flags: int = 0, data: CString = None) -> None:
-    result = libc.mount(_bytes(source), _bytes(target), _bytes(kind), ctypes.c_ulong(flags), _bytes(data))
-    _check(result, f"mount {target!s}")
+    if _mount(_bytes(source), _bytes(target), _bytes(kind), flags, _bytes(data)) < 0:
+        _check(-1, f"mount {target!s}")
 
 
 def umount(target: CString, flags: int = 0) -> None:
-    _check(libc.umount2(_bytes(target), ctypes.c_int(flags)), f"umount {target!s}")
+    _check(_umount(_bytes(target), flags), f"umount {target!s}")
 
 
 def pivot_root(new: CString, old: CString) -> None:
@@ -148,41 +176,27 @@ def move_mount(mount_fd: int, directory: int, path: CString) -> None:
     syscall("move_mount", mount_fd, b"", directory, _bytes(path or b""), flags)
 
 
-class _MountAttributes(ctypes.Structure):
-    _fields_ = (
-        ("set", ctypes.c_uint64),
-        ("clear", ctypes.c_uint64),
-        ("propagation", ctypes.c_uint64),
-        ("userns", ctypes.c_uint64),
-    )
-
-
 def mount_setattr(
     directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, propagation: int = 0, userns: int = 0
 ) -> None:
     """Change a mount; with an empty path and AT_EMPTY_PATH the one that the descriptor `directory` stands for."""
-    attributes = _MountAttributes(add, remove, propagation, userns)
-    pointer, size = ctypes.byref(attributes), ctypes.sizeof(attributes)
-    syscall("mount_setattr", directory, _bytes(path), flags, pointer, size)
-
-
-class _OpenHow(ctypes.Structure):
-    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+    attributes = _MOUNT_ATTRIBUTES.pack(add, remove, propagation, userns)
+    syscall("mount_setattr", directory, _bytes(path), flags, attributes, len(attributes))
 
 
 def openat2(directory: int, path: CString, flags: int, resolve: int, mode: int = 0) -> int:
     """open(2) that says which ways a path may take; the descriptor is close-on-exec."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve)
+    how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     try:
-        return syscall("openat2", directory, _bytes(path), ctypes.byref(how), ctypes.sizeof(how))
+        return syscall("openat2", directory, _bytes(path), how, len(how))
     except OSError as error:
         error.filename = os.fsdecode(path or b"")
         raise
 
 
-class _CloneArguments(ctypes.Structure):
+class _CloneArguments(Structure):
     _fields_ = tuple(
-        (name, ctypes.c_uint64)
+        (name, c_uint64)
         for name in ("flags", "pidfd", "child_tid", "parent_tid", "exit_signal", "stack", "stack_size", "tls",
                      "set_tid", "set_tid_size", "cgroup")
     )  # fmt: skip
@@ -194,17 +208,17 @@ def clone(flags: int, cgroup: int | None = None) -> int:
     The raw call does not refresh glibc's cached thread id, which nothing in a single-threaded Python uses. The caller
     must be single-threaded: locks of other threads would stay taken in the child for ever.
     """
-    ctypes.pythonapi.PyOS_BeforeFork()
+    _before_fork()
     if cgroup is None:
-        pid = int(_syscall(ctypes.c_long(NR["clone"]), ctypes.c_ulong(flags | SIGCHLD), None, None, None, None))
+        pid = int(_syscall(NR["clone"], flags | SIGCHLD, *_NONE[1:]))
     else:
         arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=SIGCHLD, cgroup=cgroup)
-        pid = int(_syscall(ctypes.c_long(NR["clone3"]), ctypes.byref(arguments), ctypes.sizeof(arguments)))
+        pid = int(_syscall(NR["clone3"], byref(arguments), sizeof(arguments), *_NONE[2:]))
     if pid == 0:
-        ctypes.pythonapi.PyOS_AfterFork_Child()
+        _after_fork_child()
         return 0
-    number = ctypes.get_errno()
-    ctypes.pythonapi.PyOS_AfterFork_Parent()
+    number = get_errno()
+    _after_fork_parent()
     if pid < 0:
         raise OSError(number, os.strerror(number), "clone")
     return pid
@@ -223,11 +237,9 @@ class CommandLine:
     def show(self, name: str) -> None:
         """Replace arguments and environment, and the name of the thread."""
         words = name.encode()[: self._length - 1]
-        ctypes.memset(self._start, 0, self._length)
-        ctypes.memmove(self._start, words, len(words))
-        libc.prctl(
-            ctypes.c_int(PR_SET_NAME), ctypes.c_char_p(words[:15]), ctypes.c_long(0), ctypes.c_long(0), ctypes.c_long(0)
-        )
+        memset(self._start, 0, self._length)
+        memmove(self._start, words, len(words))
+        prctl(PR_SET_NAME, self._start)  # the kernel takes 15 bytes of it
 
 
 def close_but(kept: Iterable[int]) -> None:
@@ -245,25 +257,9 @@ def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
     syscall("close_range", first, last, 0)
 
 
-class _CapHeader(ctypes.Structure):
-    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
-
-
-class _CapData(ctypes.Structure):
-    _fields_ = (
-        ("effective", ctypes.c_uint32),
-        ("permitted", ctypes.c_uint32),
-        ("inheritable", ctypes.c_uint32),
-    )
-
-
 def capset(effective: int, permitted: int, inheritable: int = 0) -> None:
     """Set this thread's capability sets, given as 64-bit masks (capabilities(7))."""
-    header = _CapHeader(0x20080522, 0)
-    data = (_CapData * 2)()
-    for index in range(2):
-        shift = 32 * index
-        data[index].effective = (effective >> shift) & 0xFFFFFFFF
-        data[index].permitted = (permitted >> shift) & 0xFFFFFFFF
-        data[index].inheritable = (inheritable >> shift) & 0xFFFFFFFF
-    syscall("capset", ctypes.byref(header), ctypes.byref(data))
+    low, high = 0xFFFFFFFF, 32
+    first = (effective & low, permitted & low, inheritable & low)
+    second = (effective >> high, permitted >> high, inheritable >> high)
+    syscall("capset", _CAPABILITY_HEADER, _CAPABILITIES.pack(*first, *second))

@@ -16,11 +16,11 @@ that holds a descriptor of a host directory cannot open, create, rename or remov
 Standard library only: this runs in the spawner and in the fork that becomes a guest.
 """
 
-import ctypes
 import errno
 import os
+from ctypes import Structure, byref, c_int32, c_uint64, sizeof
 
-from hutch.providers.native import kernel
+from hutch.providers.native.kernel import syscall
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -41,7 +41,7 @@ _ABSENT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 def abi() -> int:
     """The Landlock version of this kernel; 0 where it is not built in or not switched on."""
     try:
-        return kernel.syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
+        return syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
     except OSError as error:
         if error.errno in _ABSENT:
             return 0
@@ -53,21 +53,21 @@ def rights(version: int) -> int:
     return _RIGHTS_OF_ABI_1 | sum(bit for since, bit in _RIGHTS_ADDED.items() if since <= version)
 
 
-class _Ruleset(ctypes.Structure):
+class _Ruleset(Structure):
     """struct landlock_ruleset_attr; older kernels take the longer struct as long as what they do not know is zero."""
 
     _fields_ = (
-        ("handled_access_fs", ctypes.c_uint64),
-        ("handled_access_net", ctypes.c_uint64),
-        ("scoped", ctypes.c_uint64),
+        ("handled_access_fs", c_uint64),
+        ("handled_access_net", c_uint64),
+        ("scoped", c_uint64),
     )
 
 
-class _PathBeneath(ctypes.Structure):
+class _PathBeneath(Structure):
     """struct landlock_path_beneath_attr"""
 
     _pack_ = 1
-    _fields_ = (("allowed_access", ctypes.c_uint64), ("parent_fd", ctypes.c_int32))
+    _fields_ = (("allowed_access", c_uint64), ("parent_fd", c_int32))
 
 
 class Domain:
@@ -96,12 +96,12 @@ class Domain:
         """
         if not self.enforced:
             return
-        size = ctypes.sizeof(self._ruleset)
-        ruleset = kernel.syscall("landlock_create_ruleset", ctypes.byref(self._ruleset), size, 0)
+        size = sizeof(self._ruleset)
+        ruleset = syscall("landlock_create_ruleset", byref(self._ruleset), size, 0)
         try:
             for directory in (root_fd, *extra_fds):
                 self._rule.parent_fd = directory
-                kernel.syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, ctypes.byref(self._rule), 0)
-            kernel.syscall("landlock_restrict_self", ruleset, 0)
+                syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, byref(self._rule), 0)
+            syscall("landlock_restrict_self", ruleset, 0)
         finally:
             os.close(ruleset)

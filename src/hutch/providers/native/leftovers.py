@@ -22,6 +22,7 @@ PROVIDER = "native"
 STEM = ".stem-"
 KEEPER = "keeper"
 _DEATH_TIMEOUT = 20.0
+_DYING = 2.0
 _GROUP_TIMEOUT = 5.0
 
 
@@ -107,6 +108,17 @@ def _facts(record: InstanceRecord) -> Mapping[str, Any]:
     """The newest there are: a box that is being restored lives again before its record knows of it."""
     plan = read_plan(str(record.data.get("directory", "")))
     return plan if plan.get("pid") else record.data
+
+
+async def ends(process: processes.Identity) -> bool:
+    """Whether it has ended, or does so in a moment."""
+    pidfd = process.open()
+    if pidfd is None:
+        return True
+    try:
+        return await asyncio.to_thread(processes.wait, pidfd, _DYING)
+    finally:
+        os.close(pidfd)
 
 
 async def end_processes(record: InstanceRecord) -> None:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from hutch.errors import ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
+from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
@@ -73,14 +73,16 @@ class NativeProvider(Provider):
 
     async def _canary(self) -> None:
         """A real box that runs a real command."""
-        order = Order(box_id=new_box_id(), keeper="canary", spec=orders.canary_spec())
+        box_id = new_box_id()
+        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins.
+        order = Order(box_id=box_id, keeper=f"canary-{box_id}", spec=orders.canary_spec())
         box = await self.create(order, self.plan(order))
         try:
             await box.check()
         finally:
             await box.close()
             await self.destroy(box.record)
-            await self._spawners.pop(("canary", None)).close()
+            await self._spawners.pop((order.keeper, None)).close()
 
     def _found(self) -> probing.Machine:
         if self._machine is None:
@@ -267,6 +269,12 @@ class NativeProvider(Provider):
             with contextlib.suppress(Unsupported):
                 await instance.resume()  # whoever paused it is gone, and a guest that stands still cannot greet
             await instance.link()
+        except (BoxBroken, Unavailable) as error:
+            await instance.close()
+            # Its spawner may be ending it this moment, because it had not become a guest when its keeper died.
+            if await leftovers.ends(process):
+                raise NotFound(f"box {record.box_id} no longer runs", op="attach") from error
+            raise
         except BaseException:
             await instance.close()
             raise

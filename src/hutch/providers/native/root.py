@@ -9,12 +9,58 @@ box writes lies in one store. Standard library only.
 """
 
 import errno
-import os
-import stat
+from os import (
+    O_CLOEXEC,
+    O_CREAT,
+    O_DIRECTORY,
+    O_EXCL,
+    O_NOFOLLOW,
+    O_PATH,
+    O_TRUNC,
+    O_WRONLY,
+    chdir,
+    chmod,
+    chown,
+    close,
+    fstat,
+    lstat,
+    mkdir,
+    umask,
+)
+from os import open as open_file
+from os import write as write_to
+from stat import S_ISDIR, S_ISLNK
 from typing import Any, NamedTuple
 
-from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
+from hutch.providers.native.kernel import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
+    MNT_DETACH,
+    MOUNT_ATTR_IDMAP,
+    MOUNT_ATTR_NODEV,
+    MOUNT_ATTR_NOSUID,
+    MOUNT_ATTR_RDONLY,
+    MS_BIND,
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_PRIVATE,
+    MS_REC,
+    MS_REMOUNT,
+    OPEN_TREE_CLONE,
+    RESOLVE_IN_ROOT,
+    RESOLVE_NO_MAGICLINKS,
+    RESOLVE_NO_SYMLINKS,
+    mount,
+    mount_setattr,
+    move_mount,
+    open_tree,
+    openat2,
+    pivot_root,
+    umount,
+)
 
 WORKSPACE = "workspace"
 HOME = "home/user"
@@ -30,9 +76,9 @@ _MASKED = (
 )  # fmt: skip
 _READ_ONLY = ("sys",)
 
-_QUIET = kernel.MS_NOSUID | kernel.MS_NODEV
-QUIET_ATTRIBUTES = kernel.MOUNT_ATTR_NOSUID | kernel.MOUNT_ATTR_NODEV
-_DETACHED = kernel.OPEN_TREE_CLONE | kernel.AT_RECURSIVE
+_QUIET = MS_NOSUID | MS_NODEV
+QUIET_ATTRIBUTES = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
+_DETACHED = OPEN_TREE_CLONE | AT_RECURSIVE
 
 
 class Shape(NamedTuple):
@@ -88,44 +134,44 @@ def shape_sources(shape: Shape) -> list[Source]:
 def detach(source: Source, userns: int | None) -> int:
     """A private copy of the mount tree at `source`, seen through the ids of `userns` where the file system can."""
     path, writable, pin = source
-    fd = kernel.open_tree(kernel.AT_FDCWD, path, _DETACHED)
+    fd = open_tree(AT_FDCWD, path, _DETACHED)
     try:
-        facts = os.fstat(fd)
+        facts = fstat(fd)
         if pin is not None and (facts.st_dev, facts.st_ino) != pin:
             raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", path)
         return restrict(fd, writable=writable, userns=userns)
     except BaseException:
-        os.close(fd)
+        close(fd)
         raise
 
 
 def restrict(tree: int, *, writable: bool, userns: int | None) -> int:
-    attributes = QUIET_ATTRIBUTES | (0 if writable else kernel.MOUNT_ATTR_RDONLY)
-    flags = kernel.AT_EMPTY_PATH | kernel.AT_RECURSIVE
-    private = kernel.MS_PRIVATE  # or what the host mounts there later would appear in the box
+    attributes = QUIET_ATTRIBUTES | (0 if writable else MOUNT_ATTR_RDONLY)
+    flags = AT_EMPTY_PATH | AT_RECURSIVE
+    private = MS_PRIVATE  # or what the host mounts there later would appear in the box
     if userns is not None:
         try:
-            idmap = attributes | kernel.MOUNT_ATTR_IDMAP
-            kernel.mount_setattr(tree, b"", flags, add=idmap, propagation=private, userns=userns)
+            idmap = attributes | MOUNT_ATTR_IDMAP
+            mount_setattr(tree, b"", flags, add=idmap, propagation=private, userns=userns)
             return tree
         except OSError:
             pass  # a file system without idmapped mounts: owners then show as nobody, rights do not change
-    kernel.mount_setattr(tree, b"", flags, add=attributes, propagation=private)
+    mount_setattr(tree, b"", flags, add=attributes, propagation=private)
     return tree
 
 
 def detach_extra(extra: Extra, userns: int | None) -> int:
     """Like `detach`, for a mount that policy has allowed: it must still be the same file."""
     # The allowed path is canonical, so that a symbolic link on it was put there since.
-    resolve = kernel.RESOLVE_NO_SYMLINKS | kernel.RESOLVE_NO_MAGICLINKS
-    fd = kernel.openat2(kernel.AT_FDCWD, extra.source, os.O_PATH, resolve)
+    resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
+    fd = openat2(AT_FDCWD, extra.source, O_PATH, resolve)
     try:
-        facts = os.fstat(fd)
+        facts = fstat(fd)
         if (facts.st_dev, facts.st_ino) != (extra.device, extra.inode):
             raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", extra.source)
-        tree = kernel.open_tree(fd, b"", _DETACHED | kernel.AT_EMPTY_PATH)
+        tree = open_tree(fd, b"", _DETACHED | AT_EMPTY_PATH)
     finally:
-        os.close(fd)
+        close(fd)
     return restrict(tree, writable=extra.writable, userns=userns)
 
 
@@ -138,7 +184,7 @@ def masks() -> tuple[Mask, ...]:
     found: list[Mask] = []
     for name in _MASKED:
         try:
-            found.append((name, stat.S_ISDIR(os.lstat(f"/proc/{name}").st_mode)))
+            found.append((name, S_ISDIR(lstat(f"/proc/{name}").st_mode)))
         except FileNotFoundError:
             continue
     return tuple(found)
@@ -160,11 +206,11 @@ class Root:
         shape = self._shape
         trees = list(trees)
         if shape.store:
-            kernel.move_mount(trees.pop(0), kernel.AT_FDCWD, mount_point)
+            move_mount(trees.pop(0), AT_FDCWD, mount_point)
         else:
             # The real size comes with the order.
-            kernel.mount("tmpfs", mount_point, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
-        os.chdir(mount_point)
+            mount("tmpfs", mount_point, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
+        chdir(mount_point)
         self._make_store()
         count = len(shape.lowers)
         for number in range(count):
@@ -172,7 +218,7 @@ class Root:
             _attach(trees.pop(0), f"l{number}")
         lowers = ":".join(f"l{number}" for number in range(count))
         # userxattr: the other kind of marks needs privilege over the host (kernel 5.11).
-        kernel.mount("overlay", "m", "overlay", _QUIET, f"lowerdir={lowers},upperdir=0,workdir=w,userxattr")
+        mount("overlay", "m", "overlay", _QUIET, f"lowerdir={lowers},upperdir=0,workdir=w,userxattr")
         if shape.store:
             for name in self._mount_points():
                 _check_no_link(name)
@@ -181,7 +227,7 @@ class Root:
                 _directory(part)
             _attach(trees.pop(0), f"o{number}")
             layers = f"lowerdir=o{number},upperdir=u{number},workdir=w{number},userxattr"
-            kernel.mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
+            mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
         for _, name in shape.binds:
             _attach(trees.pop(0), f"m/{name}")
         self._add_devices()
@@ -189,41 +235,40 @@ class Root:
         self._add_names(resolv_conf)
         if shape.read_only:
             self._close_root()
-        kernel.pivot_root(".", ".")
-        kernel.umount(".", kernel.MNT_DETACH)
-        os.chdir("/")
-        kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+        pivot_root(".", ".")
+        umount(".", MNT_DETACH)
+        chdir("/")
+        mount(None, "/", None, MS_REC | MS_PRIVATE)
 
     def finish(self, hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]]) -> None:
         """What only the order knows. Runs in the base, before the chroot."""
         if not self._shape.store:
-            kernel.mount(None, ".", None, kernel.MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
+            mount(None, ".", None, MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
         _write("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
         if not extras:
             return
-        merged = os.open("m", os.O_PATH | os.O_CLOEXEC)
+        merged = open_file("m", O_PATH | O_CLOEXEC)
         if self._shape.read_only:
             # Nobody else runs in the box yet; the targets of the mounts may have to be made.
-            kernel.mount_setattr(merged, b"", kernel.AT_EMPTY_PATH, remove=kernel.MOUNT_ATTR_RDONLY)
+            mount_setattr(merged, b"", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
         for extra, tree in extras:
             _attach_beneath(merged, extra, tree)
         if self._shape.read_only:
-            kernel.mount_setattr(merged, b"", kernel.AT_EMPTY_PATH, add=kernel.MOUNT_ATTR_RDONLY)
-        os.close(merged)
+            mount_setattr(merged, b"", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
+        close(merged)
 
     def _make_store(self) -> None:
-        os.umask(0)
+        umask(0)
         for name in ("0", "w", "m"):
             _directory(name)
         for name, mode, owned in self._places():
-            parent = os.path.dirname(name)
-            if parent:
-                _directory(f"0/{parent}")
+            parent = name.rpartition("/")[0]
+            if parent and not _directory(f"0/{parent}") and self._shape.store:
                 _check_no_link(parent, "0")
             path = f"0/{name}"
             if _directory(path, mode) and owned and self._ranged:
-                os.chown(path, USER, USER)
-        os.umask(0o022)
+                chown(path, USER, USER)
+        umask(0o022)
 
     def _places(self) -> list[tuple[str, int, bool]]:
         """The directories that are writable whatever the root is: name, mode, whether the user owns them."""
@@ -238,47 +283,47 @@ class Root:
 
     def _close_root(self) -> None:
         for name, _, _ in self._places():
-            kernel.mount(f"m/{name}", f"m/{name}", None, kernel.MS_BIND)
-        kernel.mount_setattr(kernel.AT_FDCWD, "m", 0, add=kernel.MOUNT_ATTR_RDONLY)
+            mount(f"m/{name}", f"m/{name}", None, MS_BIND)
+        mount_setattr(AT_FDCWD, "m", 0, add=MOUNT_ATTR_RDONLY)
 
     def _add_devices(self) -> None:
         for name in DEVICES:
-            kernel.mount(f"/dev/{name}", f"m/dev/{name}", None, kernel.MS_BIND)
-        kernel.mount("devpts", "m/dev/pts", "devpts", kernel.MS_NOSUID | kernel.MS_NOEXEC,
+            mount(f"/dev/{name}", f"m/dev/{name}", None, MS_BIND)
+        mount("devpts", "m/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
                      "newinstance,ptmxmode=0666,mode=0620")  # fmt: skip
         if self._shape.store:
-            kernel.mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
+            mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
             return
         # A part of the base, so that one size bounds everything the box keeps in memory as files.
-        os.mkdir("shm")
-        os.chmod("shm", 0o1777)
-        kernel.mount("shm", "m/dev/shm", None, kernel.MS_BIND)
+        mkdir("shm")
+        chmod("shm", 0o1777)
+        mount("shm", "m/dev/shm", None, MS_BIND)
 
     def _add_proc(self) -> None:
-        kernel.mount("proc", "m/proc", "proc", _QUIET | kernel.MS_NOEXEC)
+        mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC)
         if not self._masks:
             return
         _directory("e")
-        kernel.mount("e", "e", None, kernel.MS_BIND)
-        kernel.mount_setattr(kernel.AT_FDCWD, "e", 0, add=kernel.MOUNT_ATTR_RDONLY)
+        mount("e", "e", None, MS_BIND)
+        mount_setattr(AT_FDCWD, "e", 0, add=MOUNT_ATTR_RDONLY)
         for name, is_directory in self._masks:
-            kernel.mount("e" if is_directory else "/dev/null", f"m/proc/{name}", None, kernel.MS_BIND)
+            mount("e" if is_directory else "/dev/null", f"m/proc/{name}", None, MS_BIND)
         for name in _READ_ONLY:
-            kernel.mount(f"m/proc/{name}", f"m/proc/{name}", None, kernel.MS_BIND)
-            kernel.mount_setattr(kernel.AT_FDCWD, f"m/proc/{name}", 0, add=kernel.MOUNT_ATTR_RDONLY)
+            mount(f"m/proc/{name}", f"m/proc/{name}", None, MS_BIND)
+            mount_setattr(AT_FDCWD, f"m/proc/{name}", 0, add=MOUNT_ATTR_RDONLY)
 
     def _add_names(self, resolv_conf: str) -> None:
         """Files of /etc that differ from box to box; the host's name comes with the order."""
         for name, text in (("hosts", ""), ("resolv.conf", resolv_conf)):
             if name == "hosts" or text:
                 _write(name, text)
-                kernel.mount(name, f"m/etc/{name}", None, kernel.MS_BIND)
+                mount(name, f"m/etc/{name}", None, MS_BIND)
 
 
 def _directory(path: str, mode: int = 0o755) -> bool:
     """Make it; False if a persistent store has it already."""
     try:
-        os.mkdir(path, mode)
+        mkdir(path, mode)
     except FileExistsError:
         return False
     return True
@@ -292,47 +337,47 @@ def _check_no_link(name: str, top: str = "m") -> None:
     path = top
     for part in name.split("/"):
         path = f"{path}/{part}"
-        if stat.S_ISLNK(os.lstat(path).st_mode):
+        if S_ISLNK(lstat(path).st_mode):
             raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
 
 
 def _attach(tree: int, path: str) -> None:
-    kernel.move_mount(tree, kernel.AT_FDCWD, path)
-    os.close(tree)
+    move_mount(tree, AT_FDCWD, path)
+    close(tree)
 
 
 def _attach_beneath(merged: int, extra: Extra, tree: int) -> None:
     """Mount inside the box, following links as processes in the box would, never out of it."""
-    is_directory = stat.S_ISDIR(os.fstat(tree).st_mode)
+    is_directory = S_ISDIR(fstat(tree).st_mode)
     target = _make_target(merged, extra.target.strip("/"), is_directory)
-    kernel.move_mount(tree, target, b"")
-    os.close(target)
-    os.close(tree)
+    move_mount(tree, target, b"")
+    close(target)
+    close(tree)
 
 
 def _make_target(merged: int, path: str, is_directory: bool) -> int:
-    resolve = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
+    resolve = RESOLVE_IN_ROOT | RESOLVE_NO_MAGICLINKS
     parts = path.split("/")
     for depth in range(1, len(parts) + 1):
         prefix = "/".join(parts[:depth])
         try:
-            os.close(kernel.openat2(merged, prefix, os.O_PATH, resolve))
+            close(openat2(merged, prefix, O_PATH, resolve))
         except FileNotFoundError:
             above = "/".join(parts[: depth - 1]) or "."
-            parent = kernel.openat2(merged, above, os.O_PATH | os.O_DIRECTORY, resolve)
+            parent = openat2(merged, above, O_PATH | O_DIRECTORY, resolve)
             try:
                 if is_directory or depth < len(parts):
-                    os.mkdir(parts[depth - 1], 0o755, dir_fd=parent)
+                    mkdir(parts[depth - 1], 0o755, dir_fd=parent)
                 else:
-                    os.close(os.open(parts[depth - 1], os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644, dir_fd=parent))
+                    close(open_file(parts[depth - 1], O_CREAT | O_EXCL | O_WRONLY, 0o644, dir_fd=parent))
             finally:
-                os.close(parent)
-    return kernel.openat2(merged, path, os.O_PATH, resolve)
+                close(parent)
+    return openat2(merged, path, O_PATH, resolve)
 
 
 def _write(path: str, text: str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+    fd = open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0o644)
     try:
-        os.write(fd, text.encode())
+        write_to(fd, text.encode())
     finally:
-        os.close(fd)
+        close(fd)

@@ -4,7 +4,6 @@ It never runs a user's code and never reads what a box wrote. It answers request
 and its outcome told later. While nothing is asked it keeps a few stems of the last shape. Standard library only.
 """
 
-import ctypes
 import gc
 import os
 import select
@@ -80,7 +79,8 @@ class Spawner:
     def close(self) -> None:
         """Children that nobody can claim any more go; ready boxes stay."""
         for stem in (*self._waiting, *self._busy.values()):
-            self._nursery.end(stem)
+            if not _serves(stem):
+                self._nursery.end(stem)
 
     def _timeout(self) -> float:
         if self._busy or not self._worthwhile:
@@ -246,6 +246,14 @@ def _alive(stem: Stem) -> bool:
     return not poll.poll(0)
 
 
+def _serves(stem: Stem) -> bool:
+    """Whether it has become a guest, though we have not heard it yet: the keeper may have met it before it died."""
+    if _alive(stem):
+        return False
+    received = _last_words(stem.sock)
+    return received is not None and bool(received[0].get("ready"))
+
+
 def _order(message: wire.Message, options: int) -> Order:
     shape = message["shape"]
     return Order(
@@ -274,7 +282,6 @@ def main(fd: int) -> None:
     machine = detect()
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
-    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
     gc.collect()
     received = wire.receive(sock)
     if received is None:
@@ -293,7 +300,6 @@ def main(fd: int) -> None:
         masks=() if "masks" in options["without"] else root.masks(),
         without=frozenset(options["without"]),
     )
-    kernel.libc.unshare(ctypes.c_int(0))  # the first foreign call in a fork costs page faults; this pays most of them
     gc.collect()
     gc.freeze()
     gc.disable()

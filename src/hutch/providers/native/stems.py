@@ -12,8 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
 from hutch.providers.native.birth import Claim, Doors, Setting
@@ -35,8 +34,7 @@ _BACKLOG = 64
 _LONGEST_PATH = 108
 
 
-@dataclass(slots=True)
-class Order:
+class Order(NamedTuple):
     """A keeper's request, as the spawner needs it."""
 
     number: int
@@ -49,17 +47,22 @@ class Order:
     """A descriptor with what the guest is told; the spawner never reads it."""
 
 
-@dataclass(slots=True)
 class Stem:
     """One child and what belongs to it."""
 
-    process: processes.Identity
-    sock: socket.socket
-    shape: root.Shape
-    directory: str
-    group: Group | None
-    slot: int | None = None
-    order: Order | None = None
+    __slots__ = ("directory", "group", "order", "process", "shape", "slot", "sock")
+
+    def __init__(
+        self, process: processes.Identity, sock: socket.socket, shape: root.Shape, directory: str, group: Group | None,
+        order: Order | None,
+    ) -> None:  # fmt: skip
+        self.process = process
+        self.sock = sock
+        self.shape = shape
+        self.directory = directory
+        self.group = group
+        self.slot: int | None = None
+        self.order = order
 
     def facts(self) -> wire.Message:
         """What the box's record says of it."""
@@ -129,7 +132,7 @@ class Nursery:
             if group is not None:
                 group.close()
         process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
-        return Stem(process, ours, shape, directory, group, None, order)
+        return Stem(process, ours, shape, directory, group, order)
 
     def _introduce(self, stem: Stem) -> None:
         """Give a new child its ids and its image, after writing down how it can be found."""

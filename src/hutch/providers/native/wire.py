@@ -4,43 +4,45 @@ What a box's guest is told (its environment, secrets among it) travels as an unr
 is inherited by every later box, so it must never hold any of it. Standard library only.
 """
 
-import array
 import errno
-import json
 import os
-import socket
+from array import array
+from json import JSONEncoder, loads
+from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
 from typing import Any
 
 Message = dict[str, Any]
 
+_encode = JSONEncoder(separators=(",", ":")).encode
+
 _LARGEST = 1 << 16
 _MOST_DESCRIPTORS = 128
-_ROOM = socket.CMSG_SPACE(_MOST_DESCRIPTORS * array.array("i").itemsize)
+_ROOM = CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 
 
-def pair() -> tuple[socket.socket, socket.socket]:
-    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def pair() -> tuple[socket, socket]:
+    return socketpair(AF_UNIX, SOCK_SEQPACKET)
 
 
-def send(sock: socket.socket, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
+def send(sock: socket, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
     """A message over 64 KB is refused (EMSGSIZE): whatever can be that large travels by descriptor."""
-    data = json.dumps(message, separators=(",", ":")).encode()
+    data = _encode(message).encode()
     if len(data) > _LARGEST or len(fds) > _MOST_DESCRIPTORS:
         raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(fds)} descriptors is too large")
-    ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+    ancillary = [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
 
-def receive(sock: socket.socket) -> tuple[Message, list[int]] | None:
+def receive(sock: socket) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors (close-on-exec); None at the end."""
-    data, ancillary, _, _ = sock.recvmsg(_LARGEST, _ROOM, socket.MSG_CMSG_CLOEXEC)
-    fds = array.array("i")
+    data, ancillary, _, _ = sock.recvmsg(_LARGEST, _ROOM, MSG_CMSG_CLOEXEC)
+    fds = array("i")
     for level, kind, payload in ancillary:
-        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+        if level == SOL_SOCKET and kind == SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if not data:
         return None
-    return json.loads(data), list(fds)
+    return loads(data.decode()), fds.tolist()
 
 
 def told(step: str, error: BaseException) -> Message:

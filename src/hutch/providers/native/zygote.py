@@ -7,16 +7,20 @@ The zygote only waits, clones and waits again, so that its boxes go on sharing i
 The children are the spawner's (CLONE_PARENT), not the zygote's. Standard library only.
 """
 
-import array
 import gc
-import json
 import os
-import socket
+import signal
 import struct
-from typing import NoReturn
+from array import array
+from marshal import dumps, loads
+from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+from typing import Any, NoReturn
 
-from hutch.providers.native import birth, kernel, root
+from hutch.guest import main as guest
+from hutch.providers.native import birth, kernel
 from hutch.providers.native.birth import Child, Claim, Doors, Setting
+from hutch.providers.native.kernel import clone
+from hutch.providers.native.root import Shape
 
 _CLONE_PARENT = 0x8000
 _HEAD = struct.Struct("<QBB")
@@ -24,8 +28,12 @@ _HEAD = struct.Struct("<QBB")
 _PID = struct.Struct("<i")
 _LARGEST = 1 << 17
 _DESCRIPTORS = 5
-_WARM_UP = 20
-"""Runs after which the interpreter has specialised its code, so that children need not write to it any more."""
+_CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
+_WARM_UP = 26
+"""Runs after which the interpreter has specialised its code, so that children need not write to it any more.
+
+CPython 3.11 begins with it after 8 calls, and decides after 16 more.
+"""
 
 
 class Zygote:
@@ -36,19 +44,21 @@ class Zygote:
         self._fork()
 
     def _fork(self) -> None:
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._sock, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
             _serve(theirs, self._setting)
         theirs.close()
 
     def clone(
-        self, flags: int, sock: int, doors: Doors, shape: root.Shape, entrances: tuple[str, ...], cgroup: int | None,
+        self, flags: int, sock: int, doors: Doors, shape: Shape, entrances: tuple[str, ...], cgroup: int | None,
         ordered: tuple[Claim, int] | None,
     ) -> int:  # fmt: skip
         """A child of ours that becomes a box; its pid."""
-        claim = ordered[0] if ordered else None
-        body = json.dumps([shape, claim, entrances]).encode()
+        # Not JSON: what the zygote does with it is done in memory that every box gets a copy of.
+        claim = (*ordered[0][:-1], tuple(map(tuple, ordered[0].extras))) if ordered else None
+        content: Any = (tuple(shape), claim, entrances)
+        body = dumps(content)
         fds = [sock, doors.listener, doors.spill]
         fds += [ordered[1]] if ordered else []
         fds += [cgroup] if cgroup is not None else []
@@ -66,18 +76,20 @@ class Zygote:
     def _ask(self, head: bytes, body: bytes, fds: list[int]) -> bytes:
         """The answer, or nothing if the zygote is dead."""
         try:
-            self._sock.sendmsg([head, body], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+            self._sock.sendmsg([head, body], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))])
             return self._sock.recv(_PID.size)
         except (BrokenPipeError, ConnectionResetError):
             return b""
 
 
-def _serve(sock: socket.socket, setting: Setting) -> NoReturn:
+def _serve(sock: socket, setting: Setting) -> NoReturn:
     """Never returns; ends with the spawner. As little as possible happens between two clones."""
     try:
         kernel.close_but([sock.fileno()])
         for _ in range(_WARM_UP):
-            birth.rehearse()
+            birth.rehearse(setting)
+        signal.set_wakeup_fd(-1)
+        guest.ignore_signals()
         # Now, not in a child: there the numbers of the descriptors these would close mean something else.
         gc.collect()
         gc.freeze()
@@ -86,32 +98,33 @@ def _serve(sock: socket.socket, setting: Setting) -> NoReturn:
         os._exit(0)
 
 
-def _clone_for_ever(sock: socket.socket, setting: Setting) -> None:
-    room = socket.CMSG_SPACE(_DESCRIPTORS * 4)
-    fds = array.array("i")
+def _clone_for_ever(sock: socket, setting: Setting) -> None:
+    room = CMSG_SPACE(_DESCRIPTORS * 4)
+    buffer = memoryview(bytearray(_LARGEST))
+    fds = array("i")
     while True:
-        data, ancillary, _, _ = sock.recvmsg(_LARGEST, room, socket.MSG_CMSG_CLOEXEC)
-        if not data:
+        size, ancillary, _, _ = sock.recvmsg_into([buffer], room, _CLOSE_ON_EXEC)
+        if not size:
             return
         del fds[:]
         fds.frombytes(ancillary[0][2])
-        flags, has_options, has_cgroup = _HEAD.unpack_from(data)
+        flags, has_options, has_cgroup = _HEAD.unpack_from(buffer)
         try:
-            pid = kernel.clone(flags | _CLONE_PARENT, fds[-1] if has_cgroup else None)
+            pid = clone(flags | _CLONE_PARENT, fds[-1] if has_cgroup else None)
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            _become(data[_HEAD.size :], list(fds), bool(has_options), setting)
+            _become(buffer[_HEAD.size : size], fds.tolist(), has_options, setting)
         sock.send(_PID.pack(pid))
         for fd in fds:
             os.close(fd)
 
 
-def _become(body: bytes, fds: list[int], has_options: bool, setting: Setting) -> NoReturn:
+def _become(body: memoryview, fds: list[int], has_options: bool, setting: Setting) -> NoReturn:
     try:
-        shape, claim, entrances = json.loads(body)
-        sock = socket.socket(fileno=fds[0])
-        child = Child(setting, root.Shape.parse(shape), sock, Doors(fds[1], fds[2]))
+        shape, claim, entrances = loads(body)
+        sock = socket(fileno=fds[0])
+        child = Child(setting, Shape(*shape), sock, Doors(fds[1], fds[2]))
         child.live(entrances, (Claim.parse(claim), fds[3]) if has_options else None)
     finally:
         os._exit(1)  # only if what came was no order at all: `live` reports everything else

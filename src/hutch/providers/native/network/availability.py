@@ -10,8 +10,8 @@ ROUTED = "veth+nftables"
 CARRIED = "pasta"
 
 _FORWARDING = "/proc/sys/net/ipv4/ip_forward"
-_TUN = "/dev/net/tun"
-_CAP_NET_ADMIN, _CAP_SYS_ADMIN = 12, 21
+TUN = "/dev/net/tun"
+_CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_MKNOD = 12, 21, 27
 
 
 class Availability(NamedTuple):
@@ -28,11 +28,11 @@ def available() -> Availability:
     if firewall.find_program("nft") is None:
         return Availability(False, ROUTED, "nft is not installed", "install the package nftables")
     if not _privileged():
-        return _pasta_available(lambda: _opens(_TUN))
+        return _pasta_available(lambda: _opens(TUN))
     obstacle = _routing_obstacle()
     if not obstacle:
         return Availability(True, ROUTED)
-    carried = _pasta_available(lambda: os.stat(_TUN).st_mode & 0o006 == 0o006)
+    carried = _pasta_available(lambda: os.stat(TUN).st_mode & 0o006 == 0o006 or own_tun_possible())
     if carried.usable:
         return carried
     return Availability(
@@ -40,10 +40,19 @@ def available() -> Availability:
     )
 
 
+def own_tun_possible() -> bool:
+    """Whether the porter can make a tun device of its own for the ordinary user that pasta becomes."""
+    return _holds(_CAP_SYS_ADMIN, _CAP_MKNOD)
+
+
 def _privileged() -> bool:
+    return _holds(_CAP_NET_ADMIN, _CAP_SYS_ADMIN)
+
+
+def _holds(*capabilities: int) -> bool:
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:
         effective = next(line.split()[1] for line in file if line.startswith("CapEff:"))
-    needed = 1 << _CAP_NET_ADMIN | 1 << _CAP_SYS_ADMIN
+    needed = sum(1 << capability for capability in capabilities)
     return int(effective, 16) & needed == needed
 
 
@@ -58,11 +67,11 @@ def _routing_obstacle() -> str:
 def _pasta_available(tun_opens: Callable[[], bool]) -> Availability:
     if firewall.find_program("pasta") is None:
         return Availability(False, CARRIED, "pasta is not installed", "install the package passt")
-    if not os.path.exists(_TUN):
-        return Availability(False, CARRIED, f"{_TUN} does not exist", "modprobe tun")
+    if not os.path.exists(TUN):
+        return Availability(False, CARRIED, f"{TUN} does not exist", "modprobe tun")
     if not tun_opens():
-        remedy = f'chmod 0666 {_TUN}, and a udev rule KERNEL=="tun", MODE="0666" to keep it so'
-        return Availability(False, CARRIED, f"{_TUN} is not open to ordinary users", remedy)
+        remedy = f'chmod 0666 {TUN}, and a udev rule KERNEL=="tun", MODE="0666" to keep it so'
+        return Availability(False, CARRIED, f"{TUN} is not open to ordinary users", remedy)
     return Availability(True, CARRIED)
 
 

@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 
 from hutch.providers.native import kernel
 from hutch.providers.native.network import rootless
+from hutch.providers.native.network.availability import TUN, own_tun_possible
 from hutch.providers.native.network.dns import Forwarder, Resolvers
 from hutch.providers.native.network.firewall import find_program
 from hutch.providers.native.network.netlink import Netlink
@@ -64,10 +65,24 @@ def network_namespace() -> int:
     return os.stat("/proc/thread-self/ns/net").st_ino
 
 
+def _open_tun() -> None:
+    """A tun device that the user we are about to become may open, in a mount namespace that only we and pasta see."""
+    if not os.path.exists(TUN) or os.stat(TUN).st_mode & 0o006 == 0o006:
+        return
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    device = os.stat(TUN).st_rdev
+    kernel.mount("tmpfs", os.path.dirname(TUN), "tmpfs", kernel.MS_NOSUID | kernel.MS_NOEXEC, "mode=0755,size=64k")
+    os.mknod(TUN, 0o020666, device)
+    os.chmod(TUN, 0o666)  # the umask took its part
+
+
 def _drop_privileges() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
     if os.geteuid() == 0:
+        if own_tun_possible():
+            _open_tun()
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)

@@ -1,0 +1,43 @@
+"""Serve boxes to other processes over HTTP: on a Unix socket for this user, on TCP for whoever has a key."""
+
+import argparse
+import asyncio
+import sys
+from typing import Any
+
+from hutch import logs
+from hutch.cli.opening import not_linux
+from hutch.cli.output import note
+from hutch.config import Config
+from hutch.errors import Unavailable
+
+EPILOG = """\
+SIGTERM ends it gently: requests finish, boxes go on, and the next start takes them over.
+The first start makes an admin key and says where it is; `hutch key` makes more.
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--host", metavar="ADDRESS", help='TCP address, 127.0.0.1 by default; "" for none')
+    parser.add_argument("--port", type=int, help="TCP port, 7300 by default; 0 for any")
+    parser.add_argument("--socket", metavar="PATH", help="Unix socket, server.sock in the run directory by default")
+    parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM); TCP then speaks TLS")
+    parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    names = ("host", "port", "socket", "tls_cert", "tls_key")
+    given: dict[str, Any] = {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+    config = Config.load(arguments.config, server=given or None)
+    if sys.platform != "linux":
+        raise not_linux()
+    level = config.log_level if config.origin("log_level") != "default" else "info"
+    logs.configure(level="debug" if arguments.verbose else level, format=config.log_format)
+    try:
+        from hutch.server.serving import prepared, serve
+    except ImportError as error:
+        raise Unavailable(
+            f"the server's parts are not installed: {error}", retryable=False, remedy="pip install 'hutch[server]'"
+        ) from error
+    asyncio.run(serve(prepared(config), note))
+    return 0

@@ -1,0 +1,99 @@
+"""Where the server is: its Unix socket, the lock that keeps a second one away, and `server.json` for whoever looks."""
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import hutch
+from hutch.errors import ConfigError, HeldElsewhere
+
+SOCKET = "server.sock"
+ANNOUNCEMENT = "server.json"
+FIRST_KEY = "first-key"
+
+
+class Lock:
+    """One server for each state directory. The kernel drops it with the process."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self._fd = os.open(state_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(self._fd)
+            raise HeldElsewhere(
+                f"another server works on {state_dir}",
+                details=_read(state_dir / ANNOUNCEMENT),
+                remedy="use that one, end it first, or set HUTCH_STATE_DIR",
+            ) from None
+
+    def release(self) -> None:
+        os.close(self._fd)
+
+
+def unix_socket(path: Path) -> socket.socket:
+    """Bound and listening, for this user only. What an earlier server left at the path is replaced: we hold its
+    lock."""
+    path.unlink(missing_ok=True)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    before = os.umask(0o177)
+    try:
+        made.bind(str(path))
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"the socket {path} cannot be made: {error}", remedy="choose another: --socket PATH"
+        ) from error
+    finally:
+        os.umask(before)
+    made.listen(1024)
+    return made
+
+
+def tcp_socket(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        made.bind((host, port))
+        made.listen(1024)
+    except OSError as error:
+        made.close()
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", remedy="choose another: --host, --port"
+        ) from error
+    return made
+
+
+def announce(state_dir: Path, *, socket_path: Path, url: str) -> None:
+    told = {
+        "pid": os.getpid(), "socket": str(socket_path), "url": url, "version": hutch.__version__,
+        "started_at": time.time(),
+    }  # fmt: skip
+    write_private(state_dir / ANNOUNCEMENT, json.dumps(told) + "\n")
+
+
+def withdraw(state_dir: Path, socket_path: Path) -> None:
+    (state_dir / ANNOUNCEMENT).unlink(missing_ok=True)
+    socket_path.unlink(missing_ok=True)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Whole or not at all, readable for this user only from the first byte on."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with os.fdopen(fd, "w") as file:
+        file.write(text)
+    draft.rename(path)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        told: dict[str, Any] = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return told

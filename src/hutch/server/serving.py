@@ -1,0 +1,197 @@
+"""Running the server: open both doors, serve until told to end, finish what runs, leave the boxes where they are."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import uvicorn
+
+from hutch.config import Config, directories
+from hutch.errors import ConfigError
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.keys import Role
+from hutch.keeper.opening import open_store
+from hutch.logs import log
+from hutch.server import announcing
+from hutch.server.app import App
+from hutch.server.door import Door
+from hutch.server.peers import UnixHttp, UnixWebSocket
+from hutch.server.service import Service
+
+ORPHAN_GRACE_SECONDS = 900.0
+"""Boxes outlive their server this long, unless the configuration says otherwise: time to restart or upgrade it."""
+LONGEST_FRAME = 16 << 20
+
+Told = Callable[[str], None]
+
+
+def prepared(config: Config) -> Config:
+    """The configuration as a server uses it."""
+    if config.origin("orphan_grace_sec") == "default":
+        config = config.but(orphan_grace_sec=ORPHAN_GRACE_SECONDS)
+    if config.origin("mount_roots") == "default":
+        # The directory a server happens to be started in is no gift to everybody who has a key.
+        config = config.but(mount_roots=())
+    return config
+
+
+async def serve(config: Config, tell: Told) -> None:
+    """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start."""
+    _bridge_logs()
+    for directory in (config.state_dir, config.run_dir):
+        directories.make(directory)
+    lock = announcing.Lock(config.state_dir)
+    try:
+        store, liveness = open_store(config)
+        keeper = Keeper(config, store, liveness=liveness)
+        try:
+            await keeper.start()
+            await _serve(keeper, tell)
+        finally:
+            await keeper.detach()
+    finally:
+        lock.release()
+
+
+async def _serve(keeper: Keeper, tell: Told) -> None:
+    config = keeper.config
+    service = Service(keeper)
+    await _first_key(service, tell)
+    path = Path(config.server.socket) if config.server.socket else config.run_dir / announcing.SOCKET
+    table = config.server
+    servers = [(_unix_server(service), announcing.unix_socket(path))]
+    url = ""
+    try:
+        if table.host:
+            tcp = announcing.tcp_socket(table.host, table.port)
+            servers.append((_tcp_server(service), tcp))
+            url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
+        await _say_what_is_there(service, tell, path, url)
+        ending = _on_signals()
+        running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
+        for server, _ in servers:
+            await server.ready.wait()
+        announcing.announce(config.state_dir, socket_path=path, url=url)
+        log("server").info("ready", socket=str(path), url=url)
+        await asyncio.wait([asyncio.ensure_future(ending.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
+        log("server").info("draining", seconds=table.drain_sec)
+        service.draining.set()
+        for server, _ in servers:
+            server.should_exit = True
+        await asyncio.gather(*running)
+        # uvicorn cancels those that took too long, and does not wait for them: commands are being killed there.
+        if late := [task for server, _ in servers for task in server.server_state.tasks]:
+            await asyncio.wait(late, timeout=table.drain_sec)
+        await service.creations.finish(table.drain_sec)
+    finally:
+        for _, listening in servers:
+            listening.close()
+        announcing.withdraw(config.state_dir, path)
+    log("server").info("ended")
+
+
+class _Server(uvicorn.Server):
+    """Two of them run in one process: signals are ours to handle."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.ready = asyncio.Event()
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready.set()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+def _unix_server(service: Service) -> _Server:
+    app = App(service, Door(service.keys, service.config.server, unix=True))
+    return _Server(_uvicorn(service, app, http=UnixHttp, ws=UnixWebSocket))
+
+
+def _tcp_server(service: Service) -> _Server:
+    table = service.config.server
+    app = App(service, Door(service.keys, table, unix=False))
+    tls = {"ssl_certfile": table.tls_cert, "ssl_keyfile": table.tls_key} if table.tls_cert else {}
+    config = _uvicorn(service, app, http="httptools", ws="websockets-sansio", **tls)
+    try:
+        config.load()
+    except OSError as error:  # ssl.SSLError is one too
+        raise ConfigError(
+            f"certificate {table.tls_cert} and key {table.tls_key} cannot be used: {error}",
+            remedy="check server.tls_cert and server.tls_key",
+        ) from error
+    return _Server(config)
+
+
+def _uvicorn(service: Service, app: App, **options: object) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        lifespan="off",
+        timeout_keep_alive=75,
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # X-Forwarded-For would let a caller choose who the kernel says he is.
+        proxy_headers=False,
+        timeout_graceful_shutdown=max(1, round(service.config.server.drain_sec)),
+        ws_max_size=LONGEST_FRAME,
+        loop="asyncio",
+        **options,  # type: ignore[arg-type]
+    )
+
+
+def _on_signals() -> asyncio.Event:
+    ending = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ending.set)
+    return ending
+
+
+async def _first_key(service: Service, tell: Told) -> None:
+    """The first admin's key is made on the first start, and shown to nobody but this user's files."""
+    if await service.keys.all():
+        return
+    key, text = await service.keys.create(Role.ADMIN, name="first")
+    path = service.config.state_dir / announcing.FIRST_KEY
+    announcing.write_private(path, text + "\n")
+    tell(f"first admin key {key.id} written to {path}")
+
+
+async def _say_what_is_there(service: Service, tell: Told, path: Path, url: str) -> None:
+    """B30: the first lines say what works, and why not."""
+    config = service.config
+    engine = await service.engine()
+    if not config.enabled:
+        tell("boxes are switched off: enabled = false")
+    elif engine.usable:
+        tell(f"boxes by {engine.provider} ({engine.isolation})")
+    else:
+        tell(f"no boxes: {engine.provider} cannot be used: {engine.reason} (fix: {engine.remedy})")
+    tell(f"listening on {path}" + (f" and {url}" if url else ""))
+    if boxes := service.keeper.boxes():
+        tell(f"{len(boxes)} boxes taken over")
+
+
+def _url(host: str, port: int, *, tls: bool) -> str:
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+class _ToOurLog(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        log("uvicorn").warning(record.getMessage().strip(), level_name=record.levelname)
+
+
+def _bridge_logs() -> None:
+    """uvicorn's own words, without its lines at level info: they hold whole query strings."""
+    logger = logging.getLogger("uvicorn")
+    logger.handlers = [_ToOurLog()]
+    logger.setLevel(logging.WARNING)
+    logger.propagate = False

@@ -1,0 +1,172 @@
+"""A real `hutch serve` in a process of its own, and a client that speaks plain HTTP to it."""
+
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tests.conftest import remove
+
+T = TypeVar("T")
+
+PATIENCE = 60.0
+GRACE = "60"
+"""Boxes of a server that a test lost end by themselves."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Client:
+    """One caller: where the server is, and the headers of every request."""
+
+    def __init__(self, address: str | tuple[str, int], **headers: str) -> None:
+        self.address = address
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def saying(self, **headers: str) -> "Client":
+        return Client(self.address, **{**self.headers, **headers})
+
+    def connect(self) -> http.client.HTTPConnection:
+        if isinstance(self.address, str):
+            connection = http.client.HTTPConnection("localhost", timeout=PATIENCE)
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(PATIENCE)
+            connection.sock.connect(self.address)
+            return connection
+        return http.client.HTTPConnection(*self.address, timeout=PATIENCE)
+
+    def open(
+        self, method: str, path: str, body: Any = None, **headers: str
+    ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
+        """For answers that are read piece by piece; close the connection."""
+        connection = self.connect()
+        given = {name.replace("_", "-"): value for name, value in headers.items()}
+        data = json.dumps(body).encode() if isinstance(body, dict) else body
+        connection.request(method, path, data, {**self.headers, **given})
+        return connection, connection.getresponse()
+
+    def call(self, method: str, path: str, body: Any = None, **headers: str) -> Answer:
+        connection, response = self.open(method, path, body, **headers)
+        try:
+            return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, response.read())
+        finally:
+            connection.close()
+
+    def good(self, method: str, path: str, body: Any = None, **headers: str) -> Any:
+        """The JSON of an answer that must be good; None if it is empty."""
+        answer = self.call(method, path, body, **headers)
+        assert 200 <= answer.status < 300, (method, path, answer.status, answer.body)
+        return answer.json() if answer.body else None
+
+    @contextmanager
+    def box(self, **spec: Any) -> Iterator[str]:
+        """The path of a new box."""
+        path = "/v1/boxes/" + self.good("POST", "/v1/boxes", spec)["id"]
+        try:
+            yield path
+        finally:
+            self.call("DELETE", f"{path}?force=true")
+
+
+class Server:
+    """One state directory, and the servers that were started on it one after the other."""
+
+    def __init__(self, **settings: str) -> None:
+        self.top = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
+        self.top.chmod(0o755)
+        self.state, self.run = self.top / "s", self.top / "r"
+        self.log = self.top / "log"
+        self._settings = settings
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *options: str) -> None:
+        environ = {**os.environ, "HUTCH_STATE_DIR": str(self.state), "HUTCH_RUN_DIR": str(self.run)}
+        environ |= {"HUTCH_ORPHAN_GRACE_SEC": GRACE, **self._settings}
+        command = [sys.executable, "-m", "hutch.cli.main", "serve", "--verbose", "--port", "0", *options]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+        process = self._process
+
+        def announced() -> bool:
+            assert process.poll() is None, self.log.read_text()
+            return (self.state / "server.json").exists()
+
+        until(announced)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
+    def announcement(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self.state / "server.json").read_text())
+        return told
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """The exit code."""
+        assert self._process is not None
+        if self._process.poll() is None:
+            self._process.send_signal(number)
+        return self._process.wait(PATIENCE)
+
+    def unix(self, **headers: str) -> Client:
+        return Client(str(self.run / "server.sock"), **headers)
+
+    def tcp(self, key: str = "", **headers: str) -> Client:
+        host, _, port = self.announcement["url"].removeprefix("http://").partition(":")
+        given = {"authorization": f"Bearer {key}"} if key else {}
+        return Client((host, int(port)), **given, **headers)
+
+    def key(self, role: str, owner: str) -> str:
+        text: str = self.unix().good("POST", "/v1/keys", {"role": role, "owner": owner})["text"]
+        return text
+
+    def close(self) -> None:
+        """End the boxes, then the server, then its directories."""
+        if self._process is not None and self._process.poll() is None:
+            admin = self.unix(hutch_admin="yes")
+            for box in admin.good("GET", "/v1/boxes")["boxes"]:
+                admin.call("DELETE", f"/v1/boxes/{box['id']}?force=true")
+            self.end()
+        if self.top.exists():
+            remove(self.top)
+            shutil.rmtree(self.top, ignore_errors=True)
+
+
+@contextmanager
+def serving(*options: str, **settings: str) -> Iterator[Server]:
+    server = Server(**settings)
+    try:
+        server.start(*options)
+        yield server
+    finally:
+        server.close()
+
+
+def until(found: Callable[[], T]) -> T:
+    """The first true answer."""
+    end = time.monotonic() + PATIENCE
+    while not (answer := found()):
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+    return answer

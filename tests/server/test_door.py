@@ -1,0 +1,241 @@
+"""Who is let in: keys, roles, owners, the Unix socket's peers, Host and Origin."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hutch.server.routes import ROUTES, May, Route
+from tests.cli.calling import answer as cli
+from tests.server.serving import Client, Server, serving, until
+
+ABSENT = "a" * 20
+
+
+def test_tcp_always_needs_a_key(server: Server) -> None:
+    """Issue 4.2: no route but the two health checks answers without one, or with a wrong one."""
+    key = server.key("user", "matrix")
+    wrong = (
+        {},
+        {"authorization": "Bearer nonsense"},
+        {"authorization": f"Basic {key}"},
+        {"hutch_key": key[:-1] + ("A" if key[-1] != "A" else "B")},
+        {"hutch_key": "hutch_k000000000000_" + key.rpartition("_")[2]},
+    )
+    for route in ROUTES:
+        for headers in wrong:
+            got = server.tcp(**headers).call(route.method, _filled(route))
+            if route.may is May.ANYBODY:
+                assert got.status == 200, route.op
+            else:
+                assert (got.status, got.json()["code"]) == (401, "unauthenticated"), (route.op, headers)
+                assert got.headers["www-authenticate"] == "Bearer"
+    assert server.tcp().call("GET", "/v1/nothing").status == 401, "strangers learn nothing about paths"
+    assert server.tcp(hutch_key=key).call("GET", "/v1/status").status == 200
+    assert server.tcp(key).call("GET", "/v1/status").status == 200
+
+
+def test_observers_change_nothing(server: Server) -> None:
+    """P8: an observer may read its owner's boxes and nothing else; no route that changes lets it in."""
+    user, observer = (server.tcp(server.key(role, "team")) for role in ("user", "observer"))
+    with user.box() as box:
+        before = user.good("GET", box)
+        for route in ROUTES:
+            if route.may in (May.CHANGE, May.ADMIN):
+                got = observer.call(route.method, _filled(route, box.rpartition("/")[2]), b"{}")
+                assert (got.status, got.json()["code"]) == (403, "refused"), route.op
+        after = observer.good("GET", box)
+        assert {**after, "used_at": 0} == {**before, "used_at": 0}
+        assert observer.good("POST", f"{box}/files/glob", {"pattern": "*"})["complete"]
+
+
+def test_looking_extends_nothing(server: Server) -> None:
+    """P8: what an observer reads leaves the lease, the idle clock and a paused box as they were."""
+    user, observer = (server.tcp(server.key(role, "watched")) for role in ("user", "observer"))
+    with user.box() as box:
+        user.good("PUT", f"{box}/files/content?path=f", b"content")
+        before = user.good("GET", box)
+        assert observer.call("GET", f"{box}/files/content?path=f").body == b"content"
+        after = observer.good("GET", box)
+        assert after["lease"] == before["lease"]
+        assert abs(after["used_at"] - before["used_at"]) < 0.001
+        user.good("POST", f"{box}/pause")
+        got = observer.call("GET", f"{box}/files/content?path=f")
+        assert (got.status, got.json()["details"]["state"]) == (409, "paused")
+        assert user.call("GET", f"{box}/files/content?path=f").body == b"content", "its own session wakes it"
+
+
+def test_foreign_boxes_are_not_there(server: Server) -> None:
+    """Issue 4: every route of a box, walked as another owner, answers 404 as for a box that never was."""
+    owner, stranger = (server.tcp(server.key("user", name)) for name in ("mine", "yours"))
+    with owner.box() as box:
+        owner.good("PUT", f"{box}/files/content?path=f", b"mine")
+        job = owner.good("POST", f"{box}/jobs", {"command": "sleep 1000"})["id"]
+        before = owner.good("GET", box)
+        for route in ROUTES:
+            if "{box}" not in route.path:
+                continue
+            answers = []
+            for box_id in (box.rpartition("/")[2], ABSENT):
+                got = stranger.call(route.method, _filled(route, box_id, job), _body(route))
+                answers.append((got.status, got.body.replace(box_id.encode(), b"ID")))
+            assert answers[0] == answers[1], (route.op, answers)
+            assert answers[0][0] == 404, (route.op, answers)
+        got = stranger.call("PUT", "/v1/session/current", {"box": box.rpartition("/")[2]})
+        assert got.status == 404
+        assert stranger.good("GET", "/v1/boxes")["boxes"] == []
+        assert stranger.good("GET", "/v1/events")["events"] == []
+        after = owner.good("GET", box)
+        assert {**after, "used_at": 0} == {**before, "used_at": 0}
+        assert owner.good("GET", f"{box}/jobs/{job}")["state"] == "running"
+    assert stranger.call("GET", box).status == 404, "that it is gone is not a stranger's business either"
+    assert owner.call("GET", box).status == 410
+
+
+def test_admins_act_on_foreign_boxes_only_when_they_say_so(server: Server) -> None:
+    """Issue 4.2, P8: explicit, without the lease, and logged."""
+    owner = server.tcp(server.key("user", "customer"))
+    admin = server.tcp(server.key("admin", "operators"))
+    with owner.box() as box:
+        assert admin.call("POST", f"{box}/exec", {"command": "true"}).status == 404
+        over = admin.saying(hutch_admin="yes")
+        lease = owner.good("GET", f"{box}/lease")
+        assert over.good("POST", f"{box}/exec", {"command": "echo looked"})["stdout"] == "looked\n"
+        assert owner.good("GET", f"{box}/lease") == lease, "the lease is not touched"
+        logged = server.log.read_text()
+        assert "admin acts on a foreign box" in logged
+        assert box.rpartition("/")[2] in logged
+        assert box.rpartition("/")[2] in {each["id"] for each in over.good("GET", "/v1/boxes")["boxes"]}
+        over.good("DELETE", f"{box}/lease")
+        assert owner.good("GET", f"{box}/lease")["lease"] is None, "force release"
+    got = owner.saying(hutch_admin="yes").call("GET", "/v1/boxes")
+    assert (got.status, got.json()["code"]) == (403, "refused")
+
+
+def test_only_admins_have_keys_to_give(server: Server) -> None:
+    user = server.tcp(server.key("user", "x"))
+    for method, path in (("GET", "/v1/keys"), ("POST", "/v1/keys"), ("DELETE", "/v1/keys/k1")):
+        assert user.call(method, path).status == 403
+    assert user.call("GET", "/metrics").status == 403
+    assert server.tcp(server.key("observer", "x")).call("GET", "/metrics").status == 200
+
+
+def test_pages_of_other_sites_are_refused(server: Server) -> None:
+    """Issue 4.2: no web page drives a local server, even one that knows a key or had a name resolved to us."""
+    key = server.key("user", "pages")
+    for headers in (
+        {"host": "evil.example"},
+        {"host": "evil.example:7300"},
+        {"host": ""},
+        {"origin": "https://evil.example"},
+        {"origin": "null"},
+        {"sec_fetch_site": "cross-site"},
+        {"sec_fetch_site": "same-site"},
+    ):
+        got = server.tcp(key, **headers).call("GET", "/v1/boxes")
+        assert (got.status, got.json()["code"]) == (403, "refused"), headers
+        assert not any(name.startswith("access-control") for name in got.headers)
+    preflight = server.tcp(origin="https://evil.example").call("OPTIONS", "/v1/boxes")
+    assert preflight.status == 403
+    assert server.unix(origin="https://evil.example").call("GET", "/v1/boxes").status == 403
+    host = server.announcement["url"].removeprefix("http://")
+    assert server.tcp(key, origin=f"http://{host}").call("GET", "/v1/boxes").status == 200, "its own pages may"
+    assert server.tcp(key, host="localhost:1").call("GET", "/v1/boxes").status == 200
+
+
+def test_forwarded_headers_make_nobody_local(server: Server) -> None:
+    """A TCP caller cannot claim to be a peer of the Unix socket."""
+    got = server.tcp(x_forwarded_for="unix", x_forwarded_proto="unix", forwarded="for=unix").call("GET", "/v1/boxes")
+    assert got.status == 401
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_other_users_are_nobody_on_the_unix_socket() -> None:
+    """Issue 4.2: peer credentials count, not the reach of the socket."""
+    with serving("--host", "") as server:
+        server.run.chmod(0o755)
+        path = server.run / "server.sock"
+        path.chmod(0o666)
+        asking = (
+            "import os, socket, sys\n"
+            "os.setgroups([]); os.setgid(65534); os.setuid(65534)\n"
+            "s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\n"
+            "s.sendall(b'GET /v1/boxes HTTP/1.1\\r\\nHost: x\\r\\nConnection: close\\r\\n\\r\\n')\n"
+            "sys.stdout.write(s.makefile().readline())\n"
+        )
+        said = subprocess.run([sys.executable, "-c", asking, str(path)], capture_output=True, text=True, timeout=60)
+        assert said.stdout.startswith("HTTP/1.1 401"), said
+        server.run.chmod(0o700)
+        assert server.unix().call("GET", "/v1/boxes").status == 200
+        assert server.announcement["url"] == "", "no TCP was asked for"
+
+
+def test_revoked_keys_open_nothing(server: Server, client: Client) -> None:
+    """Issue 4.2: revoked by API at once; by the command line, beside the running server, within moments."""
+    made = client.good("POST", "/v1/keys", {"role": "user", "owner": "leaver"})
+    caller = server.tcp(made["text"])
+    assert caller.call("GET", "/v1/status").status == 200
+    client.good("DELETE", f"/v1/keys/{made['key']['id']}")
+    assert caller.call("GET", "/v1/status").status == 401
+
+    environ = {"HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
+    code, told = cli("key", "create", "--role", "user", "--owner", "by-cli", env=environ)
+    assert code == 0
+    caller = server.tcp(told["text"])
+    assert caller.call("GET", "/v1/status").status == 200, "a new key works at once"
+    code, _ = cli("key", "revoke", told["key"]["id"], env=environ)
+    assert code == 0
+    until(lambda: caller.call("GET", "/v1/status").status == 401)
+    _, listed = cli("key", "list", env=environ)
+    by_id = {key["id"]: key for key in listed["keys"]}
+    assert by_id[told["key"]["id"]]["revoked_at"] is not None
+
+
+def test_the_store_holds_no_key(server: Server) -> None:
+    """A stolen store opens nothing; nor does the log."""
+    secret = server.key("user", "thief").rpartition("_")[2].encode()
+    first = (server.state / "first-key").read_text().strip()
+    assert (server.state / "first-key").stat().st_mode & 0o777 == 0o600
+    assert server.tcp(first).call("GET", "/v1/keys").status == 200, "the first key is an admin's"
+    files: list[Path] = [*server.state.glob("hutch.db*"), server.log]
+    for path in files:
+        assert secret not in path.read_bytes()
+        assert first.rpartition("_")[2].encode() not in path.read_bytes()
+
+
+def test_each_key_has_its_rate(tmp_path: Path) -> None:
+    """Issue 4.2: too many requests are told when to come again; other keys are not concerned."""
+    (tmp_path / "hutch.toml").write_text("[server]\nrate_per_sec = 2\n")
+    with serving(HUTCH_CONFIG=str(tmp_path / "hutch.toml")) as server:
+        one, two = (server.tcp(server.key("user", name)) for name in ("one", "two"))
+        answers = [one.call("GET", "/v1/session/current") for _ in range(40)]
+        refused = [each for each in answers if each.status == 429]
+        assert refused
+        assert (refused[0].json()["code"], refused[0].json()["retryable"]) == ("quota", True)
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert two.call("GET", "/v1/session/current").status == 200
+        until(lambda: one.call("GET", "/v1/session/current").status == 200)
+
+
+def _filled(route: Route, box: str = ABSENT, job: str = "j") -> str:
+    path = route.path.format(box=box, job=job, key="k", volume="v")
+    takes = route.query is not None and "path" in route.query.__struct_fields__
+    return f"{path}?path=f" if takes else path
+
+
+def _body(route: Route) -> bytes:
+    """A body that each of these routes accepts."""
+    given = {
+        "exec": b'{"command": "touch /workspace/stranger"}',
+        "jobs": b'{"command": "touch /workspace/stranger"}',
+        "resize": b'{"rows": 1, "cols": 1}',
+        "mkdir": b'{"path": "stranger"}',
+        "move": b'{"source": "f", "target": "g"}',
+        "edit": b'{"path": "f", "old": "mine", "new": "yours"}',
+        "glob": b'{"pattern": "*"}',
+        "grep": b'{"pattern": "."}',
+        "digest": b'{"path": "f"}',
+    }
+    return given.get(route.parts[-1], b"{}") if route.method == "POST" else b""

@@ -1,0 +1,92 @@
+"""Events over HTTP: pages and a stream that goes on where it was left; numbers for Prometheus; status."""
+
+import http.client
+import json
+import re
+from typing import Any
+
+from tests.server.serving import Client, Server
+
+
+def _next(response: http.client.HTTPResponse) -> dict[str, Any]:
+    """The next event of a stream, without the comments between."""
+    fields: dict[str, str] = {}
+    while True:
+        line = response.readline().decode().rstrip("\n")
+        if not line and fields:
+            return {**json.loads(fields["data"]), "id": int(fields["id"]), "event": fields["event"]}
+        if line and not line.startswith(":"):
+            name, _, value = line.partition(": ")
+            fields[name] = value
+
+
+def test_a_stream_goes_on_where_it_was_left(server: Server) -> None:
+    """Issue 4.1: SSE with resume: no event is missed or told twice, and only the owner's are told."""
+    owner = server.tcp(server.key("user", "listener"))
+    other = server.tcp(server.key("user", "talker"))
+    connection, response = owner.open("GET", "/v1/events", accept="text/event-stream")
+    assert response.headers["content-type"] == "text/event-stream"
+    with owner.box() as box, other.box():
+        created, running = _next(response), _next(response)
+        assert (created["event"], running["new"]) == ("created", "running")
+        assert created["box_id"] == running["box_id"] == box.rpartition("/")[2]
+        connection.close()
+        owner.good("POST", f"{box}/pause")
+        owner.good("POST", f"{box}/resume")
+    connection, response = owner.open("GET", "/v1/events", accept="text/event-stream", last_event_id=str(running["id"]))
+    rest = []
+    while not rest or rest[-1]["event"] != "gone":
+        rest.append(_next(response))
+    assert [each["new"] for each in rest if each["event"] == "state"] == ["paused", "running", "stopping"]
+    assert {each["owner"] for each in rest} == {"listener"}
+    connection.close()
+
+    paged: list[int] = []
+    cursor = 0
+    while (page := owner.good("GET", f"/v1/events?after={cursor}&limit=2"))["events"]:
+        paged += [event["seq"] for event in page["events"]]
+        cursor = page["cursor"]
+    assert paged == sorted(set(paged))
+    assert paged[:2] == [created["id"], running["id"]]
+    assert paged[-1] == rest[-1]["id"]
+
+
+def test_a_wrong_cursor_is_refused(client: Client) -> None:
+    for headers, query in (({"last_event_id": "x"}, ""), ({}, "?after=-1"), ({}, "?after=x")):
+        answer = client.call("GET", f"/v1/events{query}", accept="text/event-stream", **headers)
+        assert (answer.status, answer.json()["code"]) == (400, "invalid")
+
+
+def test_numbers(client: Client) -> None:
+    """S9: created, cleaned, failures by code, boxes by state, requests and their latencies."""
+
+    def numbers() -> dict[str, float]:
+        text = client.call("GET", "/metrics").body.decode()
+        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+        assert all(re.fullmatch(r'[a-z_]+(\{([a-z]+="[^"]*",?)+\})?', name) for name, _, _ in lines)
+        return {name: float(value) for name, _, value in lines}
+
+    before = numbers()
+    with client.box(profile="code") as box:
+        client.call("GET", f"{box}/files/stat?path=none")
+        during = numbers()
+        assert during['hutch_boxes{state="running",profile="code"}'] >= 1
+        failures = 'hutch_failures_total{code="file_not_found"}'
+        assert during[failures] == before.get(failures, 0) + 1
+    after = numbers()
+    for name in ("created", "cleaned"):
+        assert after[f"hutch_boxes_{name}_total"] == before[f"hutch_boxes_{name}_total"] + 1
+    op = 'op="POST /v1/boxes"'
+    counted = after[f"hutch_request_seconds_count{{{op}}}"]
+    assert counted == after[f'hutch_request_seconds_bucket{{{op},le="+Inf"}}'] >= 1
+
+
+def test_status_tells_what_is_there(client: Client) -> None:
+    """B25: whether, why, and what of the caller's there is."""
+    with client.box():
+        status = client.good("GET", "/v1/status")
+        assert (status["state"], status["available"], status["enabled"]) == ("ready", True, True)
+        assert status["boxes"]["running"] >= 1
+    assert {each["name"] for each in client.good("GET", "/v1/profiles")["profiles"]} >= {"default", "code"}
+    native = next(each for each in client.good("GET", "/v1/providers")["providers"] if each["provider"] == "native")
+    assert native["usable"]

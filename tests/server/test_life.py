@@ -1,0 +1,136 @@
+"""A server's life: first start, a second one beside it, draining, restarts that keep boxes and jobs, TLS, disabled."""
+
+import json
+import os
+import signal
+import ssl
+import subprocess
+import threading
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import HUTCH
+from tests.server.serving import Answer, Server, serving, until
+
+
+def test_boxes_and_jobs_outlive_a_restart() -> None:
+    """Issue 4: SIGTERM leaves boxes where they are; the next server has them, their jobs, output, leases and keys;
+    after SIGKILL too."""
+    with serving() as server:
+        key = server.key("user", "keeper")
+        caller = server.tcp(key, hutch_session="mine")
+        made = caller.good("POST", "/v1/boxes", {"labels": {"kept": "yes"}})
+        box = f"/v1/boxes/{made['id']}"
+        caller.good("PUT", f"{box}/files/content?path=f", b"before")
+        job = caller.good("POST", f"{box}/jobs", {"command": "echo early; read x; echo late $x"})["id"]
+        caller.good("GET", f"{box}/jobs/{job}/output?wait=30")
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            server.end(number)
+            (server.state / "server.json").unlink(missing_ok=True)  # a killed one could not
+            server.start()
+            caller = server.tcp(key, hutch_session="mine")
+            again = caller.good("GET", box)
+            assert (again["state"], again["lease"]["holder"]) == ("running", "mine")
+            assert caller.call("GET", f"{box}/files/content?path=f").body == b"before"
+            assert caller.good("GET", f"{box}/jobs/{job}")["state"] == "running"
+        caller.good("POST", f"{box}/jobs/{job}/stdin", b"x\n")
+        assert caller.good("POST", f"{box}/jobs/{job}/wait", {})["stdout"] == "early\nlate x\n"
+        assert len(server.unix().good("GET", "/v1/keys")["keys"]) == 2, "the first key was made once"
+
+
+def test_draining_finishes_what_runs() -> None:
+    """SIGTERM: a running command is answered, streams end, the announcement goes, the box stays."""
+    with serving() as server:
+        client = server.unix()
+        box = f"/v1/boxes/{client.good('POST', '/v1/boxes', {})['id']}"
+        connection, stream = client.open("GET", "/v1/events", accept="text/event-stream")
+        stream.readline()
+        answers: list[Answer] = []
+        body = {"command": "touch begun; sleep 1; echo done"}
+        asking = threading.Thread(target=lambda: answers.append(client.call("POST", f"{box}/exec", body)))
+        job = client.good("POST", f"{box}/jobs", {"command": "sleep 1000"})["id"]
+        waiting = client.connect()
+        waiting.request("GET", f"{box}/jobs/{job}/output?wait=1000")
+        asking.start()
+        until(lambda: client.call("GET", f"{box}/files/stat?path=begun").status == 200)
+        os.kill(server.pid, signal.SIGTERM)
+        while stream.readline():
+            pass  # the stream ends by itself
+        told = json.loads(waiting.getresponse().read())
+        assert (told["code"], told["retryable"]) == ("unavailable", True), "a long wait is to be asked again"
+        asking.join(60)
+        assert answers[0].json()["stdout"] == "done\n"
+        assert server.end() == 0
+        assert not (server.state / "server.json").exists()
+        assert not (server.run / "server.sock").exists()
+        connection.close()
+        waiting.close()
+        server.start()
+        assert server.unix().good("GET", box)["state"] == "running"
+
+
+def test_a_second_server_is_refused(server: Server) -> None:
+    """One server for each state directory; it is told where the other one is."""
+    environ = {**os.environ, "HUTCH_STATE_DIR": str(server.state), "HUTCH_RUN_DIR": str(server.run)}
+    second = subprocess.run([*HUTCH, "serve", "--json", "--port", "0"], env=environ, capture_output=True, timeout=60)
+    error = json.loads(second.stdout)["error"]
+    assert (second.returncode, error["code"]) == (125, "held_elsewhere")
+    assert error["details"]["pid"] == server.pid
+    assert server.unix().call("GET", "/healthz").status == 200, "and its socket was left alone"
+
+
+def test_the_announcement_says_where(server: Server) -> None:
+    told = server.announcement
+    assert told["pid"] == server.pid
+    assert told["socket"] == str(server.run / "server.sock")
+    assert told["url"].startswith("http://127.0.0.1:")
+    log = server.log.read_text()
+    assert "boxes by native" in log, "B30: the first lines say what is available"
+    assert "first admin key" in log
+
+
+def test_switched_off_it_still_answers() -> None:
+    """B20, B21: enabled = false is told apart from failure, and is no 500."""
+    with serving(HUTCH_ENABLED="false") as server:
+        client = server.unix()
+        status = client.good("GET", "/v1/status")
+        assert (status["state"], status["enabled"], status["available"]) == ("disabled", False, False)
+        assert client.good("GET", "/v1/boxes")["boxes"] == []
+        answer = client.call("POST", "/v1/boxes", {})
+        assert (answer.status, answer.json()["code"]) == (503, "disabled")
+        assert client.call("GET", "/readyz").status == 503
+
+
+def test_tls(tmp_path: Path) -> None:
+    """TCP speaks TLS when it has a certificate; the Unix socket stays as it is."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        capture_output=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"openssl cannot make a certificate: {made.stderr!r}")
+    with serving("--tls-cert", str(cert), "--tls-key", str(key)) as server:
+        url = server.announcement["url"]
+        assert url.startswith("https://")
+        asked = urllib.request.Request(f"{url}/v1/status", headers={"Hutch-Key": server.key("user", "tls")})
+        context = ssl.create_default_context(cafile=str(cert))
+        with urllib.request.urlopen(asked, context=context, timeout=60) as response:
+            assert json.load(response)["state"] == "ready"
+
+
+def test_wrong_settings_are_told_before_anything_starts(tmp_path: Path) -> None:
+    config = tmp_path / "hutch.toml"
+    for text, place in (
+        ("[server]\nprot = 1\n", "server.prot"),
+        ("[server]\nport = 70000\n", "server.port"),
+        ('[server]\ntls_cert = "x"\n', "server.tls_cert"),
+        ("[server]\nport = 'x'\n", "server.port"),
+    ):
+        config.write_text(text)
+        done = subprocess.run([*HUTCH, "serve", "--json", "--config", str(config)], capture_output=True, timeout=60)
+        error = json.loads(done.stdout)["error"]
+        assert (error["code"], error["details"]["field"]) == ("config", place), error

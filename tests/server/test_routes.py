@@ -1,0 +1,153 @@
+"""Every route does its work, and every error has its shape and its status."""
+
+import json
+from typing import Any
+
+import msgspec
+
+from hutch.errors import HutchError
+from hutch.server.routes import ROUTES, May
+from hutch.server.statuses import STATUS
+from tests.server.serving import Answer, Client, Server
+
+SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy"}
+
+
+def test_every_route_answers(server: Server, client: Client) -> None:
+    """B23, lesson 15: nothing is in the table that does not work end to end."""
+    done: set[str] = set()
+
+    def good(op: str, path: str, body: Any = None) -> Any:
+        method = op.split(" ")[0]
+        answer = client.call(method, path, body)
+        assert 200 <= answer.status < 300, (op, path, answer.status, answer.body)
+        done.add(op)
+        return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
+
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/status", "/v1/profiles", "/v1/providers", "/v1/events",
+                 "/v1/errors", "/v1/keys", "/v1/volumes", "/v1/session/current", "/v1/boxes"):  # fmt: skip
+        good(f"GET {path}", path)
+    key = good("POST /v1/keys", "/v1/keys", {"role": "observer", "owner": "someone"})["key"]
+    good("DELETE /v1/keys/{key}", f"/v1/keys/{key['id']}")
+    good("POST /v1/volumes", "/v1/volumes", {"name": "routes"})
+    good("DELETE /v1/volumes/{volume}", "/v1/volumes/routes")
+
+    box_id = good("POST /v1/boxes", "/v1/boxes", {"memory_mb": 128})["id"]
+    box, template = f"/v1/boxes/{box_id}", "/v1/boxes/{box}"
+    good("PUT /v1/session/current", "/v1/session/current", {"box": box_id})
+    for path in ("", "/usage", "/lease", "/jobs", "/files"):
+        good(f"GET {template}{path}", box + path)
+    for path, body in (
+        ("/exec", {"command": "true"}),
+        ("/lease", {}),
+        ("/pause", None),
+        ("/resume", None),
+        ("/files/mkdir", {"path": "d"}),
+    ):
+        good(f"POST {template}{path}", box + path, body)
+    good(f"PUT {template}/files/content", f"{box}/files/content?path=f", b"one two\n")
+    for path in ("content", "stat", "lines"):
+        good(f"GET {template}/files/{path}", f"{box}/files/{path}?path=f")
+    for name, body in (
+        ("edit", {"path": "f", "old": "two", "new": "three"}),
+        ("digest", {"path": "f"}),
+        ("glob", {"pattern": "*"}),
+        ("grep", {"pattern": "three"}),
+        ("move", {"source": "f", "target": "d/f"}),
+    ):
+        good(f"POST {template}/files/{name}", f"{box}/files/{name}", body)
+    good(f"DELETE {template}/files/content", f"{box}/files/content?path=d&recursive=true")
+
+    job_id = good(f"POST {template}/jobs", f"{box}/jobs", {"command": "cat", "pty": True})["id"]
+    job, one = f"{box}/jobs/{job_id}", template + "/jobs/{job}"
+    good(f"GET {one}", job)
+    good(f"POST {one}/resize", f"{job}/resize", {"rows": 30, "cols": 100})
+    good(f"POST {one}/stdin", f"{job}/stdin", b"hello\n")
+    good(f"GET {one}/output", f"{job}/output?wait=30")
+    good(f"POST {one}/signal", f"{job}/signal", {"number": 9})
+    good(f"POST {one}/wait", f"{job}/wait", {"timeout_sec": 60})
+    good(f"DELETE {one}", job)
+
+    good(f"DELETE {template}/lease", f"{box}/lease")
+    good("DELETE /v1/session/current", "/v1/session/current")
+    good(f"DELETE {template}", box)
+    assert done == {route.op for route in ROUTES}
+
+
+def test_errors_have_one_shape_and_a_fitting_status(client: Client) -> None:
+    """Issue 4.1: `{code, message, op, retryable, retry_after, details, remedy}`."""
+
+    def failed(answer: Answer, status: int, code: str) -> dict[str, Any]:
+        error: dict[str, Any] = answer.json()
+        assert (answer.status, error["code"], set(error)) == (status, code, SHAPE), answer
+        assert error["op"] and error["message"]
+        return error
+
+    failed(client.call("GET", "/v1/nothing"), 404, "not_found")
+    failed(client.call("GET", "/v1/boxes/" + "a" * 20), 404, "not_found")
+    failed(client.call("POST", "/v1/boxes", b"{not json"), 400, "invalid")
+    failed(client.call("POST", "/v1/boxes", b"[1]"), 400, "invalid")
+    assert "memory_mb" in failed(client.call("POST", "/v1/boxes", {"memry_mb": 1}), 400, "invalid")["remedy"]
+    failed(client.call("POST", "/v1/boxes", {"mounts": ["/etc:/mnt/etc:rw"]}), 403, "refused")
+    failed(client.call("POST", "/v1/boxes", {"profile": "none_such"}), 404, "not_found")
+    wrong = client.call("PATCH", "/v1/boxes")
+    failed(wrong, 405, "invalid")
+    assert set(wrong.headers["allow"].split(", ")) == {"GET", "POST"}
+    with client.box() as box:
+        failed(client.call("POST", f"{box}/exec", {"command": ""}), 400, "invalid")
+        failed(client.call("POST", f"{box}/exec", {"comand": "x"}), 400, "invalid")
+        failed(client.call("POST", f"{box}/exec?x=1", {"command": "x"}), 400, "invalid")
+        failed(client.call("POST", f"{box}/exec", {"command": ["/no/such"]}), 422, "not_runnable")
+        failed(client.call("GET", f"{box}/files/content?path=none"), 404, "file_not_found")
+        failed(client.call("GET", f"{box}/files/content?path=/tmp"), 409, "is_directory")
+        failed(client.call("GET", f"{box}/files/stat"), 400, "invalid")
+        failed(client.call("GET", f"{box}/files/stat?path=a&path=b"), 400, "invalid")
+        failed(client.call("PUT", f"{box}/files/content?path=/etc/x", b"x"), 422, "file_failed")
+        failed(client.call("GET", f"{box}/jobs/none"), 404, "not_found")
+        failed(client.call("GET", f"{box}/jobs/none/output?stream=stdin"), 400, "invalid")
+        job = client.good("POST", f"{box}/jobs", {"command": "sleep 1000"})["id"]
+        failed(client.call("POST", f"{box}/jobs/{job}/wait", {"timeout_sec": 0}), 408, "timeout")
+        failed(client.call("DELETE", f"{box}/jobs/{job}"), 409, "conflict")
+        other = client.saying(hutch_session="another")
+        busy = other.call("POST", f"{box}/exec", {"command": "true"})
+        assert failed(busy, 409, "busy")["retryable"] is True
+        assert int(busy.headers["retry-after"]) > 0
+        failed(other.call("DELETE", box), 409, "busy")
+    gone = failed(client.call("GET", box), 410, "gone")
+    assert "destroyed" in gone["message"]
+
+
+def test_every_error_class_has_a_status() -> None:
+    """A code that the table does not know would be a 500 by accident."""
+    assert set(HutchError.by_code) <= set(STATUS)
+
+
+def test_errors_are_remembered_for_their_owner(server: Server, client: Client) -> None:
+    """B30: recent errors over HTTP, each to its owner only."""
+    client.call("GET", "/v1/boxes/" + "b" * 20)
+    found = client.good("GET", "/v1/errors?limit=1")["errors"]
+    assert (found[0]["box"], found[0]["code"]) == ("b" * 20, "not_found")
+    stranger = server.tcp(server.key("user", "no-errors"))
+    assert stranger.good("GET", "/v1/errors")["errors"] == []
+
+
+def test_bodies_have_a_bound(client: Client) -> None:
+    """Issue 4.2: size limits; told before the body is read."""
+    answer = client.call("POST", "/v1/boxes", b"{}", content_length=str(1 << 40))
+    assert (answer.status, answer.json()["code"]) == (413, "too_large")
+
+
+def test_permissions_of_the_table() -> None:
+    """What needs no key tells nothing; what only reads is open to observers."""
+    assert {route.path for route in ROUTES if route.may is May.ANYBODY} == {"/healthz", "/readyz"}
+    changing_reads = {route.op for route in ROUTES if route.method != "GET" and route.may is May.READ}
+    assert changing_reads == {
+        f"POST /v1/boxes/{{box}}/{name}" for name in ("jobs/{job}/wait", "files/glob", "files/grep", "files/digest")
+    }
+
+
+def test_what_routes_take_and_give_can_be_described() -> None:
+    """Every query, body and reply has a JSON schema: the reference is made from them."""
+    kinds = [kind for route in ROUTES for kind in (route.query, route.body, route.reply) if kind is not None]
+    schemas, _ = msgspec.json.schema_components(kinds)
+    assert len(schemas) == len(kinds)
