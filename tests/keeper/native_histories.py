@@ -26,6 +26,8 @@ from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawning import Spawners
 from tests.keeper.faulty import Engine
 from tests.keeper.histories import Crashed, History, Life, MortalStore, Step
+from tests.leaks import descendants
+from tests.native.boxes import until
 
 
 class Machine(Engine):
@@ -145,6 +147,14 @@ class NativeHistory(History):
         super()._die(keeper, life)
         self._providers[keeper.id].die()
 
+    async def _last_keeper(self) -> None:
+        for keeper, life in self._lives:
+            self._die(keeper, life)
+        self._lives.clear()
+        # What a spawner leaves is swept when it is dead, and a killed one takes a moment to die.
+        await until(lambda: not any(map(_spawns, descendants(os.getpid()))), "the spawners of the dead have gone")
+        await super()._last_keeper()
+
     async def _fail(self, who: int, which: int) -> None:
         """A spawner is killed."""
         pids = self._providers[self._keeper(who).id].spawners()
@@ -162,3 +172,10 @@ class NativeHistory(History):
             raise Unavailable("it is gone already")
         processes.kill(pidfd)
         os.close(pidfd)
+
+
+def _spawns(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().startswith(b"hutch-spawner")
+    except (FileNotFoundError, ProcessLookupError):
+        return False

@@ -1,9 +1,6 @@
 """Property: whatever happens, no box leaks, none has two owners, no old epoch works. And each defence is needed."""
 
 import asyncio
-import json
-import os
-import subprocess
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -20,13 +17,12 @@ from hutch.keeper.live import Live
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.store import MemoryStore, Store
 from tests.keeper.histories import OPERATIONS, History, Step
+from tests.proofs import write
 
 STEPS = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11), st.integers(0, 23)), min_size=30, max_size=60
 )
-PROVING = bool(os.environ.get("HUTCH_PROVE"))
-BRIEF = settings(max_examples=500 if PROVING else 40, deadline=None, suppress_health_check=list(HealthCheck))
-PROOF = Path(__file__).parents[2] / "proof" / "keeper-histories.json"
+BRIEF = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 
 Weaken = Callable[[Keeper], None]
 SUCCEEDED: Counter[str] = Counter()
@@ -66,7 +62,7 @@ def test_histories_in_memory(steps: list[Step]) -> None:
 
 
 @given(STEPS)
-@settings(BRIEF, max_examples=500 if PROVING else 15)
+@settings(BRIEF, max_examples=15)
 def test_histories_on_sqlite(steps: list[Step]) -> None:
     assert play(steps, "sqlite") == []
 
@@ -199,8 +195,16 @@ def test_without_this_defence_histories_violate(weaken: Weaken) -> None:
 
 @pytest.mark.proof
 @pytest.mark.timeout(3600)
-def test_500_histories_are_proven() -> None:
-    """The two properties above run with 500 examples each under `make prove`; this writes what was run."""
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    PROOF.parent.mkdir(exist_ok=True)
-    PROOF.write_text(json.dumps({"commit": commit, "histories": {"memory": 500, "sqlite": 500}}, indent=2) + "\n")
+@pytest.mark.parametrize("kind", ["memory", "sqlite"])
+def test_500_histories(kind: str) -> None:
+    played: list[int] = []
+
+    @given(STEPS)
+    @settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    def prove(steps: list[Step]) -> None:
+        assert play(steps, kind) == []
+        played.append(len(steps))
+
+    prove()
+    assert len(played) >= 500
+    write(f"keeper-histories-{kind}", histories=len(played), steps=sum(played), violations=0)

@@ -1,20 +1,17 @@
 """Create, use, destroy, again and again: what the machine holds does not grow."""
 
 import asyncio
-import json
 import os
-import subprocess
-import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from tests.leaks import Holdings, holdings
+from tests.proofs import write
 
 from hutch import Hutch
 from hutch.errors import HutchError
-
-PROOF = Path(__file__).parents[2] / "proof" / "native-leaks.json"
 
 
 async def a_round(hutch: Hutch, number: int) -> None:
@@ -70,20 +67,6 @@ async def run(first: int, last: int) -> tuple[Holdings, Holdings]:
     return early, late
 
 
-def write_proof(early: Holdings, late: Holdings) -> None:
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    PROOF.parent.mkdir(exist_ok=True)
-    facts = {
-        "what": "rounds 200 to 2,000 of create, use, destroy",
-        "commit": commit,
-        "python": sys.version.split()[0],
-        "root": os.geteuid() == 0,
-        "after_200": early.__dict__,
-        "after_2000": late.__dict__,
-    }
-    PROOF.write_text(json.dumps(facts, indent=2) + "\n")
-
-
 @pytest.mark.alone
 async def test_rounds_leave_nothing() -> None:
     early, late = await run(40, 120)
@@ -111,6 +94,6 @@ async def test_closing_leaves_nothing_at_all() -> None:
 @pytest.mark.timeout(1800)
 async def test_rounds_200_to_2000_leave_equal_counts_and_memory() -> None:
     early, late = await run(200, 2000)
-    write_proof(early, late)
+    write("native-leaks", rounds=[200, 2000], after_200=asdict(early), after_2000=asdict(late))
     assert late.without_memory() == early.without_memory()
     assert late.memory_kb <= early.memory_kb * 1.02

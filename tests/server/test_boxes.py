@@ -49,7 +49,7 @@ def test_an_idempotency_key_gives_one_box(server: Server, client: Client) -> Non
     client.good("DELETE", f"/v1/boxes/{ids.pop()}")
 
 
-def test_whoever_leaves_gets_no_box(client: Client) -> None:
+def test_whoever_leaves_gets_no_box(server: Server, client: Client) -> None:
     """A creation that nobody waits for any more leaves nothing behind."""
     before = len(client.good("GET", "/v1/boxes")["boxes"])
     for _ in range(5):
@@ -60,6 +60,7 @@ def test_whoever_leaves_gets_no_box(client: Client) -> None:
     until(lambda: all(box["state"] == "running" for box in client.good("GET", "/v1/boxes")["boxes"]))
     boxes = client.good("GET", "/v1/boxes")["boxes"]
     assert len(boxes) <= before + 5
+    assert "not removed" not in server.log.read_text()
     for box in boxes[before:]:
         client.good("DELETE", f"/v1/boxes/{box['id']}?force=true")
 

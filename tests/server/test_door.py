@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -56,11 +57,11 @@ def test_looking_extends_nothing(server: Server) -> None:
     user, observer = (server.tcp(server.key(role, "watched")) for role in ("user", "observer"))
     with user.box() as box:
         user.good("PUT", f"{box}/files/content?path=f", b"content")
-        before = user.good("GET", box)
+        before, used = user.good("GET", box), _used(observer, box)
+        time.sleep(1)
         assert observer.call("GET", f"{box}/files/content?path=f").body == b"content"
-        after = observer.good("GET", box)
-        assert after["lease"] == before["lease"]
-        assert abs(after["used_at"] - before["used_at"]) < 0.001
+        assert observer.good("GET", box)["lease"] == before["lease"]
+        assert abs(_used(observer, box) - used) < 0.5
         user.good("POST", f"{box}/pause")
         got = observer.call("GET", f"{box}/files/content?path=f")
         assert (got.status, got.json()["details"]["state"]) == (409, "paused")
@@ -105,7 +106,7 @@ def test_admins_act_on_foreign_boxes_only_when_they_say_so(server: Server) -> No
         assert over.good("POST", f"{box}/exec", {"command": "echo looked"})["stdout"] == "looked\n"
         assert owner.good("GET", f"{box}/lease") == lease, "the lease is not touched"
         logged = server.log.read_text()
-        assert "admin acts on a foreign box" in logged
+        assert "admin acts past owner and lease" in logged
         assert box.rpartition("/")[2] in logged
         assert box.rpartition("/")[2] in {each["id"] for each in over.good("GET", "/v1/boxes")["boxes"]}
         over.good("DELETE", f"{box}/lease")
@@ -217,6 +218,11 @@ def test_each_key_has_its_rate(tmp_path: Path) -> None:
         assert int(refused[0].headers["retry-after"]) >= 1
         assert two.call("GET", "/v1/session/current").status == 200
         until(lambda: one.call("GET", "/v1/session/current").status == 200)
+
+
+def _used(client: Client, box: str) -> float:
+    """Two clocks are read for it; whoever is interrupted between them tells a smaller number."""
+    return max(client.good("GET", box)["used_at"] for _ in range(5))
 
 
 def _filled(route: Route, box: str = ABSENT, job: str = "j") -> str:

@@ -1,6 +1,7 @@
 """Files over HTTP: any size up and down, ranges, uploads that break off."""
 
 import hashlib
+import json
 import os
 import socket
 
@@ -71,6 +72,20 @@ def test_an_upload_that_breaks_off_changes_nothing(client: Client) -> None:
         raw.close()
         until(lambda: names() == ["f"])
         assert client.call("GET", path).body == b"old"
+
+
+def test_changes_are_told_as_they_come(client: Client) -> None:
+    """The first line says that the watch is in place; whoever leaves ends it."""
+    with client.box() as box:
+        connection, response = client.open("GET", f"{box}/files/watch?path=.")
+        assert json.loads(response.readline()) == {"watching": True}
+        client.good("PUT", f"{box}/files/content?path=new/file", b"x")
+        found = json.loads(response.readline())
+        assert (found["kind"], found["path"].rpartition("/")[2], found["directory"]) == ("created", "new", True)
+        connection.close()
+        until(lambda: client.call("POST", f"{box}/pause").status == 200)  # nothing works on the box any more
+        missing = client.call("GET", f"{box}/files/watch?path=none")
+        assert (missing.status, missing.json()["code"]) == (404, "file_not_found")
 
 
 def test_operations(client: Client) -> None:

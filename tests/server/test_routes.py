@@ -48,6 +48,10 @@ def test_every_route_answers(server: Server, client: Client) -> None:
     good(f"PUT {template}/files/content", f"{box}/files/content?path=f", b"one two\n")
     for path in ("content", "stat", "lines"):
         good(f"GET {template}/files/{path}", f"{box}/files/{path}?path=f")
+    connection, response = client.open("GET", f"{box}/files/watch")
+    assert response.status == 200
+    connection.close()
+    done.add(f"GET {template}/files/watch")
     for name, body in (
         ("edit", {"path": "f", "old": "two", "new": "three"}),
         ("digest", {"path": "f"}),

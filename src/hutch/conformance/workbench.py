@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,7 +21,8 @@ from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order
 from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
 
 LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=64, open_files=256, timeout_sec=30, max_timeout_sec=0)
-KEEPER = "conformance"
+KEEPER = f"conformance-{secrets.token_hex(4)}"
+"""Of this process: two runs on one machine are two keepers."""
 POLL = 0.02
 
 

@@ -55,11 +55,14 @@ class SqliteStore:
 
     async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
         def work(db: sqlite3.Connection) -> bool:
-            changed = db.execute(
-                "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, body = ? "
-                "WHERE id = ? AND version = ?",
-                (*_columns(record)[1:], record.idempotency_key or None, record.to_json(), record.id, expected),
-            ).rowcount
+            try:
+                changed = db.execute(
+                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, body = ? "
+                    "WHERE id = ? AND version = ?",
+                    (*_columns(record)[1:], record.idempotency_key or None, record.to_json(), record.id, expected),
+                ).rowcount
+            except sqlite3.IntegrityError as error:
+                raise Conflict("the idempotency key is another box's", op="create") from error
             if changed and event is not None:
                 _append(db, event)
             return bool(changed)

@@ -10,6 +10,7 @@ import hutch
 from hutch.keeper.keys import Key, Role
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.volumes import Volume
+from hutch.logs import log
 from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.policy.profiles import BUILT_IN, Profile
@@ -139,11 +140,14 @@ async def list_keys(call: Call) -> Reply:
 
 async def create_key(call: Call, body: KeyBody) -> Reply:
     key, text = await call.service.keys.create(body.role, body.owner, body.name)
+    log("server").warning("key created", id=key.id, role=str(key.role), owner=key.owner, by=call.caller.key_id)
     return Reply(NewKey(key=key, text=text), 201)
 
 
 async def revoke_key(call: Call) -> Reply:
-    return Reply(await call.service.keys.revoke(call.params["key"]))
+    key = await call.service.keys.revoke(call.params["key"])
+    log("server").warning("key revoked", id=key.id, owner=key.owner, by=call.caller.key_id)
+    return Reply(key)
 
 
 async def errors(call: Call, query: ErrorsQuery) -> Reply:

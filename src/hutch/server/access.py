@@ -108,12 +108,12 @@ class Observing:
 
 def _check_owner(call: Call, owner: str | None) -> None:
     caller = call.caller
-    if owner == caller.owner:
-        return
-    if owner is None or not caller.over_all:
+    if owner is None or (owner != caller.owner and not caller.over_all):
         raise NotFound(f"no box {call.params['box']}", remedy="`hutch box list` shows those there are")
+    if not caller.over_all:
+        return
     log("server").warning(
-        "admin acts on a foreign box", operation=call.op, box=call.params["box"], owner=owner, by=caller.key_id
+        "admin acts past owner and lease", operation=call.op, box=call.params["box"], owner=owner, by=caller.key_id
     )
 
 

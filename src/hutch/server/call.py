@@ -92,6 +92,8 @@ class Call:
             return msgspec.json.decode(data or b"{}", type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"body: {error}") from error
+        except RecursionError as error:
+            raise Invalid("body: it is nested too deeply") from error
 
     async def whole_body(self) -> bytes:
         parts = [piece async for piece in self.pieces(self.service.config.server.max_body_mb << 20)]

@@ -13,6 +13,7 @@ from hutch.model.record import Record
 from hutch.model.results import Result
 from hutch.server.access import using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
+from hutch.server.statuses import wire_of
 from hutch.server.views import result_view
 
 FRAME = struct.Struct(">BI")
@@ -81,7 +82,7 @@ class Lines:
         return last + _line({"result": _without_output(result)})
 
     def error(self, error: HutchError) -> bytes:
-        return _line({"error": error.to_wire()})
+        return _line({"error": wire_of(error, "exec")})
 
 
 class Frames:
@@ -94,7 +95,7 @@ class Frames:
         return self._json(RESULT, _without_output(result))
 
     def error(self, error: HutchError) -> bytes:
-        return self._json(ERROR, error.to_wire())
+        return self._json(ERROR, wire_of(error, "exec"))
 
     def _json(self, kind: int, value: Mapping[str, Any]) -> bytes:
         data = msgspec.json.encode(value)

@@ -1,19 +1,21 @@
 """A box's files over HTTP: content streamed up and down, ranges, and the operations of `Files`."""
 
 import re
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import AbstractAsyncContextManager, aclosing
 from typing import Annotated, cast
 
 import msgspec
 
-from hutch.errors import FileFailed, Invalid
+from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.keeper.files import GuardedFiles
-from hutch.model.files import FileInfo, FileKind
+from hutch.model.files import Change, FileInfo, FileKind
 from hutch.model.record import Record
 from hutch.server.access import looking, using
-from hutch.server.call import BYTES, Call, Reply
+from hutch.server.call import BYTES, NDJSON, Call, Reply
+from hutch.server.statuses import wire_of
 
+Watching = AbstractAsyncContextManager[AsyncIterator[Change]]
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
@@ -39,6 +41,11 @@ class RemoveQuery(Record, frozen=True, kw_only=True):
     path: str
     recursive: bool = False
     missing_ok: bool = False
+
+
+class WatchQuery(Record, frozen=True, kw_only=True):
+    path: str = "."
+    recursive: bool = True
 
 
 class LinesQuery(Record, frozen=True, kw_only=True):
@@ -189,6 +196,35 @@ async def grep(call: Call, body: GrepBody) -> Reply:
 async def digest(call: Call, body: DigestBody) -> Reply:
     async with looking(call) as guard:
         return Reply(Digest(path=body.path, digest=await GuardedFiles(guard).digest(body.path)))
+
+
+async def watch(call: Call, query: WatchQuery) -> Reply:
+    """Lines of JSON: `{"watching": true}` when the watch is in place, then one change on each."""
+    return Reply(_changes(call, query), type=NDJSON)
+
+
+async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]:
+    begun = False
+    async with looking(call) as guard:
+        instance = await guard.begin()
+        try:
+            # Every watch can be entered: then it is in place.
+            watching = cast(Watching, instance.files.watch(query.path, recursive=query.recursive))
+            async with watching as changes:
+                begun = True
+                yield b'{"watching":true}\n'
+                while (change := await call.service.unless_draining(_next(changes))) is not None:
+                    yield change.to_json() + b"\n"
+        except HutchError as error:
+            if not begun:
+                raise
+            yield msgspec.json.encode({"error": wire_of(error, call.op)}) + b"\n"
+        finally:
+            guard.end()
+
+
+async def _next(changes: AsyncIterator[Change]) -> Change | None:
+    return await anext(changes, None)
 
 
 async def _content(call: Call, path: str, offset: int, length: int | None) -> AsyncGenerator[bytes, None]:

@@ -11,7 +11,7 @@ from typing import Any, get_type_hints
 
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
-from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.server import about, boxes, commands, events, files, jobs
 from hutch.server.call import Call, Reply
@@ -124,6 +124,7 @@ ROUTES = (
     Route("DELETE", f"{_FILES}/content", files.remove, May.CHANGE),
     Route("GET", f"{_FILES}/stat", files.stat, May.READ, FileInfo),
     Route("GET", f"{_FILES}/lines", files.lines, May.READ, files.LinesView),
+    Route("GET", f"{_FILES}/watch", files.watch, May.READ, Change, long=True),
     Route("POST", f"{_FILES}/mkdir", files.mkdir, May.CHANGE),
     Route("POST", f"{_FILES}/move", files.move, May.CHANGE),
     Route("POST", f"{_FILES}/edit", files.edit, May.CHANGE, Edited),

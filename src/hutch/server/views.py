@@ -33,7 +33,7 @@ class BoxView(Record, frozen=True, kw_only=True):
 
 def box_view(record: BoxRecord, live: Live | None = None) -> BoxView:
     now = time.time()
-    used_at = record.used_at if live is None else now - (time.monotonic() - live.used)
+    used_at = record.used_at if live is None else time.time() - time.monotonic() + live.used
     ttl = record.spec.ttl_sec
     lease = record.lease
     return BoxView(

@@ -37,6 +37,8 @@ from hutch.providers.linked.channel import Channel as Channel
 from hutch.providers.linked.channel import Fields
 
 RECEIVE = 1 << 18
+IDLE = 1 << 12
+"""What a link receives into while nothing much comes: most of them are idle, and there may be thousands."""
 MAX_ITEMS = 1 << 20
 """Values in one JSON payload: what bounds the memory that 16 MB of `[[],[],` would become."""
 MAX_MESSAGE = 4096
@@ -61,7 +63,7 @@ class Link(asyncio.BufferedProtocol):
         self._transport: asyncio.Transport | None = None
         self._greeted: asyncio.Future[None] = self.loop.create_future()
         self._room: asyncio.Future[None] | None = None
-        self._buffer = bytearray(RECEIVE)
+        self._buffer = bytearray(IDLE)
         self._view = memoryview(self._buffer)
         self._filled = 0
 
@@ -183,6 +185,7 @@ class Link(asyncio.BufferedProtocol):
     def _take_frames(self) -> None:
         start, end = 0, self._filled
         view = self._view
+        full = end == len(view)
         while end - start >= HEADER_SIZE:
             length, kind, number = HEADER.unpack_from(view, start)
             check_header(length, kind, TO_HOST)
@@ -201,9 +204,11 @@ class Link(asyncio.BufferedProtocol):
             rest = bytes(self._view[start:end])
             self._view[: len(rest)] = rest
             self._filled = len(rest)
+        if full and self.channels:
+            self._make_room(RECEIVE)  # more may be waiting
 
     def _make_room(self, size: int) -> None:
-        """The next frame must fit as a whole; its length was checked before."""
+        """The next frame must fit as a whole; its length was checked before. What was received stays."""
         if size <= len(self._buffer):
             return
         buffer = bytearray(size)
@@ -211,8 +216,9 @@ class Link(asyncio.BufferedProtocol):
         self._buffer, self._view = buffer, memoryview(buffer)
 
     def _shrink(self) -> None:
-        if len(self._buffer) > MAX_PAYLOAD * 2:
-            self._buffer = bytearray(RECEIVE)
+        limit, wanted = (MAX_PAYLOAD * 2, RECEIVE) if self.channels else (IDLE, IDLE)
+        if len(self._buffer) > limit:
+            self._buffer = bytearray(wanted)
             self._view = memoryview(self._buffer)
 
     def _take(self, kind: int, number: int, payload: bytes) -> None:

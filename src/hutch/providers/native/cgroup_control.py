@@ -8,6 +8,7 @@ import errno
 import os
 import time
 
+_WRITE = os.O_WRONLY | os.O_CLOEXEC
 PERIOD_US = 100_000
 MIN_QUOTA_US = 1_000  # the kernel refuses less
 PIDS_HEADROOM = 8  # the guest and what it needs to report that the limit was met
@@ -38,7 +39,7 @@ MARKS = {1: {"memory": "memory.limit_in_bytes", "pids": "pids.max", "cpu": "cpu.
 
 def write(path: str, text: str) -> None:
     """One write(2) to a control file. No O_CREAT: a missing file is an error, on any file system."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    descriptor = os.open(path, _WRITE)
     try:
         os.write(descriptor, text.encode())
     except OSError as error:

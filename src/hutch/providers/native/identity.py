@@ -11,9 +11,11 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
+from os import setgroups, setresgid, setresuid
 from typing import NamedTuple
 
 from hutch.providers.native import kernel, processes
+from hutch.providers.native.kernel import PR_CAPBSET_DROP, capset, prctl
 
 USER = 1000
 """The box's ordinary user, inside."""
@@ -187,15 +189,17 @@ def _read(path: str) -> str:
 def drop_bounding_set(kept: frozenset[int] = frozenset(), last: int = 40) -> None:
     for capability in range(last + 1):
         if capability not in kept:
-            kernel.prctl(kernel.PR_CAPBSET_DROP, capability)
+            prctl(PR_CAPBSET_DROP, capability)
 
 
 def become(uid: int, gid: int, *, ranged: bool, kept: frozenset[int] = frozenset()) -> None:
     """Become this user of the box, for good, with no capability but `kept`."""
     if ranged:
-        os.setgroups([])
-        os.setresgid(gid, gid, gid)
+        setgroups([])
+        setresgid(gid, gid, gid)
         if uid != 0:
-            os.setresuid(uid, uid, uid)
-    mask = sum(1 << capability for capability in kept)
-    kernel.capset(mask, mask)
+            setresuid(uid, uid, uid)
+    mask = 0
+    for capability in kept:
+        mask |= 1 << capability
+    capset(mask, mask)

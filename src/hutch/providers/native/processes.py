@@ -18,22 +18,30 @@ def boot_id() -> str:
         return file.read().strip()
 
 
+def _stat(pid: int) -> list[bytes]:
+    """Fields 3 and on of /proc/<pid>/stat; none if there is no such process."""
+    try:
+        fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return []
+    try:
+        return os.read(fd, 4096).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return []
+    finally:
+        os.close(fd)
+
+
 def start_time(pid: int) -> int | None:
     """Field 22 of /proc/<pid>/stat, in clock ticks since boot; None if there is no such process or it is a zombie."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    fields = _stat(pid)
+    return None if not fields or fields[0] in (b"Z", b"X") else int(fields[19])
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
     """User and system time of a process and of the children it has waited for; nothing if it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
+    fields = _stat(pid)
+    if not fields:
         return 0.0, 0.0
     user, system, children_user, children_system = (int(field) / _TICKS for field in fields[11:15])
     return user + children_user, system + children_system

@@ -16,6 +16,7 @@ import struct
 from typing import NamedTuple
 
 from hutch.providers.native import kernel
+from hutch.providers.native.kernel import syscall
 from hutch.providers.native.syscalls import AUDIT_ARCH, NUMBERS
 
 
@@ -302,4 +303,4 @@ class Filter:
 
     def load(self) -> None:
         """Put this thread and all it starts under the filter, for good. The caller has set no_new_privs."""
-        kernel.syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, self._pointer)
+        syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, self._pointer)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hutch.providers.native.network.uplink import Uplink
 
 STEMS = 4
-"""How many stems wait; each costs about 1.5 MB."""
+"""How many stems wait; each costs about 1.1 MB."""
 QUIET = 0.0005
 """Seconds without any event before a stem is made: orders come first."""
 PATIENCE = 30.0

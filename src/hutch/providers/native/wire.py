@@ -8,6 +8,7 @@ import errno
 import os
 from array import array
 from json import JSONEncoder, loads
+from os import close, fstat, pread
 from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
 from typing import Any
 
@@ -63,7 +64,7 @@ def sealed(data: bytes) -> int:
 
 def unsealed(fd: int) -> bytes:
     """All of it, whatever the position; the descriptor is closed."""
-    size = os.fstat(fd).st_size
-    data = os.pread(fd, size, 0)
-    os.close(fd)
+    size = fstat(fd).st_size
+    data = pread(fd, size, 0)
+    close(fd)
     return data

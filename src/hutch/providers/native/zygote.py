@@ -92,6 +92,7 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         guest.ignore_signals()
         # Now, not in a child: there the numbers of the descriptors these would close mean something else.
         gc.collect()
+        kernel.close_but([sock.fileno()])  # what the rehearsals left open
         gc.freeze()
         _clone_for_ever(sock, setting)
     finally:
