@@ -154,6 +154,9 @@ def test_the_completion_script_is_valid(shell: str, tmp_path: Path) -> None:
         (["hutch", "run", "--profile", "offl"], {"offline_readonly"}),
         (["hutch", "completion", "f"], {"fish"}),
         (["hutch", "config", ""], {"show"}),
+        (["hutch", "box", "ex"], {"exec"}),
+        (["hutch", "box", "exec", "--time"], {"--timeout"}),
+        (["hutch", "--json", "volume", "re"], {"remove"}),
     ],
 )
 def test_bash_completes(line: list[str], expected: set[str], tmp_path: Path) -> None:

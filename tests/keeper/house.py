@@ -4,6 +4,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
@@ -15,7 +16,7 @@ from hutch.keeper.sqlite import SqliteStore
 from tests.keeper.faulty import Engine, FaultyProvider
 
 
-def keeper_on(engine: Engine, state: Path, **settings: object) -> Keeper:
+def keeper_on(engine: Engine, state: Path, **settings: Any) -> Keeper:
     """One more keeper on the same machine and state directory, as another process would be."""
     config = Config.load(
         environ={}, cwd=state, state_dir=str(state / "s"), run_dir=str(state / "r"), provider="faulty", **settings
@@ -24,7 +25,7 @@ def keeper_on(engine: Engine, state: Path, **settings: object) -> Keeper:
 
 
 @asynccontextmanager
-async def opened(engine: Engine, state: Path, **settings: object) -> AsyncIterator[Hutch]:
+async def opened(engine: Engine, state: Path, **settings: Any) -> AsyncIterator[Hutch]:
     hutch = Hutch(keeper=keeper_on(engine, state, **settings))
     async with hutch:
         yield hutch

@@ -5,13 +5,10 @@ here, take over.
 """
 
 import asyncio
-import json
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
+from collections.abc import Sized
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,9 +20,9 @@ from hutch.model.results import JobState
 from hutch.model.state import State
 from tests.keeper.crash_load import LAST_LINE
 from tests.keeper.crashing import PATIENCE, House, any_order, house
+from tests.proofs import write
 
 LOAD = Path(__file__).with_name("crash_load.py")
-PROOF = Path(__file__).parents[2] / "proof" / "keeper-crashes.json"
 
 
 @dataclass
@@ -147,7 +144,12 @@ def rounds(count: int, seed: int, restarts: int) -> Counter[str]:
             asyncio.run(examine(place, told, dice))
             assert not (left := place.traces()), f"round {number} of seed {seed} left {left}"
         counts.update({f"acknowledged: {word}": count for word, count in told.counts.items()})
-        found = {"boxes": told.boxes, "files": told.files, "jobs": told.jobs, "boxes taken over": told.epochs}
+        found: dict[str, Sized] = {
+            "boxes": told.boxes,
+            "files": told.files,
+            "jobs": told.jobs,
+            "boxes taken over": told.epochs,
+        }
         counts.update({"kills": 1, **{f"found again: {what}": len(things) for what, things in found.items()}})
     return counts
 
@@ -172,14 +174,5 @@ def test_a_keeper_killed_while_it_takes_over_loses_nothing() -> None:
 def test_a_hundred_kills_lose_nothing_and_leave_nothing() -> None:
     seed = 3
     plain, restarted = rounds(75, seed, 0), rounds(25, seed + 1, 2)
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    facts = {
-        "what": "SIGKILL of a keeper under load; the next one finds all that was acknowledged, and leaves nothing",
-        "commit": commit,
-        "python": sys.version.split()[0],
-        "root": os.geteuid() == 0,
-        "seed": seed,
-        "counts": dict(sorted((plain + restarted).items())),
-    }
-    PROOF.parent.mkdir(exist_ok=True)
-    PROOF.write_text(json.dumps(facts, indent=2) + "\n")
+    counts = dict(sorted((plain + restarted).items()))
+    write("keeper-crashes", what="SIGKILL of a keeper under load", seed=seed, counts=counts)

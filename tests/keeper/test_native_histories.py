@@ -1,14 +1,9 @@
 """Property, with real boxes: whatever happens to keepers, spawners and guests, no box leaks and none has two owners."""
 
 import asyncio
-import json
-import os
 import random
-import subprocess
-import sys
 from collections import Counter
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -17,8 +12,7 @@ from hutch.providers.native.provider import NativeProvider
 from tests.keeper.crashing import house
 from tests.keeper.histories import OPERATIONS, Step
 from tests.keeper.native_histories import NativeHistory
-
-PROOF = Path(__file__).parents[2] / "proof" / "keeper-native-histories.json"
+from tests.proofs import write
 
 
 @cache
@@ -71,13 +65,4 @@ def test_histories_of_real_boxes() -> None:
 def test_a_hundred_histories_of_real_boxes() -> None:
     succeeded = histories(100)
     assert set(OPERATIONS) <= set(succeeded), succeeded
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    facts = {
-        "what": "keepers that create, use, lease, take over, expire, destroy, crash and restart, with real boxes",
-        "commit": commit,
-        "python": sys.version.split()[0],
-        "root": os.geteuid() == 0,
-        "succeeded": dict(sorted(succeeded.items())),
-    }
-    PROOF.parent.mkdir(exist_ok=True)
-    PROOF.write_text(json.dumps(facts, indent=2) + "\n")
+    write("keeper-native-histories", histories=100, violations=0, succeeded=dict(sorted(succeeded.items())))

@@ -13,7 +13,7 @@ from hutch.keeper.room import Room
 from hutch.keeper.states import States
 from hutch.keeper.volumes import Volumes
 from hutch.keeper.whole import whole
-from hutch.logs import log
+from hutch.logs import conceal, log
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import EffectiveSpec, Order, Spec
 from hutch.model.state import State
@@ -46,6 +46,7 @@ class Maker:
     async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
         """A running box. If it fails, or the caller is cancelled, at any point, nothing of it remains."""
         provider, effective = await self._engines.decide(spec)
+        conceal(effective.secrets.values())
         order = await self.order(new_box_id(), effective, owner)
         now = time.time()
         record = BoxRecord(

@@ -93,7 +93,7 @@ class Exchange:
             await self._work(call, route, taken)
 
     async def _work(self, call: Call, route: Route, taken: dict[str, Any]) -> None:
-        await self._send(call, await route.handler(call, **taken))
+        await self._send(await route.handler(call, **taken))
 
     async def _while_there(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         """Work that ends when the client leaves: a command is killed, a stream closed. The body was read before,
@@ -114,17 +114,17 @@ class Exchange:
 
     # --- sending --------------------------------------------------------------------------------------------
 
-    async def _send(self, call: Call, reply: Reply) -> None:
+    async def _send(self, reply: Reply) -> None:
         if isinstance(reply.body, AsyncGenerator):
             async with aclosing(reply.body) as pieces:
-                await self._send_pieces(call, reply, pieces)
+                await self._send_pieces(reply, pieces)
             return
         body = encoded(reply.body)
         headers = reply.headers if reply.status in (204, 416) else {"content-length": str(len(body)), **reply.headers}
         await self._start(reply.status, reply.type if body else "", headers)
         await self._body(body, more=False)
 
-    async def _send_pieces(self, call: Call, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
+    async def _send_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
         """The first piece is awaited before the status is sent: until then every error can still be told by it."""
         first = await anext(pieces, None)
         await self._start(reply.status, reply.type, reply.headers)

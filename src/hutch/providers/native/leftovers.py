@@ -97,7 +97,10 @@ async def sweep(run: str) -> None:
 
 def process_of(record: InstanceRecord) -> processes.Identity | None:
     """The first process of the box; None if none was ever made."""
-    facts = _facts(record)
+    return _process(_facts(record))
+
+
+def _process(facts: Mapping[str, Any]) -> processes.Identity | None:
     pid, start, boot = facts.get("pid"), facts.get("start"), facts.get("boot")
     if not isinstance(pid, int) or not isinstance(start, int) or not isinstance(boot, str):
         return None
@@ -123,13 +126,14 @@ async def ends(process: processes.Identity) -> bool:
 
 async def end_processes(record: InstanceRecord) -> None:
     """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
-    process = process_of(record)
+    facts = _facts(record)
+    process = _process(facts)
     pidfd = process.open() if process else None
     if pidfd is None:
         return
     try:
         processes.kill(pidfd)
-        for path in _groups(record)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
+        for path in _groups(facts)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
             _thaw(path)
         await _ended(pidfd, record.box_id)
     finally:
@@ -159,8 +163,8 @@ async def _ended(pidfd: int, box_id: str) -> None:
 
 async def remove(record: InstanceRecord, *, keep_store: bool = False) -> None:
     """What is left of a box without processes: groups, id range, directories."""
-    paths = _groups(record)
-    for path in reversed(paths):
+    facts = _facts(record)
+    for path in reversed(_groups(facts)):
         try:
             os.rmdir(path)
         except FileNotFoundError:
@@ -169,7 +173,7 @@ async def remove(record: InstanceRecord, *, keep_store: bool = False) -> None:
             if error.errno != errno.EBUSY:
                 raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
             await asyncio.to_thread(cgroup_control.remove, path, time.monotonic() + _GROUP_TIMEOUT)
-    _free_slot(record)
+    _free_slot(facts)
     store = _own(record, "store")
     if store and not keep_store and os.path.isdir(store):
         await asyncio.to_thread(remove_tree, store)
@@ -188,8 +192,8 @@ def _own(record: InstanceRecord, name: str) -> str:
     return path
 
 
-def _groups(record: InstanceRecord) -> list[str]:
-    groups = _facts(record).get("groups")
+def _groups(facts: Mapping[str, Any]) -> list[str]:
+    groups = facts.get("groups")
     paths = [path for path in groups if isinstance(path, str)] if isinstance(groups, list) else []
     # A damaged record must not lead us to groups of others.
     return [path for path in paths if "/hutch-" in path and ".." not in path]
@@ -201,8 +205,8 @@ def _thaw(path: str) -> None:
         cgroup_control.write(f"{path}/freezer.state", "THAWED")
 
 
-def _free_slot(record: InstanceRecord) -> None:
-    process, slot = process_of(record), _facts(record).get("slot")
+def _free_slot(facts: Mapping[str, Any]) -> None:
+    process, slot = _process(facts), facts.get("slot")
     if process is not None and isinstance(slot, int):
         identity.give_back(slot, process)
 

@@ -5,6 +5,7 @@ Standard library only.
 """
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -13,7 +14,9 @@ from typing import NamedTuple
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
+@functools.cache
 def boot_id() -> str:
+    """Of this boot, which no process outlives."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 

@@ -119,6 +119,7 @@ def _clone_for_ever(sock: socket, setting: Setting) -> None:
         sock.send(_PID.pack(pid))
         for fd in fds:
             os.close(fd)
+        buffer[:size] = bytes(size)  # the next box has no business with this one's mounts
 
 
 def _become(body: memoryview, fds: list[int], has_options: bool, setting: Setting) -> NoReturn:
