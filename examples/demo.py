@@ -51,7 +51,7 @@ async def show_limits(hutch: Hutch) -> None:
 async def show_jobs(hutch: Hutch) -> None:
     print("\nProcesses are resources")
     async with hutch.box() as box:
-        job = await box.start("while read line; do echo \"you said $line\"; done")
+        job = await box.start('while read line; do echo "you said $line"; done')
         await job.write("hello\n")
         chunk = await job.read(wait=10)
         say("a shell that goes on between calls", chunk.text.strip())

@@ -34,7 +34,7 @@ from hutch.keeper.sessions import Sessions
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
-from hutch.logs import log
+from hutch.logs import log, reveal
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import Spec
@@ -85,6 +85,7 @@ class Keeper:
         self.endings = Endings(self.states, self.engines, self._live)
         self.endings.gone.append(self.pool.forget)
         self.endings.gone.append(lambda _: self.room.freed())
+        self.endings.gone.append(lambda live: reveal(live.secrets))
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self._renew, config.lease_sec)
 
     async def start(self) -> None:

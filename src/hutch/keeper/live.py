@@ -13,10 +13,12 @@ from hutch.providers.base import Instance
 class Live:
     """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
 
-    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "used")
+    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets", "used")
 
-    def __init__(self, record: BoxRecord) -> None:
+    def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
+        self.secrets = secrets
+        """Kept out of every log line while the box lives; the record has only their names."""
         self.instance: Instance | None = None
         self.pins = 0
         self.handles: dict[str, int] = {}

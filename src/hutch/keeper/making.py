@@ -46,7 +46,6 @@ class Maker:
     async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
         """A running box. If it fails, or the caller is cancelled, at any point, nothing of it remains."""
         provider, effective = await self._engines.decide(spec)
-        conceal(effective.secrets.values())
         order = await self.order(new_box_id(), effective, owner)
         now = time.time()
         record = BoxRecord(
@@ -55,7 +54,8 @@ class Maker:
             labels=effective.labels, place="" if provider.portable else self._liveness.place,
             grace_sec=order.orphan_grace_sec,
         )  # fmt: skip
-        live = Live(record)
+        live = Live(record, secrets=tuple(effective.secrets.values()))
+        conceal(live.secrets)
         try:
             async with self._room.reserve(owner, effective.limits):
                 await whole(self._open(live))

@@ -6,7 +6,6 @@ from contextvars import ContextVar
 from typing import Any
 
 from hutch import logs
-from hutch.errors import HutchError
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.keeper.records import BoxRecord, Event
@@ -18,23 +17,22 @@ _announced: ContextVar["asyncio.Future[BoxId] | None"] = ContextVar("hutch_annou
 
 
 class Creations:
-    """Makes boxes for callers, and keeps their secrets out of every log line while they live."""
+    """Makes boxes for callers, who may or may not wait for them."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._background: set[asyncio.Task[Live]] = set()
-        self._secrets: dict[BoxId, tuple[str, ...]] = {}
 
     async def make(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
         """A running box."""
-        return (await self._make(spec, session, owner, key)).record
+        return (await self._keeper.create(spec, session=session, owner=owner, key=key)).record
 
     async def begin(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
         """A box that may still be `creating`; what is wrong with the request itself is raised here."""
         announced: asyncio.Future[BoxId] = asyncio.get_running_loop().create_future()
         token = _announced.set(announced)
         try:
-            making = self._start(self._make(spec, session, owner, key))
+            making = self._start(self._keeper.create(spec, session=session, owner=owner, key=key))
         finally:
             _announced.reset(token)
         waiting: set[asyncio.Future[Any]] = {making, announced}
@@ -45,12 +43,9 @@ class Creations:
 
     def heard(self, event: Event) -> None:
         """A listener of the keeper's states."""
-        if event.kind == "created":
-            announced = _announced.get()
-            if announced is not None and not announced.done():
-                announced.set_result(event.box_id)
-        elif event.kind == "gone":
-            logs.reveal(self._secrets.pop(event.box_id, ()))
+        announced = _announced.get()
+        if event.kind == "created" and announced is not None and not announced.done():
+            announced.set_result(event.box_id)
 
     async def finish(self, seconds: float) -> None:
         """Let what is being made be made; what takes longer is cancelled, and nothing of it remains."""
@@ -71,17 +66,3 @@ class Creations:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             logs.log("server").warning("box not created", error=error)
-
-    async def _make(self, spec: Spec, session: str, owner: str, key: str) -> Live:
-        secrets = tuple(spec.secrets.values())
-        logs.conceal(secrets)
-        try:
-            live = await self._keeper.create(spec, session=session, owner=owner, key=key)
-        except (HutchError, asyncio.CancelledError):
-            logs.reveal(secrets)
-            raise
-        if live.record.id in self._secrets:  # found by its key: they are concealed already
-            logs.reveal(secrets)
-        elif secrets:
-            self._secrets[live.record.id] = secrets
-        return live
