@@ -9,8 +9,8 @@ brief=0
 if [[ ${1-} == --brief ]]; then
   brief=1
   shift
-  for path in tests/conformance tests/providers tests/security; do
-    [[ -d $path ]] && set -- "$@" "$path"
+  for path in tests/conformance/test_native.py tests/security tests/native tests/cli tests/test_sync.py; do
+    [[ -e $path ]] && set -- "$@" "$path"
   done
 fi
 

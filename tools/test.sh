@@ -2,8 +2,8 @@
 # Run the tests: first those that may run beside each other, then those marked `alone`, one by one.
 #
 # A test that fails is run once more, alone. If it passes then, the run goes on and names it as unsteady at the
-# end; if it fails or skips, the run fails. Nothing else gets a second chance: a collection error, an internal
-# error or a pytest that died is the result. Arguments go to pytest (paths, -k, ...).
+# end; if it fails or skips, the run fails. A pytest that died is run once more as a whole, in one process.
+# Arguments go to pytest (paths, -k, ...).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 umask 022
@@ -47,7 +47,7 @@ phase() {
     0) return 0 ;;
     1) ;;
     5) empty=$((empty + 1)); return 0 ;;
-    *) finish "$code" "$name ended with pytest's exit code $code" ;;
+    *) whole_again "$name" "$mark" "$code"; return 0 ;;
   esac
 
   before=$("$python" tools/failed_tests.py "$cache") || finish 1 "$name failed in a way that has no second run"
@@ -59,6 +59,17 @@ phase() {
   [[ -z $("$python" tools/failed_tests.py "$cache") ]] && grep -q 'skipped="0"' "$scratch/second.xml" ||
     finish 1 "$name: not every failed test passed at its second run"
   mapfile -t -O "${#unsteady[@]}" unsteady <<<"$before"
+}
+
+# whole_again NAME MARK CODE: pytest itself died, or lost a worker with the tests it had yet to run. The phase is run
+# once more, in one process, and then must pass as it is.
+whole_again() {
+  local name=$1 mark=$2 code
+  echo "== $name ended with pytest's exit code $3: all of it once more, in one process"
+  run "$name-again" -m "$mark" -p no:xdist
+  code=$?
+  ((code == 0)) || finish "$code" "$name died, and then failed in one process"
+  unsteady+=("$name as a whole: pytest died with exit code $3")
 }
 
 # finish CODE [REASON]: name what was unsteady, repeat the summary line of every pytest run, and end.
