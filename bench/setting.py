@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bench.peers import Peers
 from hutch.config import Config
@@ -28,10 +29,10 @@ class Setting:
         return max(2, full // 50) if self.brief else full
 
     @contextlib.asynccontextmanager
-    async def hutch(self, store: Store | None = None) -> AsyncIterator[Hutch]:
+    async def hutch(self, store: Store | None = None, **settings: Any) -> AsyncIterator[Hutch]:
         """An embedded Hutch as any program would have it; `store` in place of the usual one."""
         state, run = str(self.directory / "s"), str(self.directory / "r")
-        config = Config.load(state_dir=state, run_dir=run, max_boxes=0)
+        config = Config.load(state_dir=state, run_dir=run, max_boxes=0, **settings)
         async with Hutch(keeper=Keeper(config, store or SqliteStore(config.state_dir / "hutch.db"))) as hutch:
             yield hutch
 

@@ -6,6 +6,7 @@ from bench.measures.cold import cold
 from bench.measures.create import create
 from bench.measures.durable import durable
 from bench.measures.execs import execs
+from bench.measures.keeping import found, handle
 from bench.measures.many import burst, idle, rate
 from bench.measures.output import output
 from bench.numbers import Number
@@ -16,6 +17,8 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "exec": execs,
     "cold": cold,
     "durable": durable,
+    "handle": handle,
+    "found": found,
     "burst": burst,
     "rate": rate,
     "idle": idle,

@@ -33,6 +33,7 @@ class Engine:
         """Asked before every step; an error it returns is raised there."""
         self.delay = 0.0
         self.log: list[tuple[str, BoxId]] = []
+        self.orders: list[Order] = []
         self.flying: dict[int, int] = {}
         """Operations in flight on each keeper's box in memory: a dead keeper's do not bind the one that took over."""
 
@@ -114,6 +115,7 @@ class FaultyProvider(Provider):
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper)
 
     async def create(self, order: Order, planned: InstanceRecord) -> Instance:
+        self.engine.orders.append(order)
         record = planned.but(data={"made": True})
         try:
             await self.engine.step("create", order.box_id)

@@ -20,6 +20,7 @@ from hutch.errors import (
 )  # fmt: skip
 from hutch.keeper.records import BoxRecord
 from hutch.model.results import JobInfo, JobState
+from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.house import opened
@@ -367,3 +368,42 @@ async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp
         assert not engine.boxes
         assert not await hutch.boxes()
         assert not await hutch._keeper.store.all()
+
+
+async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_path: Path) -> None:
+    """Lesson 7: a released box is found again only by who may: not by another owner, and never as a fresh one."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        keeper = hutch._keeper
+        used = await hutch.create()
+        await used.release()
+        fresh = await keeper.create(Spec(), session="another", owner="somebody")
+        assert fresh.record.id != used.id
+        working, _ = await keeper.sessions.working("another", Spec(), owner="somebody")
+        assert working.record.id != used.id
+        again = await hutch.create()
+        assert again.id not in (used.id, fresh.record.id)
+
+
+async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> None:
+    """Lesson 11: listings answer from the keeper's own memory, also between a loss and its discovery."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.fault = lambda op, _: Unavailable("engine is gone")
+        assert [record.id for record in await hutch.boxes()] == [box.id]
+        with pytest.raises(Unavailable):
+            await box.exec("true")
+        (record,) = await hutch.boxes()
+        assert record.state is State.UNKNOWN
+        assert record.reason
+        engine.fault = lambda op, _: None
+
+
+async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
+    """Lesson 13, S4: a box's own clocks are part of its order, so that no engine ends it sooner."""
+    engine = Engine()
+    async with opened(engine, tmp_path, orphan_grace_sec=77) as hutch:
+        await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
+        (order,) = engine.orders
+        assert (order.orphan_grace_sec, order.spec.ttl_sec, order.spec.idle_timeout_sec) == (77, 1234, 600)

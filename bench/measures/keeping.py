@@ -1,0 +1,65 @@
+"""What the keeper adds and saves: exec through a handle, a box from the pool, a conversation's box found again."""
+
+import asyncio
+import shutil
+from time import perf_counter
+
+from bench.contest import Contender, contest
+from bench.numbers import Number, Summary, at_most_above
+from bench.setting import Setting
+from hutch.keeper.embedded import Hutch
+from hutch.providers.base import Command
+
+BARE = "bare instance"
+POOLED = 8
+
+
+async def handle(setting: Setting) -> list[Number]:
+    """Leases, pins and events on the way to the same instance."""
+    program = shutil.which("true")
+    assert program is not None
+    async with setting.hutch() as hutch, hutch.box() as box:
+        instance = (await hutch._keeper.live(box.id)).running
+        command = Command(command=(program,), timeout_sec=30.0)
+
+        async def through_handle() -> float:
+            start = perf_counter()
+            await box.exec([program])
+            return perf_counter() - start
+
+        async def bare() -> float:
+            start = perf_counter()
+            await instance.run(command)
+            return perf_counter() - start
+
+        count = setting.count(500)
+        outcome = await contest([Contender("hutch", through_handle, count), Contender(BARE, bare, count)])
+    ours, theirs = (Summary.of(outcome.milliseconds[name]) for name in ("hutch", BARE))
+    goals = (at_most_above(0.3, "ms", BARE),)
+    return [Number("handle", "exec with lease, pin and events", "ms", ours, {BARE: theirs}, goals)]
+
+
+async def found(setting: Setting) -> list[Number]:
+    """A ready box claimed from the pool, and a live box found again by its conversation."""
+    async with setting.hutch(pool={"default": POOLED}) as hutch:
+        claimed = [await _claim(hutch) for _ in range(setting.count(100))]
+    async with setting.hutch() as hutch:
+        again = []
+        for _ in range(setting.count(300)):
+            start = perf_counter()
+            async with hutch.box_for("{chat}", chat=7):
+                again.append(1000 * (perf_counter() - start))
+    return [
+        Number("claim", "a ready box claimed from the pool", "ms", Summary.of(claimed)),
+        Number("found", "a conversation's live box found and leased", "ms", Summary.of(again)),
+    ]
+
+
+async def _claim(hutch: Hutch) -> float:
+    while hutch._keeper.pool.waiting()["default"] < POOLED:
+        await asyncio.sleep(0.005)
+    start = perf_counter()
+    box = await hutch.create()
+    taken = 1000 * (perf_counter() - start)
+    await box.destroy()
+    return taken
