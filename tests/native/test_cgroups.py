@@ -4,9 +4,11 @@ import contextlib
 import errno
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -415,9 +417,13 @@ def test_ordinary_user_gets_no_groups_and_the_remedy() -> None:
     if os.getuid() != 0:
         pytest.skip("needs root to become an ordinary user")
     code = "from hutch.providers.native.cgroups import detect; m = detect(); print(m.mode, m.memory, m.reason)"
-    root = Path(__file__).parents[2] / "src"
-    command = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups", "/usr/bin/python3", "-c", code]
-    done = subprocess.run(command, env={"PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=60)
+    with tempfile.TemporaryDirectory(prefix="hc-", dir="/tmp") as readable:  # the tree itself may be closed to others
+        shutil.copytree(Path(__file__).parents[2] / "src", f"{readable}/src", ignore=shutil.ignore_patterns("*.pyc"))
+        os.chmod(readable, 0o755)
+        drop = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"]
+        command = [*drop, "/usr/bin/python3", "-B", "-c", code]
+        environment = {"PYTHONPATH": f"{readable}/src"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, cwd="/")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("none False ")
     assert "delegated" in done.stdout
