@@ -7,7 +7,7 @@ from hutch.conformance.claims import holds, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import HutchError
-from hutch.model.limits import Limits
+from hutch.model.limits import EnforcedBy, Limits
 from hutch.model.results import Cause, Result
 
 HOG = ("tail", "/dev/zero")
@@ -126,11 +126,13 @@ async def check_cpus(bench: Workbench) -> None:
     async with bench.box(cpus=0.2) as box:
         loop = asyncio.get_running_loop()
         before, started = await box.usage(), loop.time()
-        await bench.run(box, ("sh", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait"), timeout_sec=1.0)
+        await bench.run(box, ("sh", "-c", "for i in 1 2 3 4; do while :; do :; done & done; wait"), timeout_sec=2.0)
         after, passed = await box.usage(), loop.time() - started
         spent = after.cpu_user_sec + after.cpu_system_sec - before.cpu_user_sec - before.cpu_system_sec
         holds(spent > 0.02, f"the box's usage shows {spent} s of processor time for four busy loops")
-        holds(spent < 0.2 * passed * 1.5 + 0.1, f"{spent:.2f} s of processor time in {passed:.2f} s with cpus=0.2")
+        # A watchdog looks now and then: it lets through what the kernel's quota would not.
+        slack = 0.1 if bench.capabilities.grades.cpus is EnforcedBy.CGROUP else 0.4
+        holds(spent < 0.2 * passed * 1.5 + slack, f"{spent:.2f} s of processor time in {passed:.2f} s with cpus=0.2")
 
 
 @check("limits")

@@ -78,11 +78,13 @@ class CpuWatchdog(_Watchdog[_CpuBox]):
             box.stopped |= box.processes.stand_still()
             box.due = now + min(LONGEST_STOP, max(FASTEST, -box.credit / box.cpus))
             return None
+        # Whoever had to stand still will be over its share again at once.
+        greedy = bool(box.stopped) or spent > 0.7 * earned
         if box.stopped:
             box.processes.go_on(box.stopped)
             box.stopped.clear()
-        if not spent and not box.processes.users():
+        if not greedy and not box.processes.users():
             box.due = now + IDLE
         else:
-            box.due = now + (FASTEST if spent > 0.7 * earned else SLOWEST)
+            box.due = now + (FASTEST if greedy else SLOWEST)
         return None
