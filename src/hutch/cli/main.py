@@ -117,6 +117,19 @@ def _start_engine(words: list[str]) -> None:
     from hutch.providers.native.launching import launch_early
 
     launch_early()
+    _import_asyncio()
+
+
+def _import_asyncio() -> None:
+    """Without ssl, whose import costs 7 ms: the native engine makes no TLS connection, and asyncio does without it
+    where a Python was built without OpenSSL. Whoever imports ssl later gets it as ever."""
+    if "asyncio" in sys.modules or "ssl" in sys.modules:
+        return
+    sys.modules["ssl"] = None  # type: ignore[assignment]
+    try:
+        import asyncio  # noqa: F401
+    finally:
+        del sys.modules["ssl"]
 
 
 def _dispatch(name: str, words: list[str]) -> int:
