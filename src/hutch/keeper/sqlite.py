@@ -139,6 +139,7 @@ class SqliteStore:
             db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0)
             db.execute("PRAGMA journal_mode = WAL")
             db.execute("PRAGMA synchronous = NORMAL")
+            db.execute("PRAGMA cache_size = -512")  # kB: the rest of a growing file need not stay in memory
             migrate(db)
         except (sqlite3.Error, HutchError) as error:
             self._failure = error
