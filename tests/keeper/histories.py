@@ -235,7 +235,8 @@ class History:
         ended: list[str] = []
 
         async def watched(which: Live, reason: str) -> None:
-            ended.append(reason)
+            if self.engine.flying.get(id(which), 0):  # it may have landed while the clock was waiting its turn
+                ended.append(reason)
             await destroying(which, reason)
 
         clocks = Clocks(lambda: (), watched, keeper._warn, keeper._renew, 600.0)
