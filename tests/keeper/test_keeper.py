@@ -203,6 +203,26 @@ async def test_an_unreachable_engine_destroys_nothing(tmp_path: Path) -> None:
             await box.exec("true")
         assert await box.state() is State.UNKNOWN
         assert set(engine.boxes) == {box.id}
+        engine.fault = lambda op, _: Unavailable("no route") if op == "attach" else None
+        with pytest.raises(Unavailable, match="cannot be reached"):
+            await box.exec("true")
+        assert await box.state() is State.UNKNOWN
+        engine.fault = lambda op, _: None
+        assert (await box.exec("true")).ok, "the engine is back, and so is the box"
+
+
+async def test_a_box_that_was_lost_while_it_could_not_be_reached_is_an_error(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.fault = lambda op, _: Unavailable("no route") if op in ("run", "check") else None
+        with pytest.raises(Unavailable):
+            await box.exec("true")
+        engine.fault = lambda op, _: None
+        engine.boxes.clear()
+        with pytest.raises(BoxBroken, match="lost"):
+            await box.exec("true")
+        assert await box.state() is State.ERROR
 
 
 async def test_pause_and_wake_by_use(tmp_path: Path) -> None:

@@ -51,3 +51,16 @@ def test_owners_and_kinds_never_meet() -> None:
     """B15: the tenant is part of the key."""
     keys = {scope("user", VALUES, owner=owner, kind=kind).key for owner in "ab" for kind in ("", "app", "desktop")}
     assert len(keys) == 6
+
+
+def test_a_task_is_named_or_the_conversation_or_new() -> None:
+    """S2: `{kind}:{user}:{task}`; and anonymous users are not merged, they are refused."""
+    user = {"kind": "app", "user": "u"}
+    named = scope("task", user | {"task": "t", "conversation_id": "c"}, owner="o")
+    talk = scope("task", user | {"conversation_id": "c"}, owner="o")
+    assert named == scope("task", user | {"task": "t"}, owner="o")
+    assert talk == scope("task", user | {"task": "c"}, owner="o")
+    assert talk != named
+    assert scope("task", user, owner="o") != scope("task", user, owner="o")
+    with pytest.raises(Invalid, match="needs user"):
+        scope("task", {"kind": "app", "task": "t"}, owner="o")

@@ -7,6 +7,7 @@ from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
+from hutch.keeper.recovering import recover
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.state import State
@@ -48,6 +49,8 @@ class BoxHandle:
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
         self._keeper.check_ours(live)
+        if live.record.state is State.UNKNOWN:
+            await recover(live, self._keeper.states, self._keeper.engines)
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:

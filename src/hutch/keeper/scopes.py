@@ -6,6 +6,7 @@ The key covers owner, kind, template and every value the template names, each wi
 
 import hashlib
 import re
+import secrets
 import string
 from collections.abc import Mapping
 
@@ -39,9 +40,11 @@ class Scope(Record, frozen=True, kw_only=True):
 
 def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str = "") -> Scope:
     """A template variable that was not given is an error, never a shared box called "unknown" (lesson 33)."""
+    given = {"global": "global", **values}
+    if template == "task":
+        given["task"] = _task(given)
     template = READY_MADE.get(template, template)
     names = _names(template)
-    given = {"global": "global", **values}
     missing = [name for name in names if given.get(name) in (None, "")]
     if missing:
         raise Invalid(
@@ -59,6 +62,11 @@ def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str 
     for name, text in zip(names, texts, strict=True):
         shown = shown.replace("{" + name + "}", text)
     return Scope(key="scope:" + digest.hexdigest(), shown=shown[:200])
+
+
+def _task(given: Mapping[str, object]) -> object:
+    """Of an app, desktop or execution box: the one that is named, else the conversation, else a new one (S2)."""
+    return given.get("task") or given.get("conversation_id") or secrets.token_hex(8)
 
 
 def _names(template: str) -> tuple[str, ...]:
