@@ -9,7 +9,7 @@ from hutch.model.state import State
 
 
 async def recover(live: Live, states: States, engines: Engines) -> None:
-    """From `unknown` to `running`, with its jobs. Unavailable while the engine is away, BoxBroken if the box is lost."""
+    """From `unknown` to `running`, with its jobs. Unavailable while the engine is away, BoxBroken if it is lost."""
     await whole(_recover(live, states, engines))
 
 
