@@ -12,6 +12,7 @@ from hutch.errors import (
     Disabled,
     EngineError,
     Gone,
+    HutchError,
     Invalid,
     LeaseLost,
     NotFound,
@@ -427,3 +428,23 @@ async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
         await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
         (order,) = engine.orders
         assert (order.orphan_grace_sec, order.spec.ttl_sec, order.spec.idle_timeout_sec) == (77, 1234, 600)
+
+
+async def test_a_box_destroyed_while_it_is_made_is_gone_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lesson 4: the boot fails under the destroyer's hands, and there is nothing left for it to clean."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        engine.delay = 0.05
+        creating = asyncio.create_task(hutch.create())
+        while "boot" not in [op for op, _ in engine.log]:
+            await asyncio.sleep(0.005)
+        (record,) = await hutch.boxes()
+        engine.fault = lambda op, _: Unavailable("the connection to the guest was lost") if op == "boot" else None
+        await hutch.destroy(record.id)
+        (outcome,) = await asyncio.gather(creating, return_exceptions=True)
+        assert isinstance(outcome, HutchError)
+        assert not engine.boxes
+        assert not await hutch.boxes()
+        assert "not removed" not in capsys.readouterr().err

@@ -96,6 +96,8 @@ class Maker:
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "creation was cancelled" if cancelled else f"creation failed: {error}"
         async with live.changing:
+            if live.record.id not in self._boxes:
+                return  # somebody destroyed it while it was being made, which is why it failed
             try:
                 ours = await self._doom(live, reason, error)
                 if live.instance is not None:
