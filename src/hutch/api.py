@@ -1,15 +1,19 @@
 """The public protocols: `Hutch`, `Box`, `Job`, `Files`. The embedded and the remote form both implement them."""
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
+from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
 from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.skills import SkillInfo
 from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
+from hutch.model.status import Status
 
 Shell = str
 Argv = Sequence[str]
@@ -115,6 +119,10 @@ class Box(Protocol):
     def adjustments(self) -> tuple[Adjustment, ...]: ...
 
     @property
+    def notes(self) -> tuple[str, ...]:
+        """What the caller should know of the box itself: that it is new, or that an earlier one was lost."""
+
+    @property
     def files(self) -> Files: ...
 
     async def exec(
@@ -141,13 +149,36 @@ class Box(Protocol):
 
     async def job(self, job_id: str) -> Job: ...
 
+    async def forget(self, job_id: str) -> None:
+        """Drop an ended job and its output; a running one is a Conflict."""
+
     async def usage(self) -> Usage: ...
+
+    async def info(self) -> BoxInfo:
+        """As everybody sees it: state, lease, clocks. Looking extends nothing."""
 
     async def state(self) -> State: ...
 
     async def pause(self) -> None: ...
 
     async def resume(self) -> None: ...
+
+    async def stop(self) -> None:
+        """End a persistent box's processes and keep its files; the next attach brings it back."""
+
+    async def rename(self, name: str) -> None:
+        """An empty name is none. Conflict if another live box of its owner has it."""
+
+    async def change(
+        self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+    ) -> tuple[str, ...]:
+        """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
+
+    async def renew(self) -> None:
+        """Extend the lease from now; LeaseLost if it has run out."""
+
+    async def release(self) -> None:
+        """Give up the lease; the box goes on until its clocks end it."""
 
     async def destroy(self) -> None: ...
 
@@ -162,32 +193,101 @@ class Stream(Protocol):
         """Set when the iteration has ended."""
 
 
+class Volumes(Protocol):
+    """Named directories that outlive boxes, each of one owner."""
+
+    async def create(self, name: str) -> VolumeInfo: ...
+
+    async def all(self) -> tuple[VolumeInfo, ...]: ...
+
+    async def get(self, name: str) -> VolumeInfo: ...
+
+    async def remove(self, name: str) -> None:
+        """Conflict while a box works in it."""
+
+
+class Skills(Protocol):
+    """Skill packages of this owner: what an agent can activate. Installing and versions: see docs/guides/skills.md."""
+
+    async def all(self) -> tuple[SkillInfo, ...]: ...
+
+    async def get(self, name: str) -> SkillInfo: ...
+
+    async def body(self, name: str) -> str:
+        """The instructions of its SKILL.md, without the front matter."""
+
+
 class Hutch(Protocol):
-    """The front door."""
+    """The front door: one session's view of the boxes there are."""
+
+    @property
+    def session(self) -> str:
+        """Who holds the leases that this object acquires."""
+
+    def for_session(self, name: str) -> "Hutch":
+        """The same boxes through the eyes of another session (another agent of this application). Closing it closes
+        nothing; it lives as long as this one."""
+
+    # --- boxes ----------------------------------------------------------------------------------------------
 
     def box(self, **spec: Any) -> AbstractAsyncContextManager[Box]:
         """A new box, destroyed at exit."""
 
-    async def create(self, **spec: Any) -> Box:
-        """A new box that stays until it is destroyed or its clocks end it."""
+    async def create(self, *, key: str = "", **spec: Any) -> Box:
+        """A new box that stays until it is destroyed or its clocks end it. `key` makes a retry safe: the same key
+        gives the same box while it lives."""
 
-    async def attach(self, box_id: str) -> Box: ...
+    def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> AbstractAsyncContextManager[Box]:
+        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
 
-    async def boxes(self) -> tuple["BoxInfo", ...]: ...
+    async def attach(self, box_id: str, *, takeover: bool = False) -> Box:
+        """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
+
+    async def observe(self, box_id: str) -> Box:
+        """A handle that only looks: it needs no lease and extends nothing. Changing through it is refused (P8)."""
+
+    async def find(self, text: str) -> BoxInfo:
+        """The box that `text` means: its id, the beginning of its id, or its name."""
+
+    async def boxes(self) -> tuple[BoxInfo, ...]:
+        """Those this caller may see, oldest first. Looking extends nothing."""
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> None:
+        """BoxBusy while another session holds it, unless forced. Destroying what is gone already is fine."""
+
+    # --- the session's current box (P6, P7) --------------------------------------------------------------------
+
+    async def current(self) -> str | None:
+        """The id of this session's current box; it may have gone meanwhile."""
+
+    async def switch(self, box_id: str, *, takeover: bool = False) -> Box:
+        """Make a box current; the session holds its lease from now on."""
+
+    async def working(self, **spec: Any) -> Box:
+        """The box a call of this session works in: its current one, else the owner's default, else a new one from
+        `spec`. A box that is busy, broken or gone is not a crash: the next is tried, and `Box.notes` says so."""
+
+    async def leave(self) -> None:
+        """Release the current box."""
+
+    async def default(self, provider: str = "") -> str | None:
+        """The owner's default box on that provider, else its default anywhere."""
+
+    async def set_default(self, box_id: str, provider: str = "") -> None: ...
+
+    # --- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def volumes(self) -> Volumes: ...
+
+    async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        """Those after the `seq` that was seen last, oldest first."""
 
     async def providers(self) -> tuple[Capabilities, ...]: ...
 
+    async def status(self) -> Status:
+        """Always answers; tells disabled, unreachable, unavailable and degraded apart, with reason and remedy."""
+
     async def close(self) -> None: ...
-
-
-class BoxInfo(Protocol):
-    """What a listing shows of a box."""
-
-    @property
-    def id(self) -> str: ...
-
-    @property
-    def state(self) -> State: ...
-
-    @property
-    def spec(self) -> EffectiveSpec: ...

@@ -12,7 +12,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from hutch import api
 from hutch.keeper.embedded import Hutch as AsyncHutch
-from hutch.keeper.records import BoxRecord, Event
+from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.results import Result
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -227,10 +227,10 @@ class Hutch:
     def attach(self, box_id: str, *, takeover: bool = False) -> Box:
         return Box(self._portal, self._portal.run(self._inner.attach(box_id, takeover=takeover)))
 
-    def destroy(self, box_id: str) -> None:
-        self._portal.run(self._inner.destroy(box_id))
+    def destroy(self, box_id: str, *, force: bool = False) -> None:
+        self._portal.run(self._inner.destroy(box_id, force=force))
 
-    def boxes(self) -> tuple[BoxRecord, ...]:
+    def boxes(self) -> tuple[BoxInfo, ...]:
         return self._portal.run(self._inner.boxes())
 
     def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:

@@ -12,9 +12,9 @@ from hutch import Hutch
 from hutch.cli.box.cp import End, end_of
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper import naming
-from hutch.keeper.records import Event
 from hutch.keeper.store import MemoryStore
 from hutch.model import durations
+from hutch.model.boxes import Event
 from hutch.model.capabilities import Pause
 from tests.cli.calling import PATIENCE, read_until
 from tests.cli.conftest import Home

@@ -239,7 +239,7 @@ class History:
                 ended.append(reason)
             await destroying(which, reason)
 
-        clocks = Clocks(lambda: (), watched, keeper._warn, keeper._renew, 600.0)
+        clocks = Clocks(lambda: (), watched, keeper._warn, keeper.renew, 600.0)
         await clocks.look(live, now)
         if ended:
             self.violations.append(f"a clock ended box {box_id} under a running operation: {ended}")

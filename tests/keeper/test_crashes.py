@@ -81,7 +81,7 @@ class Told:
 async def examine(place: House, told: Told, dice: random.Random) -> None:
     """The next keeper: everything acknowledged is there and works; then everything goes."""
     async with place.opened() as hutch:
-        records = {record.id: record for record in await hutch.boxes()}
+        records = {record.id: record for record in hutch._keeper.boxes()}
         odd = [record for record in records.values() if record.state not in (State.RUNNING, State.STOPPED)]
         assert not odd, [f"{record.id} {record.state}: {record.reason}" for record in odd]
         assert set(told.boxes) <= set(records), "acknowledged boxes are lost"
@@ -89,7 +89,7 @@ async def examine(place: House, told: Told, dice: random.Random) -> None:
             assert records[BoxId(box)].epoch >= epoch
         handles = {box: await hutch.attach(box, takeover=True) for box in records}
         await asyncio.gather(*(check_box(told, box, handle) for box, handle in handles.items()))
-        assert {record.id for record in await hutch.boxes()} == set(records)
+        assert {record.id for record in hutch._keeper.boxes()} == set(records)
         for box in dice.sample(sorted(records), len(records)):
             await hutch.destroy(box)
         assert place.boxes() == []

@@ -54,7 +54,7 @@ async def test_a_failed_creation_leaves_nothing_and_frees_the_quota(step: str, t
             with pytest.raises(EngineError, match="no"):
                 await hutch.create()
         assert not engine.boxes
-        assert not await hutch.boxes()
+        assert not hutch._keeper.boxes()
         await hutch.create()
 
 
@@ -70,7 +70,7 @@ async def test_a_cancelled_creation_leaves_nothing(tmp_path: Path) -> None:
         with pytest.raises(asyncio.CancelledError):
             await creating
         assert not engine.boxes
-        assert not await hutch.boxes()
+        assert not hutch._keeper.boxes()
 
 
 async def test_one_slow_creation_blocks_nobody_else(tmp_path: Path) -> None:
@@ -171,7 +171,7 @@ async def test_an_engine_that_refuses_to_destroy_makes_an_error_not_a_loop(tmp_p
         with pytest.raises(EngineError):
             await hutch.destroy(box.id)
         assert [op for op, _ in engine.log].count("destroy") == 3
-        (record,) = await hutch.boxes()
+        (record,) = hutch._keeper.boxes()
         assert record.state is State.ERROR
         assert "device busy" in record.reason
         with pytest.raises(QuotaExceeded):
@@ -387,7 +387,7 @@ async def test_a_creation_cancelled_at_any_moment_leaves_nothing(steps: int, tmp
         if not isinstance(outcome, BaseException):
             await outcome.destroy()
         assert not engine.boxes
-        assert not await hutch.boxes()
+        assert not hutch._keeper.boxes()
         assert not await hutch._keeper.store.all()
 
 
@@ -412,10 +412,10 @@ async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> N
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create()
         engine.fault = lambda op, _: Unavailable("engine is gone")
-        assert [record.id for record in await hutch.boxes()] == [box.id]
+        assert [record.id for record in hutch._keeper.boxes()] == [box.id]
         with pytest.raises(Unavailable):
             await box.exec("true")
-        (record,) = await hutch.boxes()
+        (record,) = hutch._keeper.boxes()
         assert record.state is State.UNKNOWN
         assert record.reason
         engine.fault = lambda op, _: None
@@ -440,11 +440,11 @@ async def test_a_box_destroyed_while_it_is_made_is_gone_once(
         creating = asyncio.create_task(hutch.create())
         while "boot" not in [op for op, _ in engine.log]:
             await asyncio.sleep(0.005)
-        (record,) = await hutch.boxes()
+        (record,) = hutch._keeper.boxes()
         engine.fault = lambda op, _: Unavailable("the connection to the guest was lost") if op == "boot" else None
         await hutch.destroy(record.id)
         (outcome,) = await asyncio.gather(creating, return_exceptions=True)
         assert isinstance(outcome, HutchError)
         assert not engine.boxes
-        assert not await hutch.boxes()
+        assert not hutch._keeper.boxes()
         assert "not removed" not in capsys.readouterr().err

@@ -17,7 +17,8 @@ from hutch.keeper.embedded import Hutch
 from hutch.keeper.opening import open_store
 from hutch.keeper.postgres import PostgresStore
 from hutch.keeper.pruning import prune
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
+from hutch.model.boxes import Event
 from tests.keeper.house import crash
 from tests.keeper.making import record
 from tests.keeper.postgres_server import Server
@@ -229,7 +230,7 @@ async def test_prune_asks_the_same_database(database: str, tmp_path: Path, short
         found = [leftover async for leftover in prune(config, dry_run=dry_run) if leftover.kind == "box"]
         assert [(leftover.name, leftover.problem) for leftover in found] == [(passing.id, "")]
     async with Hutch(**settings, state_dir=str(tmp_path / "here")) as later:
-        assert [record.id for record in await later.boxes()] == [kept.id]
+        assert [record.id for record in later._keeper.boxes()] == [kept.id]
         await later.destroy(kept.id)
 
 

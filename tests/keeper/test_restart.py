@@ -20,7 +20,7 @@ async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
     box = await first.create()
     await crash(first._keeper)
     async with opened(engine, tmp_path) as second:
-        (record,) = await second.boxes()
+        (record,) = second._keeper.boxes()
         assert record.id == box.id
         assert record.keeper == second._keeper.id
         assert (await (await second.attach(box.id)).exec("true")).ok
@@ -32,7 +32,7 @@ async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:
     async with opened(engine, tmp_path) as first:
         box = await first.create()
         async with opened(engine, tmp_path) as second:
-            assert not await second.boxes()
+            assert not second._keeper.boxes()
             with pytest.raises(HeldElsewhere) as held:
                 await second.attach(box.id)
             assert held.value.remedy
@@ -50,7 +50,7 @@ async def test_what_is_lost_is_forgotten_after_the_engine_was_asked(tmp_path: Pa
     engine.boxes.clear()
     engine.log.clear()
     async with opened(engine, tmp_path) as second:
-        assert not await second.boxes()
+        assert not second._keeper.boxes()
         assert ("destroy", box.id) in engine.log
         tombstone = await second._keeper.store.tombstone(box.id)  # type: ignore[arg-type]
         assert tombstone is not None
@@ -67,7 +67,7 @@ async def test_a_half_made_box_is_cleaned(tmp_path: Path) -> None:
     await first._keeper.states.change(live.record, State.STOPPING, reason="interrupted")
     await crash(first._keeper)
     async with opened(engine, tmp_path) as second:
-        assert {record.id for record in await second.boxes()} == set(engine.boxes)
+        assert {record.id for record in second._keeper.boxes()} == set(engine.boxes)
         assert box.id not in engine.boxes
 
 
@@ -98,7 +98,7 @@ async def test_an_engine_that_is_away_at_restart_loses_nothing(tmp_path: Path) -
     engine.fault = lambda op, _: None
     await crash(second)
     async with opened(engine, tmp_path) as third:
-        (record,) = await third.boxes()
+        (record,) = third._keeper.boxes()
         assert record.state is State.RUNNING
 
 
@@ -125,7 +125,7 @@ async def test_a_failed_restore_keeps_the_box_for_the_next_try(tmp_path: Path) -
         engine.fault = lambda op, _: EngineError("no room") if op == "restore" else None
         with pytest.raises(EngineError):
             await second.attach(box.id)
-        (record,) = await second.boxes()
+        (record,) = second._keeper.boxes()
         assert record.state is State.STOPPED
         engine.fault = lambda op, _: None
         assert (await (await second.attach(box.id)).exec("true")).ok

@@ -46,7 +46,7 @@ async def pruned(place: House) -> set[str]:
 
 async def destroy_all(place: House) -> None:
     async with place.opened() as hutch:
-        for record in await hutch.boxes():
+        for record in hutch._keeper.boxes():
             await hutch.destroy(record.id)
     assert place.traces() == []
 
@@ -67,7 +67,7 @@ async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> Non
         if sweeper == "prune":
             assert await pruned(place) == {box}
         async with place.opened() as hutch:
-            assert await hutch.boxes() == ()
+            assert hutch._keeper.boxes() == ()
             with pytest.raises(Gone):
                 await hutch.attach(box)
         assert place.traces() == []
@@ -103,7 +103,7 @@ async def test_a_persistent_box_comes_back_after_close() -> None:
             await kept.start(NUMBERS)
         assert place.empty() == []
         async with place.opened() as hutch:
-            (record,) = await hutch.boxes()
+            (record,) = hutch._keeper.boxes()
             assert (record.id, record.state) == (kept.id, State.STOPPED)
             box = await hutch.attach(kept.id, takeover=True)
             assert await box.files.read_text("a/b.txt") == "kept"
@@ -131,7 +131,7 @@ async def test_a_persistent_box_survives_a_reboot(run_directory: str) -> None:
         if run_directory == "lost":
             shutil.rmtree(place.run)
         async with place.opened() as hutch:
-            states = {record.id: record.state for record in await hutch.boxes()}
+            states = {record.id: record.state for record in hutch._keeper.boxes()}
             assert states == {kept: State.STOPPED, paused: State.STOPPED}
             for box_id in (kept, paused):
                 box = await hutch.attach(box_id, takeover=True)
@@ -172,7 +172,7 @@ async def test_a_paused_box_goes_on_with_its_jobs_after_a_crash() -> None:
             pytest.skip("boxes cannot be paused here")
         keeper.kill()
         async with place.opened() as hutch:
-            (record,) = await hutch.boxes()
+            (record,) = hutch._keeper.boxes()
             assert record.state is State.RUNNING
             box = await hutch.attach(box_id, takeover=True)
             assert await box.files.read_text("note.txt") == "hello"
@@ -245,7 +245,7 @@ async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_a
         other.ask(f"write {theirs} note.txt theirs")
         async with place.opened() as hutch:
             mine = await hutch.create(**SMALL)
-            assert [record.id for record in await hutch.boxes()] == [mine.id]
+            assert [record.id for record in hutch._keeper.boxes()] == [mine.id]
             for attempt in (hutch.attach(theirs), hutch.attach(theirs, takeover=True), hutch.destroy(theirs)):
                 with pytest.raises(HeldElsewhere) as held:
                     await attempt
@@ -271,7 +271,7 @@ async def test_only_the_dead_keepers_boxes_are_taken_over() -> None:
         dead.ask(f"write {left} note.txt left")
         dead.kill()
         async with place.opened() as hutch:
-            assert [record.id for record in await hutch.boxes()] == [left]
+            assert [record.id for record in hutch._keeper.boxes()] == [left]
             box = await hutch.attach(left, takeover=True)
             assert await box.files.read_text("note.txt") == "left"
             with pytest.raises(HeldElsewhere):

@@ -36,8 +36,8 @@ async def test_a_box_of_the_pool_is_claimed_whole(tmp_path: Path) -> None:
         ready = set(engine.boxes)
         box = await hutch.create(labels={"a": "b"}, key="once")
         assert box.id in ready
-        (record,) = [record for record in await hutch.boxes() if record.id == box.id]
-        assert (record.owner, record.labels) == (LOCAL_OWNER, {"a": "b"})
+        (record,) = [record for record in hutch._keeper.boxes() if record.id == box.id]
+        assert (record.owner, record.spec.labels) == (LOCAL_OWNER, {"a": "b"})
         assert record.lease is not None
         assert [seen.id for seen in hooked] == [box.id]
         assert (await hutch.create(key="once")).id == box.id
@@ -85,7 +85,7 @@ async def test_a_dead_keepers_pool_is_not_anybodys_box(tmp_path: Path) -> None:
     await first._keeper.pool.stop()
     await crash(first._keeper)
     async with opened(engine, tmp_path) as second:
-        assert [record.owner for record in await second.boxes()] in ([], [POOL_OWNER])
+        assert [record.owner for record in second._keeper.boxes()] in ([], [POOL_OWNER])
 
 
 async def test_an_owners_quota_counts_everything_it_has(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ async def test_a_session_works_in_its_current_box_and_falls_through(tmp_path: Pa
         await sessions.leave("s1")
         shared, notes = await sessions.working("s3", Spec())
         assert (shared.record.id, notes) == (first.record.id, ())
-        await hutch.destroy(first.record.id)
+        await hutch.destroy(first.record.id, force=True)
         fresh, notes = await sessions.working("s3", Spec())
         assert fresh.record.id != first.record.id
         assert "destroyed" in notes[0]
@@ -179,7 +179,7 @@ async def test_volumes_are_one_owners(tmp_path: Path) -> None:
         assert Path(volume.path).is_dir()
         with pytest.raises(Conflict):
             await hutch.volumes.create("shared")
-        other = await hutch.volumes.create("shared", owner="somebody")
+        other = await hutch._keeper.volumes.create("shared", owner="somebody")
         assert other.path != volume.path
         with pytest.raises(NotFound):
             await hutch.volumes.get("nope")
@@ -188,11 +188,11 @@ async def test_volumes_are_one_owners(tmp_path: Path) -> None:
         with pytest.raises(NotFound, match="volume nope"):
             await hutch.create(workspace="volume:nope")
         with pytest.raises(Conflict, match="in use"):
-            await hutch.volumes.remove("shared", frozenset({"shared"}))
+            await hutch.volumes.remove("shared")
         await box.destroy()
-        await hutch.volumes.remove("shared", frozenset())
+        await hutch.volumes.remove("shared")
         assert not Path(volume.path).exists()
-        assert [each.name for each in await hutch.volumes.all(None)] == ["shared"]
+        assert [each.name for each in await hutch._keeper.volumes.all(None)] == ["shared"]
 
 
 async def test_idle_boxes_may_sleep_before_they_end(tmp_path: Path) -> None:

@@ -3,9 +3,9 @@
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper.records import Event
 from hutch.keeper.states import States, in_words
 from hutch.keeper.store import MemoryStore
+from hutch.model.boxes import Event
 from hutch.model.state import MOVES, State, may_move
 from tests.keeper.making import record
 

@@ -9,9 +9,10 @@ import pytest
 
 from hutch.errors import Conflict, Unavailable
 from hutch.keeper.postgres import PostgresStore
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.store import MemoryStore, Store
+from hutch.model.boxes import Event
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State
 from tests.keeper.making import record

@@ -24,7 +24,7 @@ def test_every_route_answers(server: Server, client: Client) -> None:
         done.add(op)
         return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
 
-    for path in ("/healthz", "/readyz", "/metrics", "/v1/status", "/v1/profiles", "/v1/providers", "/v1/events",
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers", "/v1/events",
                  "/v1/errors", "/v1/keys", "/v1/volumes", "/v1/session/current", "/v1/boxes"):  # fmt: skip
         good(f"GET {path}", path)
     key = good("POST /v1/keys", "/v1/keys", {"role": "observer", "owner": "someone"})["key"]

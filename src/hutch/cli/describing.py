@@ -5,10 +5,9 @@ from typing import Any
 
 from hutch.cli.output import printable
 from hutch.keeper.leases import renew_interval
-from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import BoxInfo
 from hutch.model.durations import shown
 from hutch.model.results import JobInfo
-from hutch.model.state import State
 
 SHORT_ID = 12
 NONE = "–"
@@ -17,18 +16,18 @@ HEADER = (
 )  # fmt: skip
 
 
-def details(record: BoxRecord, *, kept: bool, lease_sec: float) -> dict[str, Any]:
-    """`kept`: a live process has it in its hands now."""
+def details(box: BoxInfo, lease_sec: float) -> dict[str, Any]:
+    """`lease_sec`: how long a lease lasts from its last use."""
     now = time.time()
-    spec = record.spec
+    spec = box.spec
     return {
-        "id": record.id,
-        "name": spec.name,
-        "state": str(record.state),
-        "reason": record.reason,
-        "owner": record.owner,
+        "id": box.id,
+        "name": box.name,
+        "state": str(box.state),
+        "reason": box.reason,
+        "owner": box.owner,
         "profile": spec.profile,
-        "provider": spec.provider,
+        "provider": box.provider,
         "image": spec.image,
         "network": str(spec.network),
         "limits": spec.limits.to_plain(),
@@ -39,31 +38,23 @@ def details(record: BoxRecord, *, kept: bool, lease_sec: float) -> dict[str, Any
         "mounts": [mount.to_plain() for mount in spec.mounts],
         "ports": list(spec.ports),
         "retention": str(spec.retention),
-        "created_at": record.created_at,
-        "last_used_at": record.used_at,
-        "idle_seconds": None if kept else round(max(0.0, now - record.used_at), 1),
+        "created_at": box.created_at,
+        "last_used_at": box.used_at,
+        "idle_seconds": None if box.elsewhere else round(max(0.0, now - box.used_at), 1),
         "idle_timeout_sec": spec.idle_timeout_sec,
         "ttl_sec": spec.ttl_sec,
-        "kept_without_use_sec": record.grace_sec,
-        "remaining_seconds": remaining(record, now, kept=kept),
-        "in_use_by_a_process": kept,
-        "lease": lease(record, now, lease_sec),
+        "kept_without_use_sec": box.grace_sec,
+        "remaining_seconds": None if box.remaining_sec is None else round(box.remaining_sec, 1),
+        "in_use_by_a_process": box.elsewhere,
+        "lease": lease(box, now, lease_sec),
         "adjustments": [str(adjustment) for adjustment in spec.adjustments],
-        "labels": dict(record.labels),
+        "labels": dict(spec.labels),
     }
 
 
-def remaining(record: BoxRecord, now: float, *, kept: bool) -> float | None:
-    """Seconds until the box ends if nobody uses it; None: nothing ends it by time."""
-    ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
-    if record.left_at and not kept and record.state is State.RUNNING:
-        ends.append(record.left_at + record.grace_sec)
-    return round(max(0.0, min(ends) - now), 1) if ends else None
-
-
-def lease(record: BoxRecord, now: float, lease_sec: float) -> dict[str, Any] | None:
+def lease(box: BoxInfo, now: float, lease_sec: float) -> dict[str, Any] | None:
     """None: nobody holds the box."""
-    held = record.lease
+    held = box.lease
     if held is None or not held.live(now):
         return None
     return {

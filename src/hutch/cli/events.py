@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from hutch.cli.output import emit_json, printable
 from hutch.cli.visiting import visit
 from hutch.errors import Gone
-from hutch.keeper.records import Event
+from hutch.model.boxes import Event
 
 if TYPE_CHECKING:
     from hutch.keeper.embedded import Hutch

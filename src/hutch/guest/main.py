@@ -215,8 +215,18 @@ def ignore_signals() -> None:
     _ignoring = True
 
 
-def serve(listener: socket.socket, options: Options) -> NoReturn:
-    """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root."""
+def serve(
+    listener: socket.socket,
+    options: Options,
+    *,
+    first: socket.socket | None = None,
+    operations: Mapping[str, Operation] | None = None,
+) -> NoReturn:
+    """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root.
+
+    `first` is a keeper that is connected already; `operations` are what this kind of guest can do besides.
+    """
+    _OPERATIONS.update(operations or {})
     if not _ignoring:
         ignore_signals()
     for fd in range(3):
@@ -226,6 +236,8 @@ def serve(listener: socket.socket, options: Options) -> NoReturn:
     gc.freeze()
     if options.on_ready is not None:
         options.on_ready()
+    if first is not None:
+        guest.welcome(first)
     while True:
         guest.run()
 

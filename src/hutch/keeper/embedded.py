@@ -1,6 +1,8 @@
 """`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
 
+import copy
 import secrets
+import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -8,17 +10,21 @@ from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
+from hutch.errors import Gone
 from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.observing import ObservedBox
 from hutch.keeper.opening import open_store
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event
+from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.scopes import scope
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.showing import condition, shown
+from hutch.keeper.volumes import Volume, Volumes
 from hutch.model.asking import ask
+from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
+from hutch.model.status import Status
 from hutch.providers import registry
-from hutch.providers.base import Instance
 
 
 class Hutch:
@@ -32,6 +38,9 @@ class Hutch:
         self._keeper = keeper or _opened(Config.load(**configuration))
         self.session = leases.OF_A_PROCESS + secrets.token_hex(8)
         self._started = False
+        self._borrowed = False
+        """A view for another session: whoever made it closes."""
+        self._since = time.time()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -95,44 +104,119 @@ class Hutch:
         live = await self._keeper.acquire(box_id, self.session, takeover=takeover)
         return BoxHandle(self._keeper, live, self.session)
 
-    async def find(self, text: str) -> BoxRecord:
+    def for_session(self, name: str) -> "Hutch":
+        """The same boxes through the eyes of another session."""
+        view = copy.copy(self)
+        view.session = name
+        view._borrowed = True
+        return view
+
+    # --- the session's current box ------------------------------------------------------------------------------
+
+    async def current(self) -> str | None:
+        await self._start()
+        return await self._keeper.sessions.current(self.session)
+
+    async def switch(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
+        await self._start()
+        live = await self._keeper.sessions.switch(self.session, box_id, takeover=takeover)
+        return BoxHandle(self._keeper, live, self.session)
+
+    async def working(self, **spec: Any) -> BoxHandle:
+        """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
+        await self._start()
+        live, notes = await self._keeper.sessions.working(self.session, ask(**spec))
+        return BoxHandle(self._keeper, live, self.session, notes)
+
+    async def leave(self) -> None:
+        await self._start()
+        await self._keeper.sessions.leave(self.session)
+
+    async def default(self, provider: str = "") -> str | None:
+        await self._start()
+        return await self._keeper.sessions.default(provider=provider)
+
+    async def set_default(self, box_id: str, provider: str = "") -> None:
+        await self._start()
+        await self._keeper.sessions.set_default(box_id, provider=provider)
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    async def find(self, text: str) -> BoxInfo:
         """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
         await self._start()
-        return await naming.find(self._keeper.store, text)
+        return await self._shown(await naming.find(self._keeper.store, text))
 
-    async def known(self) -> tuple[BoxRecord, ...]:
+    async def boxes(self) -> tuple[BoxInfo, ...]:
         """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
         await self._start()
-        mine = (record for record in await self._keeper.store.all() if record.owner == LOCAL_OWNER)
-        return tuple(sorted(mine, key=lambda record: record.created_at))
+        mine = [record for record in await self._keeper.store.all() if record.owner == LOCAL_OWNER]
+        return tuple([await self._shown(record) for record in sorted(mine, key=lambda record: record.created_at)])
 
-    async def kept(self, record: BoxRecord) -> bool:
-        """Whether another live process has the box in its hands."""
-        return record.keeper != self._keeper.id and await self._keeper.liveness.alive(record.keeper)
+    async def _shown(self, record: BoxRecord) -> BoxInfo:
+        ours = self._keeper.held(record.id)
+        if ours is not None:
+            return shown(ours.record, ours)
+        return shown(record, elsewhere=await self._keeper.liveness.alive(record.keeper))
 
-    async def observe(self, box_id: str) -> Instance:
-        """The box itself, to read from, without its lease."""
+    async def observe(self, box_id: str) -> ObservedBox:
+        """The box itself, to look at, without its lease."""
         await self._start()
-        return (await self._keeper.live(box_id)).running
+        return ObservedBox(self._keeper, await self._keeper.live(box_id))
 
-    async def destroy(self, box_id: str) -> None:
+    async def destroy(self, box_id: str, *, force: bool = False) -> None:
+        """BoxBusy while another session holds it, unless forced. Destroying what is gone already is fine."""
+        await self._start()
+        if not force:
+            try:
+                live = await self._keeper.live(box_id)
+            except Gone:
+                return
+            leases.acquired(live.record, self.session, time.time())
         await self._keeper.destroy(box_id)
 
     @property
-    def volumes(self) -> Volumes:
-        return self._keeper.volumes
-
-    async def boxes(self) -> tuple[BoxRecord, ...]:
-        return self._keeper.boxes()
+    def volumes(self) -> "OwnVolumes":
+        return OwnVolumes(self._keeper.volumes)
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        await self._start()
         return await self._keeper.events(after, limit)
 
     async def providers(self) -> tuple[Capabilities, ...]:
         return tuple([await self._keeper.engines.capabilities(name) for name in sorted(registry.names())])
 
+    async def status(self) -> Status:
+        """Always answers (lesson 11)."""
+        engine = await self._keeper.engines.asked(self.config.provider)
+        return condition(self._keeper, engine, self._keeper.boxes(), self._since)
+
     async def close(self) -> None:
-        await self._keeper.close()
+        if not self._borrowed:
+            await self._keeper.close()
+
+
+class OwnVolumes:
+    """The volumes of this machine's user."""
+
+    def __init__(self, volumes: Volumes) -> None:
+        self._volumes = volumes
+
+    async def create(self, name: str) -> VolumeInfo:
+        return _located(await self._volumes.create(name))
+
+    async def all(self) -> tuple[VolumeInfo, ...]:
+        return tuple([_located(volume) for volume in await self._volumes.all()])
+
+    async def get(self, name: str) -> VolumeInfo:
+        return _located(await self._volumes.get(name))
+
+    async def remove(self, name: str) -> None:
+        await self._volumes.remove(name)
+
+
+def _located(volume: Volume) -> VolumeInfo:
+    return volume.shown().but(path=volume.path)
 
 
 def _opened(config: Config) -> Keeper:

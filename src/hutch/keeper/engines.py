@@ -1,6 +1,7 @@
 """The engines a keeper uses: one provider object for each name, its capabilities, and the effective spec they allow."""
 
 from hutch.config import Config
+from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities
 from hutch.model.places import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
@@ -32,6 +33,13 @@ class Engines:
         if known is None or not known.usable:
             known = self._capabilities[name] = await self.provider(name).probe()
         return known
+
+    async def asked(self, name: str) -> Capabilities:
+        """The same, for whoever reports: an engine that cannot even be asked is not usable, and says why."""
+        try:
+            return await self.capabilities(name)
+        except HutchError as error:
+            return Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
 
     async def decide(self, spec: Spec) -> tuple[Provider, EffectiveSpec]:
         """Which provider makes this box, and what policy makes of the spec on it. Never falls back to the host."""

@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
+from hutch.keeper import changing
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.keeper.recovering import recover
+from hutch.keeper.showing import shown
+from hutch.model.boxes import BoxInfo
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance, Process
@@ -150,6 +154,13 @@ class BoxHandle:
         finally:
             self.end()
 
+    async def forget(self, job_id: str) -> None:
+        instance = await self.begin()
+        try:
+            await instance.forget(job_id)
+        finally:
+            self.end()
+
     def _command(
         self,
         command: str | Sequence[str],
@@ -184,6 +195,9 @@ class BoxHandle:
         finally:
             self.end()
 
+    async def info(self) -> BoxInfo:
+        return shown(self._live.record, self._live)
+
     async def state(self) -> State:
         return self._live.record.state
 
@@ -199,6 +213,24 @@ class BoxHandle:
 
     async def rename(self, name: str) -> None:
         await self._keeper.rename(self._live, name)
+
+    async def change(
+        self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+    ) -> tuple[str, ...]:
+        """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
+        await self.begin()
+        try:
+            return await changing.change(self._keeper, self._live, retention, idle_timeout_sec, limits)
+        finally:
+            self.end()
+
+    async def renew(self) -> None:
+        """Extend the lease from now; LeaseLost if it has run out."""
+        await self.begin()
+        try:
+            await self._keeper.renew(self._live)
+        finally:
+            self.end()
 
     async def release(self) -> None:
         """Give up the lease with the last handle; the box goes on until its clocks end it."""

@@ -18,7 +18,7 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import leases, naming, ownership
+from hutch.keeper import changing, leases, naming, ownership
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
@@ -28,15 +28,15 @@ from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.making import Maker
 from hutch.keeper.pool import POOL_OWNER, Pool
 from hutch.keeper.reconcile import Reconciler
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord, Event, Lease
+from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.room import Room
 from hutch.keeper.sessions import Sessions
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
+from hutch.model.boxes import Event, Lease
 from hutch.model.ids import BoxId
-from hutch.model.limits import Limits
 from hutch.model.spec import Spec
 from hutch.model.state import State
 
@@ -86,7 +86,7 @@ class Keeper:
         self.endings.gone.append(self.pool.forget)
         self.endings.gone.append(lambda _: self.room.freed())
         self.endings.gone.append(lambda live: reveal(live.secrets))
-        self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self._renew, config.lease_sec)
+        self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
 
     async def start(self) -> None:
         """Claim this keeper's name and take over what dead keepers left."""
@@ -236,7 +236,7 @@ class Keeper:
             )
         limits = changed_limits(live.record.spec, asked)
         if limits is not None:
-            await self.change(live, limits)
+            await changing.change_limits(self, live, limits)
 
     async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         existing = await self.store.by_key(owner, key)
@@ -305,6 +305,10 @@ class Keeper:
         if tombstone is not None:
             raise naming.gone(box_id, tombstone.at, tombstone.reason)
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
+
+    def held(self, box_id: BoxId) -> Live | None:
+        """The box, if it is in this keeper's hands already."""
+        return self._live.get(box_id)
 
     async def _taken_over(self, box_id: BoxId) -> Live | None:
         """A box that nobody keeps is there for whoever asks for it (P16)."""
@@ -443,16 +447,6 @@ class Keeper:
             return
         await self.endings.destroy(live, reason)
 
-    async def change(self, live: Live, limits: Limits) -> tuple[str, ...]:
-        """Apply limits to the live box; the names of those that would need a new one are returned (B14)."""
-        async with live.changing:
-            self.check_ours(live)
-            refused = await live.running.change_limits(limits)
-            kept = {name: getattr(live.record.spec.limits, name) for name in refused}
-            spec = live.record.spec.but(limits=limits.but(**kept))
-            await self.states.update(live.record, into=live, kind="changed", reason="limits", spec=spec)
-        return refused
-
     # --- what the clocks ask for ----------------------------------------------------------------------------
 
     async def _end_by_clock(self, live: Live, reason: str) -> None:
@@ -474,7 +468,8 @@ class Keeper:
         async with live.changing:
             await self.states.update(live.record, into=live, kind="warning", reason=reason)
 
-    async def _renew(self, live: Live) -> None:
+    async def renew(self, live: Live) -> None:
+        """Extend the lease of whoever holds it."""
         async with live.changing:
             if live.record.lease is not None:
                 lease = leases.renewed(live.record.lease, time.time(), self.config.lease_sec)

@@ -1,7 +1,8 @@
 """Leases, as pure functions on a record: who may hold it, until when, and what a takeover changes."""
 
 from hutch.errors import BoxBusy
-from hutch.keeper.records import BoxRecord, Lease
+from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import Lease
 
 LEASE_SECONDS = 600.0
 OF_A_PROCESS = "@"

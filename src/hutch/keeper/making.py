@@ -8,12 +8,13 @@ from hutch.errors import Conflict, HutchError, Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
-from hutch.keeper.records import BoxRecord, Lease
+from hutch.keeper.records import BoxRecord
 from hutch.keeper.room import Room
 from hutch.keeper.states import States
 from hutch.keeper.volumes import Volumes
 from hutch.keeper.whole import whole
 from hutch.logs import conceal, log
+from hutch.model.boxes import Lease
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.spec import EffectiveSpec, Order, Spec
 from hutch.model.state import State

@@ -11,8 +11,9 @@ import psycopg
 
 from hutch.errors import Conflict
 from hutch.keeper.connections import EVENTS_LOCK, PATIENCE_SECONDS, Connection, Connections
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.store import TOMBSTONE_SECONDS
+from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 
 EVENTS_KEPT = 100_000

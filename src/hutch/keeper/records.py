@@ -1,7 +1,8 @@
-"""What the keeper remembers of a box: the one durable record, its lease, its tombstone, its events."""
+"""What the keeper remembers of a box: the one durable record, and its tombstone."""
 
 import msgspec
 
+from hutch.model.boxes import Lease
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
@@ -10,18 +11,6 @@ from hutch.providers.base import InstanceRecord
 
 SCHEMA = 1
 LOCAL_OWNER = "local"
-
-
-class Lease(Record, frozen=True, kw_only=True):
-    """Which session may change a box now. It ends for good when it expires; a takeover bumps the record's epoch."""
-
-    holder: str
-    acquired_at: float
-    expires_at: float
-    """Unix time; 0: until it is released."""
-
-    def live(self, now: float) -> bool:
-        return self.expires_at == 0 or self.expires_at > now
 
 
 class BoxRecord(Record, frozen=True, kw_only=True):
@@ -69,17 +58,3 @@ class Tombstone(Record, frozen=True, kw_only=True):
     owner: str
     reason: str
     at: float
-
-
-class Event(Record, frozen=True, kw_only=True):
-    """Something that happened to a box; `seq` grows by one and never repeats within a store."""
-
-    seq: int
-    at: float
-    box_id: BoxId
-    owner: str
-    kind: str
-    """created | state | gone | warning | lease"""
-    old: str = ""
-    new: str = ""
-    reason: str = ""

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from hutch.errors import Conflict, HutchError, Unavailable
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.schema import migrate
 from hutch.keeper.store import TOMBSTONE_SECONDS
+from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 
 T = TypeVar("T")

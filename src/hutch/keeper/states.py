@@ -5,9 +5,10 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from hutch.errors import Conflict
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.store import Store
 from hutch.keeper.whole import whole
+from hutch.model.boxes import Event
 from hutch.model.state import State, may_move
 
 Listener = Callable[[Event], None]

@@ -4,7 +4,8 @@ import time
 from typing import Protocol
 
 from hutch.errors import Conflict
-from hutch.keeper.records import BoxRecord, Event, Tombstone
+from hutch.keeper.records import BoxRecord, Tombstone
+from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0

@@ -8,12 +8,15 @@ from pathlib import Path
 from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.store import Store
+from hutch.model.boxes import VolumeInfo
 from hutch.model.ids import is_name
 from hutch.model.places import CheckedMount
 from hutch.model.record import Record
 from hutch.model.spec_kinds import MountMode
 
 KIND = "volume"
+PREFIX = "volume:"
+"""Of a workspace's source."""
 
 
 class Volume(Record, frozen=True, kw_only=True):
@@ -23,6 +26,9 @@ class Volume(Record, frozen=True, kw_only=True):
     owner: str
     path: str
     created_at: float
+
+    def shown(self) -> VolumeInfo:
+        return VolumeInfo(name=self.name, owner=self.owner, created_at=self.created_at)
 
 
 class Volumes:
@@ -62,10 +68,15 @@ class Volumes:
         found = os.stat(volume.path, follow_symlinks=False)
         return CheckedMount(real=volume.path, target="/workspace", mode=mode, dev=found.st_dev, ino=found.st_ino)
 
-    async def remove(self, name: str, in_use: frozenset[str], owner: str = LOCAL_OWNER) -> None:
-        """Conflict while a box works in it; `in_use` are the volumes of live boxes."""
+    async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
+        """The volumes that the owner's boxes work in."""
+        sources = {record.spec.workspace.source for record in await self._store.all() if record.owner == owner}
+        return frozenset(source.removeprefix(PREFIX) for source in sources if source.startswith(PREFIX))
+
+    async def remove(self, name: str, owner: str = LOCAL_OWNER) -> None:
+        """Conflict while a box works in it."""
         volume = await self.get(name, owner)
-        if name in in_use:
+        if name in await self.in_use(owner):
             raise Conflict(f"volume {name} is in use by a box", retryable=True, remedy="destroy the box first")
         await self._store.drop_note(KIND, _key(owner, name))
         from shutil import rmtree  # rarely needed, and slow to load

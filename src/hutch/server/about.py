@@ -1,39 +1,21 @@
 """What the server tells of itself: status, profiles, providers, volumes, keys, recent errors, numbers, health."""
 
-import time
-from collections import Counter
 from typing import Annotated
 
 import msgspec
 
-import hutch
 from hutch.keeper.keys import Key, Role
 from hutch.keeper.records import LOCAL_OWNER
-from hutch.keeper.volumes import Volume
+from hutch.keeper.showing import condition
 from hutch.logs import log
+from hutch.model.boxes import VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
+from hutch.model.status import Condition
 from hutch.policy.profiles import BUILT_IN, Profile
 from hutch.providers import registry
 from hutch.server.call import Call, Reply
 from hutch.server.service import Failure
-
-
-class Status(Record, frozen=True, kw_only=True):
-    """Whether boxes can be made, and if not why not: `disabled`, `unavailable` and `draining` are told apart (B25)."""
-
-    state: str
-    """ready | disabled | unavailable | draining"""
-    enabled: bool
-    available: bool
-    reason: str = ""
-    remedy: str = ""
-    provider: str
-    version: str
-    keeper: str
-    uptime_sec: float
-    boxes: dict[str, int]
-    """The caller's own, by state."""
 
 
 class ProfileList(Record, frozen=True, kw_only=True):
@@ -46,16 +28,8 @@ class ProviderList(Record, frozen=True, kw_only=True):
     providers: list[Capabilities]
 
 
-class VolumeView(Record, frozen=True, kw_only=True):
-    """Where it lies on the host is not the caller's business."""
-
-    name: str
-    owner: str
-    created_at: float
-
-
 class VolumeList(Record, frozen=True, kw_only=True):
-    volumes: list[VolumeView]
+    volumes: list[VolumeInfo]
 
 
 class VolumeBody(Record, frozen=True, kw_only=True):
@@ -89,62 +63,58 @@ class ErrorList(Record, frozen=True, kw_only=True):
 async def status(call: Call) -> Reply:
     """Always answers (lesson 11)."""
     service, caller = call.service, call.caller
-    enabled, engine = service.config.enabled, await service.engine()
-    draining = service.draining.is_set()
-    state = "disabled" if not enabled else "draining" if draining else "ready" if engine.usable else "unavailable"
-    reasons = {"disabled": "enabled = false in the configuration", "draining": "the server is about to end"}
-    boxes = Counter(
-        str(record.state) for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all
-    )
-    return Reply(
-        Status(
-            state=state, enabled=enabled, available=state == "ready", reason=reasons.get(state, engine.reason),
-            remedy="set enabled = true" if state == "disabled" else engine.remedy, provider=service.config.provider,
-            version=hutch.__version__, keeper=call.keeper.id, uptime_sec=time.time() - service.started_at, boxes=boxes,
-        )
-    )  # fmt: skip
+    boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
+    found = condition(call.keeper, await service.engine(), boxes, service.started_at)
+    if service.draining.is_set() and found.enabled:
+        found = found.but(state=Condition.DRAINING, available=False, reason="the server is about to end")
+    return Reply(found)
 
 
 async def profiles(call: Call) -> Reply:
+    """The profiles there are, as the configuration resolves them."""
     config = call.service.config
     names = [*BUILT_IN, *sorted(config.profiles)]
     return Reply(ProfileList(default=config.profile, profiles=[config.resolve_profile(name) for name in names]))
 
 
 async def providers(call: Call) -> Reply:
+    """What each engine can do on this machine, and why not."""
     names = sorted({*registry.names(), call.service.config.provider})
     found = [await call.service.engine(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 
 
 async def list_volumes(call: Call) -> Reply:
+    """The owner's volumes."""
     owner = None if call.caller.over_all else call.caller.owner
-    return Reply(VolumeList(volumes=[_shown(volume) for volume in await call.keeper.volumes.all(owner)]))
+    return Reply(VolumeList(volumes=[volume.shown() for volume in await call.keeper.volumes.all(owner)]))
 
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
-    return Reply(_shown(await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
+    """A new, empty volume."""
+    return Reply((await call.keeper.volumes.create(body.name, call.caller.owner)).shown(), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
-    owner = call.caller.owner
-    sources = {record.spec.workspace.source for record in await call.keeper.store.all() if record.owner == owner}
-    in_use = frozenset(source.removeprefix("volume:") for source in sources if source.startswith("volume:"))
-    await call.keeper.volumes.remove(call.params["volume"], in_use, owner)
+    """With all that is in it; a conflict while a box works in it."""
+    await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
     return Reply(status=204)
 
 
 async def list_keys(call: Call) -> Reply:
+    """Every key, revoked ones too; never their text."""
     return Reply(KeyList(keys=await call.service.keys.all()))
 
 
 async def create_key(call: Call, body: KeyBody) -> Reply:
+    """A new key, whose text is shown this once."""
     key, text = await call.service.keys.create(body.role, body.owner, body.name)
     log("server").warning("key created", id=key.id, role=str(key.role), owner=key.owner, by=call.caller.key_id)
     return Reply(NewKey(key=key, text=text), 201)
 
 
 async def revoke_key(call: Call) -> Reply:
+    """From now on it opens nothing; revoking twice is fine."""
     key = await call.service.keys.revoke(call.params["key"])
     log("server").warning("key revoked", id=key.id, owner=key.owner, by=call.caller.key_id)
     return Reply(key)
@@ -158,7 +128,15 @@ async def errors(call: Call, query: ErrorsQuery) -> Reply:
 
 
 async def metrics(call: Call) -> Reply:
+    """Numbers for Prometheus, of all owners."""
     return Reply(call.service.metrics.text().encode(), type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def openapi(call: Call) -> Reply:
+    """This API, described in OpenAPI 3.1."""
+    from hutch.server.openapi import encoded  # it describes the table that this handler stands in
+
+    return Reply(encoded())
 
 
 async def healthz(call: Call) -> Reply:
@@ -172,7 +150,3 @@ async def readyz(call: Call) -> Reply:
     engine = await service.engine()
     ready = service.config.enabled and engine.usable and not service.draining.is_set()
     return Reply({"ready": ready}, 200 if ready else 503)
-
-
-def _shown(volume: Volume) -> VolumeView:
-    return VolumeView(name=volume.name, owner=volume.owner, created_at=volume.created_at)

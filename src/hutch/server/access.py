@@ -4,18 +4,17 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hutch.errors import BoxBusy, Conflict, Gone, HeldElsewhere, HutchError, NotFound
+from hutch.errors import BoxBusy, Gone, HeldElsewhere, NotFound
 from hutch.keeper.files import Guard
 from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.leases import worth_writing
 from hutch.keeper.live import Live
-from hutch.keeper.states import in_words
+from hutch.keeper.observing import Observing
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.state import State
-from hutch.providers.base import Instance
 from hutch.server.call import Call
 
 
@@ -83,27 +82,6 @@ async def job_of(call: Call, guard: Guard) -> JobHandle:
         return JobHandle(guard, await instance.job(call.params["job"]))
     finally:
         guard.end()
-
-
-class Observing:
-    """Looks at a box that somebody else works with: pins nothing, so it lives no longer for being looked at (P8)."""
-
-    def __init__(self, keeper: Keeper, live: Live) -> None:
-        self._keeper = keeper
-        self._live = live
-
-    async def begin(self) -> Instance:
-        """Only a running box can be looked into: a paused one would have to be woken."""
-        self._keeper.check_ours(self._live)
-        if self._live.record.state is not State.RUNNING:
-            raise Conflict(in_words(self._live.record), details={"state": str(self._live.record.state)})
-        return self._live.running
-
-    def end(self) -> None:
-        """Nothing was pinned."""
-
-    async def failed(self, error: HutchError) -> None:
-        """Whoever works with the box has it looked after."""
 
 
 def _check_owner(call: Call, owner: str | None) -> None:

@@ -6,13 +6,13 @@ from typing import Any
 import msgspec
 
 from hutch.errors import Gone, HeldElsewhere, Invalid, NotFound
-from hutch.keeper.records import Lease
+from hutch.keeper.showing import shown
 from hutch.model.asking import ask
+from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
 from hutch.model.state import State
 from hutch.server.access import find, hold, looking, refuse_if_busy, using
 from hutch.server.call import Call, Reply
-from hutch.server.views import BoxView, box_view
 
 
 class CreateQuery(Record, frozen=True, kw_only=True):
@@ -21,7 +21,7 @@ class CreateQuery(Record, frozen=True, kw_only=True):
 
 
 class BoxList(Record, frozen=True, kw_only=True):
-    boxes: list[BoxView]
+    boxes: list[BoxInfo]
 
 
 class DestroyQuery(Record, frozen=True, kw_only=True):
@@ -65,22 +65,24 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     begin = call.service.creations.make if query.wait else call.service.creations.begin
     record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
     status = 202 if record.state is State.CREATING else 200 if known else 201
-    return Reply(box_view(record), status, headers={"location": f"/v1/boxes/{record.id}"})
+    return Reply(shown(record), status, headers={"location": f"/v1/boxes/{record.id}"})
 
 
 async def list_boxes(call: Call) -> Reply:
+    """The owner's boxes."""
     caller = call.caller
-    boxes: list[BoxView] = []
+    boxes: list[BoxInfo] = []
     for record in call.keeper.boxes():
         if record.owner == caller.owner or caller.over_all:
             with suppress(NotFound, HeldElsewhere):  # it went while we looked at the others
-                boxes.append(box_view(record, await call.keeper.live(record.id)))
+                boxes.append(shown(record, await call.keeper.live(record.id)))
     return Reply(BoxList(boxes=boxes))
 
 
 async def get(call: Call) -> Reply:
+    """State, spec with what policy changed, lease, clocks."""
     live = await find(call)
-    return Reply(box_view(live.record, live))
+    return Reply(shown(live.record, live))
 
 
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
@@ -96,6 +98,7 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
 
 
 async def usage(call: Call) -> Reply:
+    """What the box has used so far."""
     async with looking(call) as guard:
         instance = await guard.begin()
         try:
@@ -105,6 +108,7 @@ async def usage(call: Call) -> Reply:
 
 
 async def pause(call: Call) -> Reply:
+    """Its processes stand still and take no CPU; it wakes when it is used."""
     async with using(call) as box:
         await box.pause()
     return await get(call)
@@ -118,16 +122,18 @@ async def resume(call: Call) -> Reply:
 
 
 async def get_lease(call: Call) -> Reply:
-    return _lease(box_view((await find(call)).record))
+    """Which session may change the box now."""
+    return _lease(shown((await find(call)).record))
 
 
 async def take_lease(call: Call, body: LeaseBody) -> Reply:
+    """For the caller's session; `busy` while another holds it, unless it is taken over."""
     live = await find(call)
     if body.takeover:
         await call.keeper.acquire(live.record.id, call.caller.session, takeover=True)
     else:
         await hold(call.keeper, live, call.caller.session)
-    return _lease(box_view(live.record))
+    return _lease(shown(live.record))
 
 
 async def drop_lease(call: Call) -> Reply:
@@ -136,15 +142,17 @@ async def drop_lease(call: Call) -> Reply:
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     await call.keeper.release(live, holder)
-    return _lease(box_view(live.record))
+    return _lease(shown(live.record))
 
 
 async def get_current(call: Call) -> Reply:
+    """The session's current box."""
     caller = call.caller
     return Reply(Current(session=caller.session, box=await call.keeper.sessions.current(caller.session, caller.owner)))
 
 
 async def set_current(call: Call, body: CurrentBody) -> Reply:
+    """Make a box current; the session holds its lease from now on."""
     caller = call.caller
     call.params = {"box": body.box}
     live = await find(call)
@@ -153,9 +161,10 @@ async def set_current(call: Call, body: CurrentBody) -> Reply:
 
 
 async def leave_current(call: Call) -> Reply:
+    """Release the current box."""
     await call.keeper.sessions.leave(call.caller.session, call.caller.owner)
     return Reply(status=204)
 
 
-def _lease(box: BoxView) -> Reply:
+def _lease(box: BoxInfo) -> Reply:
     return Reply(LeaseView(box=box.id, epoch=box.epoch, lease=box.lease))

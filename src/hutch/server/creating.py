@@ -8,7 +8,8 @@ from typing import Any
 from hutch import logs
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
-from hutch.keeper.records import BoxRecord, Event
+from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 

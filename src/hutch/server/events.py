@@ -7,7 +7,7 @@ from typing import Annotated
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.keeper.records import Event
+from hutch.model.boxes import Event
 from hutch.model.record import Record
 from hutch.server.call import Call, Reply
 

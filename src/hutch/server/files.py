@@ -138,40 +138,47 @@ async def write(call: Call, query: WriteQuery) -> Reply:
 
 
 async def remove(call: Call, query: RemoveQuery) -> Reply:
+    """A file, or a directory with `recursive`."""
     async with using(call) as box:
         await box.files.remove(query.path, recursive=query.recursive, missing_ok=query.missing_ok)
     return Reply(status=204)
 
 
 async def list_files(call: Call, query: ListQuery) -> Reply:
+    """What a directory holds."""
     async with looking(call) as guard:
         return Reply(FileList(files=await GuardedFiles(guard).list(query.path)))
 
 
 async def stat(call: Call, query: PathQuery) -> Reply:
+    """One file, not followed if it is a symlink."""
     async with looking(call) as guard:
         return Reply(await GuardedFiles(guard).stat(query.path))
 
 
 async def lines(call: Call, query: LinesQuery) -> Reply:
+    """Some lines of a text file."""
     async with looking(call) as guard:
         found, end = await GuardedFiles(guard).read_lines(query.path, start=query.start, count=query.count)
     return Reply(LinesView(lines=found, end=end))
 
 
 async def mkdir(call: Call, body: MkdirBody) -> Reply:
+    """A directory."""
     async with using(call) as box:
         await box.files.mkdir(body.path, parents=body.parents, exist_ok=body.exist_ok)
     return Reply(status=204)
 
 
 async def move(call: Call, body: MoveBody) -> Reply:
+    """Also replaces the target, with `overwrite`."""
     async with using(call) as box:
         await box.files.move(body.source, body.target, overwrite=body.overwrite)
     return Reply(status=204)
 
 
 async def edit(call: Call, body: EditBody) -> Reply:
+    """Replace a text that stands in the file exactly once, or everywhere."""
     async with using(call) as box:
         edited = await box.files.edit(
             body.path, body.old, body.new, replace_all=body.replace_all, expect=body.expect
@@ -180,11 +187,13 @@ async def edit(call: Call, body: EditBody) -> Reply:
 
 
 async def glob(call: Call, body: GlobBody) -> Reply:
+    """Paths that match a pattern."""
     async with looking(call) as guard:
         return Reply(await GuardedFiles(guard).glob(body.pattern, root=body.root, limit=body.limit))
 
 
 async def grep(call: Call, body: GrepBody) -> Reply:
+    """Lines that match a regular expression; a bound that was met is told."""
     async with looking(call) as guard:
         found = await GuardedFiles(guard).grep(
             body.pattern, root=body.root, glob=body.glob, ignore_case=body.ignore_case, limit=body.limit,
@@ -194,6 +203,7 @@ async def grep(call: Call, body: GrepBody) -> Reply:
 
 
 async def digest(call: Call, body: DigestBody) -> Reply:
+    """SHA-256 of the content."""
     async with looking(call) as guard:
         return Reply(Digest(path=body.path, digest=await GuardedFiles(guard).digest(body.path)))
 

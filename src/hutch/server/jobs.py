@@ -59,6 +59,7 @@ class WaitBody(Record, frozen=True, kw_only=True):
 
 
 async def start(call: Call, body: JobBody) -> Reply:
+    """A process that lives on its own; its input stays open until it is closed."""
     async with using(call) as box:
         options: dict[str, Any] = {name: getattr(body, name) for name in body.__struct_fields__ if name != "command"}
         job = await box.start(body.command, **options)
@@ -67,6 +68,7 @@ async def start(call: Call, body: JobBody) -> Reply:
 
 
 async def list_jobs(call: Call) -> Reply:
+    """Those that run, and ended ones whose output is kept."""
     async with looking(call) as guard:
         instance = await guard.begin()
         try:
@@ -76,6 +78,7 @@ async def list_jobs(call: Call) -> Reply:
 
 
 async def get(call: Call) -> Reply:
+    """State, exit code, how much it wrote."""
     async with looking(call) as guard:
         return Reply(await (await job_of(call, guard)).info())
 
@@ -106,12 +109,14 @@ async def stdin(call: Call, query: StdinQuery) -> Reply:
 
 
 async def signal(call: Call, body: SignalBody) -> Reply:
+    """To the process and its children."""
     async with using(call) as box:
         await (await job_of(call, box)).signal(body.number)
     return Reply(status=204)
 
 
 async def resize(call: Call, body: ResizeBody) -> Reply:
+    """Of a job with a terminal."""
     async with using(call) as box:
         await (await job_of(call, box)).resize(body.rows, body.cols)
     return Reply(status=204)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.records import Event
+from hutch.model.boxes import Event
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 

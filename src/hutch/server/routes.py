@@ -4,19 +4,22 @@ What a route takes stands in its handler's signature: `query` and `body` are rec
 table, handlers and reference cannot drift apart.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, get_type_hints
 
 from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
-from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
-from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.results import JobInfo, Usage
+from hutch.model.status import Status
 from hutch.server import about, boxes, commands, events, files, jobs
-from hutch.server.call import Call, Reply
+from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.door import Caller
-from hutch.server.views import BoxView
+from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
+from hutch.server.statuses import OF_BOXES
 
 Handler = Callable[..., Awaitable[Reply]]
 
@@ -49,9 +52,21 @@ class Route:
     handler: Handler
     may: May
     reply: type | None = None
-    """What a good answer holds; None: nothing, or bytes."""
+    """What a good answer holds, as JSON; `str` and `bytes`: the body itself; None: nothing, unless `streams` tells."""
     long: bool = False
     """May take its time: the work ends when the client leaves."""
+    status: tuple[int, ...] = ()
+    """Of good answers; empty: 200, or 204 where there is nothing to tell."""
+    streams: Mapping[str, type] = field(default_factory=dict, hash=False)
+    """Other forms of the answer by media type, chosen by Accept; the type is that of one line or event."""
+    form: type | None = None
+    """What the body looks like, where the handler takes any object and checks it itself."""
+    raw: bool = False
+    """The body is bytes as they are, which the handler reads piece by piece."""
+    headers: tuple[str, ...] = ()
+    """Headers of the request with a meaning for this route alone."""
+    fails: tuple[str, ...] = ()
+    """Error codes besides those that its path and its body tell of already."""
     op: str = field(init=False)
     query: type | None = field(init=False)
     body: type | None = field(init=False)
@@ -80,51 +95,56 @@ _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
 
+# fmt: off
 ROUTES = (
-    Route("GET", "/healthz", about.healthz, May.ANYBODY),
-    Route("GET", "/readyz", about.readyz, May.ANYBODY),
-    Route("GET", "/metrics", about.metrics, May.MONITOR),
-    Route("GET", "/v1/status", about.status, May.READ, about.Status),
+    Route("GET", "/healthz", about.healthz, May.ANYBODY, Health),
+    Route("GET", "/readyz", about.readyz, May.ANYBODY, Ready, status=(200, 503)),
+    Route("GET", "/metrics", about.metrics, May.MONITOR, str),
+    Route("GET", "/v1/openapi.json", about.openapi, May.READ, dict),
+    Route("GET", "/v1/status", about.status, May.READ, Status),
     Route("GET", "/v1/profiles", about.profiles, May.READ, about.ProfileList),
     Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList),
-    Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True),
+    Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True, streams={events.SSE: Event},
+          headers=("Last-Event-ID",)),
     Route("GET", "/v1/errors", about.errors, May.READ, about.ErrorList),
     Route("GET", "/v1/keys", about.list_keys, May.ADMIN, about.KeyList),
-    Route("POST", "/v1/keys", about.create_key, May.ADMIN, about.NewKey),
+    Route("POST", "/v1/keys", about.create_key, May.ADMIN, about.NewKey, status=(201,)),
     Route("DELETE", "/v1/keys/{key}", about.revoke_key, May.ADMIN, Key),
     Route("GET", "/v1/volumes", about.list_volumes, May.READ, about.VolumeList),
-    Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, about.VolumeView),
-    Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE),
+    Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, VolumeInfo, status=(201,), fails=("conflict",)),
+    Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE, fails=("conflict",)),
     Route("GET", "/v1/session/current", boxes.get_current, May.READ, boxes.Current),
-    Route("PUT", "/v1/session/current", boxes.set_current, May.CHANGE, boxes.Current),
+    Route("PUT", "/v1/session/current", boxes.set_current, May.CHANGE, boxes.Current, fails=OF_BOXES),
     Route("DELETE", "/v1/session/current", boxes.leave_current, May.CHANGE),
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
-    Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxView, long=True),
-    Route("GET", _BOX, boxes.get, May.READ, BoxView),
+    Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
+          form=SpecForm, headers=("Idempotency-Key",), fails=OF_BOXES),
+    Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
-    Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxView),
-    Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxView),
+    Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),
+    Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/lease", boxes.get_lease, May.READ, boxes.LeaseView),
     Route("POST", f"{_BOX}/lease", boxes.take_lease, May.CHANGE, boxes.LeaseView),
     Route("DELETE", f"{_BOX}/lease", boxes.drop_lease, May.CHANGE, boxes.LeaseView),
-    Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, Result, long=True),
+    Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, ExecResult, long=True,
+          streams={NDJSON: ExecLine, BYTES: bytes}),
     Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
-    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo),
+    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,)),
     Route("GET", _JOB, jobs.get, May.READ, JobInfo),
     Route("DELETE", _JOB, jobs.forget, May.CHANGE),
-    Route("GET", f"{_JOB}/output", jobs.output, May.READ, Chunk, long=True),
-    Route("POST", f"{_JOB}/stdin", jobs.stdin, May.CHANGE),
+    Route("GET", f"{_JOB}/output", jobs.output, May.READ, OutputChunk, long=True, streams={BYTES: bytes}),
+    Route("POST", f"{_JOB}/stdin", jobs.stdin, May.CHANGE, raw=True),
     Route("POST", f"{_JOB}/signal", jobs.signal, May.CHANGE),
     Route("POST", f"{_JOB}/resize", jobs.resize, May.CHANGE),
-    Route("POST", f"{_JOB}/wait", jobs.wait, May.READ, Result, long=True),
+    Route("POST", f"{_JOB}/wait", jobs.wait, May.READ, ExecResult, long=True),
     Route("GET", _FILES, files.list_files, May.READ, files.FileList),
-    Route("GET", f"{_FILES}/content", files.read, May.READ, long=True),
-    Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo),
+    Route("GET", f"{_FILES}/content", files.read, May.READ, bytes, long=True, status=(200, 206), headers=("Range",)),
+    Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo, raw=True),
     Route("DELETE", f"{_FILES}/content", files.remove, May.CHANGE),
     Route("GET", f"{_FILES}/stat", files.stat, May.READ, FileInfo),
     Route("GET", f"{_FILES}/lines", files.lines, May.READ, files.LinesView),
-    Route("GET", f"{_FILES}/watch", files.watch, May.READ, Change, long=True),
+    Route("GET", f"{_FILES}/watch", files.watch, May.READ, long=True, streams={NDJSON: WatchLine}),
     Route("POST", f"{_FILES}/mkdir", files.mkdir, May.CHANGE),
     Route("POST", f"{_FILES}/move", files.move, May.CHANGE),
     Route("POST", f"{_FILES}/edit", files.edit, May.CHANGE, Edited),
@@ -132,6 +152,7 @@ ROUTES = (
     Route("POST", f"{_FILES}/grep", files.grep, May.READ, GrepResult, long=True),
     Route("POST", f"{_FILES}/digest", files.digest, May.READ, files.Digest),
 )
+# fmt: on
 
 
 def check_role(may: May, caller: Caller, op: str) -> None:

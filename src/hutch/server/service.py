@@ -10,8 +10,8 @@ from hutch.config import Config
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Keys
-from hutch.keeper.records import Event
 from hutch.logs import redact
+from hutch.model.boxes import Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.server.creating import Creations
@@ -77,10 +77,7 @@ class Service:
         if known is not None and time.monotonic() - known[0] < TRY_AGAIN_SECONDS:
             return known[1]
         async with self._asking:
-            try:
-                found = await self.keeper.engines.capabilities(name)
-            except HutchError as error:
-                found = Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
+            found = await self.keeper.engines.asked(name)
             if found.usable:
                 self._unusable.pop(name, None)
             else:

@@ -4,7 +4,8 @@ import asyncio
 import signal
 import traceback
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
@@ -84,7 +85,18 @@ class Socket:
         await self._send({"type": "websocket.http.response.body", "body": body})
 
 
-Talk = Callable[[Call, BoxHandle, Socket], Awaitable[None]]
+Talk = Callable[..., Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class SocketRoute:
+    """What a WebSocket at one path is for; what it takes stands in the signature."""
+
+    talk: Talk
+    query: type = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "query", get_type_hints(self.talk)["query"])
 
 
 class Sockets:
@@ -98,9 +110,9 @@ class Sockets:
         socket = Socket(receive, send)
         call = Call(self._service, NOBODY, scope, receive, {})
         try:
-            talk = await self._prepare(call, scope)
+            route = await self._prepare(call, scope)
             async with using(call) as box:
-                await talk(call, box, socket)
+                await route.talk(call, box, socket, call.query(route.query))
         except HutchError as error:
             await self._fail(call, socket, error)
         except OSError:  # uvicorn's ClientDisconnected: whoever left needs no answer
@@ -109,16 +121,16 @@ class Sockets:
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, socket, HutchError("internal error"))
 
-    async def _prepare(self, call: Call, scope: Scope) -> Talk:
+    async def _prepare(self, call: Call, scope: Scope) -> SocketRoute:
         self._door.check_place(call.headers, scope["scheme"])
         call.caller = await self._door.caller(call.headers, scope["client"])
         parts = scope["path"].strip("/").split("/")
-        for path, talk in SOCKETS.items():
+        for path, route in SOCKETS.items():
             params = match(tuple(path.strip("/").split("/")), parts)
             if params is not None:
                 call.params, call.op = params, f"WS {path}"
                 check_role(May.CHANGE, call.caller, call.op)
-                return talk
+                return route
         raise NotFound(f"there is no WebSocket at {scope['path'][:200]}")
 
     async def _fail(self, call: Call, socket: Socket, error: HutchError) -> None:
@@ -136,10 +148,9 @@ class Sockets:
             return
 
 
-async def terminal(call: Call, box: BoxHandle, socket: Socket) -> None:
+async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQuery) -> None:
     """Binary frames both ways are the terminal's bytes, a text frame `{"rows": …, "cols": …}` resizes it. At the end
     comes one text frame `{"exit_code": …, "signal": …}`. Whoever leaves hangs up."""
-    query = call.query(TerminalQuery)
     job = await box.start(
         query.command, user=query.user, cwd=query.cwd, pty=True, rows=query.rows, cols=query.cols, name="terminal"
     )
@@ -153,9 +164,8 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket) -> None:
         await whole(_hang_up(box, job))
 
 
-async def relay(call: Call, box: BoxHandle, socket: Socket) -> None:
+async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -> None:
     """One text frame for each line, both ways; the job lives on when the client leaves (lesson 36)."""
-    query = call.query(RelayQuery)
     job = await job_of(call, box)
     await job.info()
     await socket.accept()
@@ -164,9 +174,9 @@ async def relay(call: Call, box: BoxHandle, socket: Socket) -> None:
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
 
 
-SOCKETS: dict[str, Talk] = {
-    "/v1/boxes/{box}/terminal": terminal,
-    "/v1/boxes/{box}/jobs/{job}/ws": relay,
+SOCKETS = {
+    "/v1/boxes/{box}/terminal": SocketRoute(terminal),
+    "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
 }
 
 

@@ -34,6 +34,19 @@ STATUS = {
     "disabled": 503,
 }
 
+OF_BOXES = (
+    "not_found", "refused", "conflict", "lease_lost", "busy", "held_elsewhere", "gone", "unsupported", "not_runnable",
+    "timeout", "too_large", "quota", "engine", "box_broken", "unavailable", "disabled",
+)  # fmt: skip
+"""What can go wrong with a box, whatever is asked of it."""
+OF_FILES = (
+    "file_denied", "file_not_found", "file_exists", "is_directory", "not_directory", "file_changed", "no_match",
+    "file_failed",
+)  # fmt: skip
+OF_EVERYTHING = ("invalid", "unauthenticated", "refused", "quota", "unavailable", "internal")
+"""Of every route that needs a key."""
+OF_BODIES = ("invalid", "timeout", "too_large")
+
 
 def status_of(code: str) -> int:
     return STATUS.get(code, 500)

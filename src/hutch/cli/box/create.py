@@ -41,7 +41,7 @@ async def _create(arguments: argparse.Namespace) -> int:
         box = await hutch.create(**_spec(arguments))
         if arguments.json:
             record = await hutch.find(box.id)
-            emit_json(details(record, kept=False, lease_sec=hutch.config.lease_sec))
+            emit_json(details(record, hutch.config.lease_sec))
         else:
             for adjustment in box.adjustments:
                 note(str(adjustment))

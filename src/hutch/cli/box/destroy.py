@@ -2,13 +2,11 @@
 
 import argparse
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
 from hutch.cli.output import emit_json, fail
 from hutch.cli.visiting import add_box, visit
 from hutch.errors import BoxBusy, HutchError, Invalid
-from hutch.keeper import leases
 
 if TYPE_CHECKING:
     from hutch.keeper.embedded import Hutch
@@ -48,15 +46,13 @@ async def _destroy(arguments: argparse.Namespace) -> int:
 
 
 async def _all(hutch: "Hutch") -> list[str]:
-    return [record.id for record in await hutch.known() if not await hutch.kept(record)]
+    return [box.id for box in await hutch.boxes() if not box.elsewhere]
 
 
 async def _end(hutch: "Hutch", text: str, *, force: bool) -> str:
     record = await hutch.find(text)
-    if not force:
-        try:
-            leases.acquired(record, hutch.session, time.time())
-        except BoxBusy as busy:
-            raise BoxBusy(busy.message, details=busy.details, remedy="wait for its lease to end, or --force") from busy
-    await hutch.destroy(record.id)
+    try:
+        await hutch.destroy(record.id, force=force)
+    except BoxBusy as busy:
+        raise BoxBusy(busy.message, details=busy.details, remedy="wait for its lease to end, or --force") from busy
     return record.id

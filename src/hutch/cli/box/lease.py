@@ -8,7 +8,7 @@ from hutch.cli.describing import lease, lease_text
 from hutch.cli.output import emit_json
 from hutch.cli.visiting import add_box, attach, visit
 from hutch.errors import Conflict
-from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import BoxInfo
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +35,7 @@ async def _lease(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _check_ours(record: BoxRecord, session: str) -> None:
+def _check_ours(record: BoxInfo, session: str) -> None:
     """An expired lease ends for good (P6)."""
     held = record.lease
     if held is None or held.holder != session or not held.live(time.time()):

@@ -39,10 +39,7 @@ async def _list(arguments: argparse.Namespace) -> int:
 
 
 async def _boxes(hutch: "Hutch") -> list[dict[str, Any]]:
-    return [
-        details(record, kept=await hutch.kept(record), lease_sec=hutch.config.lease_sec)
-        for record in await hutch.known()
-    ]
+    return [details(record, hutch.config.lease_sec) for record in await hutch.boxes()]
 
 
 def _table(boxes: list[dict[str, Any]]) -> list[str]:

@@ -4,11 +4,11 @@ import argparse
 import asyncio
 from contextlib import aclosing
 
+from hutch.api import Job
 from hutch.cli import streams
 from hutch.cli.box.jobs import add_job, chosen
 from hutch.cli.output import emit_json, note
 from hutch.cli.visiting import visit
-from hutch.providers.base import Process
 
 CHUNK = 1 << 20
 
@@ -46,7 +46,7 @@ def _streams(arguments: argparse.Namespace) -> tuple[str, ...]:
     return ("stderr",) if arguments.stderr else ("stdout", "stderr")
 
 
-async def _whole(process: Process, stream: str) -> bytes:
+async def _whole(process: Job, stream: str) -> bytes:
     """What there is now."""
     parts, cursor = [], 0
     while True:
@@ -57,7 +57,7 @@ async def _whole(process: Process, stream: str) -> bytes:
         cursor = chunk.cursor
 
 
-async def _follow(process: Process, *, only_stderr: bool, as_json: bool) -> None:
+async def _follow(process: Job, *, only_stderr: bool, as_json: bool) -> None:
     async with aclosing(process.follow()) as output:  # type: ignore[type-var]
         async for name, data in output:
             if only_stderr and name != "stderr":

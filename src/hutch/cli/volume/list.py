@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _list(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         volumes = await hutch.volumes.all()
-        used = users(await hutch.known())
+        used = users(await hutch.boxes())
     if arguments.json:
         emit_json({"volumes": [{**volume.to_plain(), "boxes": used.get(volume.name, [])} for volume in volumes]})
     elif not volumes:

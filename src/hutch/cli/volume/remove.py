@@ -5,7 +5,6 @@ import asyncio
 
 from hutch.cli.output import emit_json
 from hutch.cli.visiting import visit
-from hutch.cli.volume.use import users
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -18,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _remove(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
-        await hutch.volumes.remove(arguments.name, frozenset(users(await hutch.known())))
+        await hutch.volumes.remove(arguments.name)
     if arguments.json:
         emit_json({"removed": arguments.name})
     return 0

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _show(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         volume = await hutch.volumes.get(arguments.name)
-        boxes = users(await hutch.known()).get(volume.name, [])
+        boxes = users(await hutch.boxes()).get(volume.name, [])
     size = await asyncio.to_thread(size_of, volume.path)
     if arguments.json:
         emit_json({**volume.to_plain(), "bytes": size, "boxes": boxes})

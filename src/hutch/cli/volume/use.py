@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import BoxInfo
 
 
-def users(boxes: Iterable[BoxRecord]) -> dict[str, list[str]]:
+def users(boxes: Iterable[BoxInfo]) -> dict[str, list[str]]:
     """From a volume to the ids of the boxes that have it as their workspace."""
     used: dict[str, list[str]] = {}
-    for record in boxes:
-        kind, _, name = record.spec.workspace.source.partition(":")
+    for box in boxes:
+        kind, _, name = box.spec.workspace.source.partition(":")
         if kind == "volume":
-            used.setdefault(name, []).append(record.id)
+            used.setdefault(name, []).append(box.id)
     return used

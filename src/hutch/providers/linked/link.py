@@ -85,16 +85,20 @@ class Link(asyncio.BufferedProtocol):
         """A link over a connected socket, which it owns from now on."""
         loop = asyncio.get_running_loop()
         _, link = await loop.create_connection(cls, sock=sock)
+        await link.greeted(timeout)
+        return link
+
+    async def greeted(self, timeout: float = 10.0) -> None:
+        """Wait for the guest's first word; without one the link is closed."""
         try:
             async with asyncio.timeout(timeout):
-                await link._greeted
+                await self._greeted
         except TimeoutError as error:
-            link.close()
+            self.close()
             raise Unavailable(f"the guest did not greet within {timeout:g} s", op="connect") from error
         except BaseException:
-            link.close()
+            self.close()
             raise
-        return link
 
     @property
     def usable(self) -> bool:

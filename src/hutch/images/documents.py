@@ -1,0 +1,211 @@
+"""What images say about themselves: indexes, manifests and configurations, as OCI and Docker write them."""
+
+import hashlib
+import platform as machine
+from typing import Any, TypeVar
+
+import msgspec
+
+from hutch.errors import Invalid, NotFound, Unsupported
+from hutch.images.references import is_digest
+from hutch.model.images import ImageDefaults
+from hutch.model.record import Record
+
+MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+INDEX = "application/vnd.oci.image.index.v1+json"
+CONFIG = "application/vnd.oci.image.config.v1+json"
+LAYER = "application/vnd.oci.image.layer.v1.tar"
+DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
+INDEXES = (INDEX, DOCKER_INDEX)
+ACCEPTED = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_INDEX)
+MOST_BYTES = 4 << 20
+"""Of one document; registries refuse larger ones too."""
+
+_ARCHITECTURES = {
+    "x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "i686": "386", "armv7l": "arm",
+    "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64",
+}  # fmt: skip
+
+T = TypeVar("T")
+
+
+class Platform(msgspec.Struct, frozen=True):
+    """What a machine must be to run an image."""
+
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+
+    def __str__(self) -> str:
+        return "/".join(part for part in (self.os, self.architecture, self.variant) if part)
+
+
+class Descriptor(msgspec.Struct, frozen=True, rename="camel", omit_defaults=True):
+    """One blob by digest and size."""
+
+    media_type: str = ""
+    digest: str = ""
+    size: int = 0
+    urls: list[str] = msgspec.field(default_factory=list)
+    annotations: dict[str, str] | None = None
+    platform: Platform | None = None
+
+    @property
+    def hex(self) -> str:
+        return self.digest.partition(":")[2]
+
+
+class Index(msgspec.Struct, frozen=True, rename="camel"):
+    """Several images under one name, one for each platform."""
+
+    manifests: list[Descriptor]
+    schema_version: int = 2
+    media_type: str = INDEX
+
+
+class Manifest(msgspec.Struct, frozen=True, rename="camel"):
+    """One image: its configuration and its layers, lowest first."""
+
+    config: Descriptor
+    layers: list[Descriptor]
+    schema_version: int = 2
+    media_type: str = MANIFEST
+
+
+class RunConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
+    """How the image wants its commands to run."""
+
+    env: list[str] | None = None
+    working_dir: str | None = None
+    user: str | None = None
+    entrypoint: list[str] | None = None
+    cmd: list[str] | None = None
+    labels: dict[str, str] | None = None
+
+
+class RootFs(msgspec.Struct, frozen=True):
+    diff_ids: list[str]
+    type: str = "layers"
+
+
+class History(msgspec.Struct, frozen=True, omit_defaults=True):
+    created_by: str = ""
+    empty_layer: bool = False
+
+
+class Config(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The configuration blob; what we do not use is left where it is."""
+
+    rootfs: RootFs
+    architecture: str = ""
+    os: str = ""
+    variant: str = ""
+    created: str | None = None
+    config: RunConfig | None = None
+    history: list[History] | None = None
+
+    def defaults(self) -> ImageDefaults:
+        """What commands get that ask for nothing else. A variable without `=` is one that was never set."""
+        run = self.config or RunConfig()
+        env = dict(text.split("=", 1) for text in run.env or [] if "=" in text[1:])
+        return ImageDefaults(
+            env=env,
+            workdir=run.working_dir or "",
+            user=run.user or "",
+            entrypoint=tuple(run.entrypoint or ()),
+            cmd=tuple(run.cmd or ()),
+        )
+
+
+def digest_of(data: bytes) -> str:
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def here() -> Platform:
+    """This machine."""
+    name = machine.machine().lower()
+    return Platform(architecture=_ARCHITECTURES.get(name, name), os="linux")
+
+
+def platform_of(text: str) -> Platform:
+    """From "linux/arm64" or "arm64"."""
+    parts = text.split("/")
+    if len(parts) == 1:
+        parts = ["linux", *parts]
+    if len(parts) > 3 or not all(parts):
+        raise Invalid(f"{text!r} is no platform", remedy="write os/architecture[/variant], such as linux/arm64")
+    return Platform(os=parts[0], architecture=parts[1], variant=parts[2] if len(parts) > 2 else "")
+
+
+def decode(kind: type[T], data: bytes, what: str) -> T:
+    """Raises Invalid. Fields that are not ours are ignored."""
+    if len(data) > MOST_BYTES:
+        raise Invalid(f"the {what} has {len(data)} bytes, more than any image needs")
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise Invalid(f"the {what} cannot be read: {error}") from error
+
+
+def kind_of(data: bytes) -> str:
+    """The media type that a document gives itself, else the one its fields show."""
+    plain: dict[str, Any] = decode(dict[str, Any], data, "manifest")
+    if plain.get("schemaVersion") == 1:
+        raise Unsupported("the image has a manifest of schema 1, given up in 2017", remedy="push it again")
+    told = plain.get("mediaType")
+    if isinstance(told, str) and told:
+        return told
+    return INDEX if "manifests" in plain else MANIFEST
+
+
+def manifest_of(data: bytes, most_layers: int) -> Manifest:
+    """A manifest whose every part can be used here."""
+    manifest = decode(Manifest, data, "manifest")
+    if len(manifest.layers) > most_layers:
+        raise Unsupported(f"the image has {len(manifest.layers)} layers, and a box takes {most_layers}")
+    for part in (manifest.config, *manifest.layers):
+        if not is_digest(part.digest) or part.size < 0:
+            raise Invalid(f"the manifest names a blob by {part.digest[:80]!r}", remedy="only sha256 is used")
+        if part.urls and "foreign" in part.media_type:
+            raise Unsupported("the image has layers that its registry may not hand out")
+    return manifest
+
+
+def config_of(data: bytes, manifest: Manifest) -> Config:
+    config = decode(Config, data, "configuration of the image")
+    ids = config.rootfs.diff_ids
+    if len(ids) != len(manifest.layers) or not all(map(is_digest, ids)):
+        raise Invalid(f"the image has {len(manifest.layers)} layers and tells what is in {len(ids)}")
+    return config
+
+
+def choose(index: Index, wanted: Platform) -> Descriptor:
+    """The manifest for this platform. Attestations and the like have none."""
+    images = [each for each in index.manifests if is_digest(each.digest)]
+    fitting = [each for each in images if each.platform is not None and _fits(each.platform, wanted)]
+    if fitting:
+        return fitting[0]
+    plain = [each for each in images if each.platform is None]
+    if len(plain) == 1 and len(images) == 1:
+        return plain[0]
+    offered = sorted({str(each.platform) for each in images if each.platform and each.platform.os != "unknown"})
+    raise NotFound(
+        f"the image is not there for {wanted}", remedy=f"it is there for {', '.join(offered) or 'no platform'}"
+    )
+
+
+def _fits(offered: Platform, wanted: Platform) -> bool:
+    same = (offered.os, offered.architecture) == (wanted.os, wanted.architecture)
+    return same and (not wanted.variant or offered.variant in ("", wanted.variant))
+
+
+class Stored(Record, frozen=True, kw_only=True):
+    """An image of the store, under one of its names."""
+
+    name: str
+    manifest: str
+    """Digest of its manifest: what it is."""
+    source: str = ""
+    at: float = 0.0
+    """When it got this name."""

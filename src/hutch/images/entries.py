@@ -1,0 +1,222 @@
+"""Reading a tar that a stranger made: one pass, bounded memory, every header checked.
+
+The standard library's tarfile reads extended headers of any size into memory and, in the Pythons we support, loops for
+ever over a negative size; so layers are read by this. Sparse members are refused: their claimed size costs nothing.
+"""
+
+import struct
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol
+
+from hutch.errors import Invalid
+
+BLOCK = 512
+_EXTENDED = 1 << 20
+"""Bytes of one extended header: names have at most 4096, attributes 64 kB."""
+_LARGEST = 1 << 62
+
+FILE, LINK, SYMLINK, DEVICE, DIRECTORY, FIFO = "file", "link", "symlink", "device", "directory", "fifo"
+_KINDS = {
+    b"0": FILE, b"\0": FILE, b"7": FILE, b"1": LINK, b"2": SYMLINK, b"3": DEVICE, b"4": DEVICE, b"5": DIRECTORY,
+    b"6": FIFO,
+}  # fmt: skip
+_XATTR = "SCHILY.xattr."
+
+
+class Stream(Protocol):
+    """What an archive is read from; fewer bytes than asked for mean the end."""
+
+    def read(self, count: int, /) -> bytes: ...
+
+
+class Entry(NamedTuple):
+    """One member. Names are as written, not yet judged."""
+
+    name: str
+    kind: str
+    mode: int
+    uid: int
+    gid: int
+    size: int
+    mtime: float
+    target: str
+    xattrs: dict[str, bytes]
+
+
+class Reader:
+    """Iterate over it; the content of a file is read with `content` before the next entry is asked for."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self._left = 0
+        self._padding = 0
+        self.offset = 0
+        """How many bytes were read: for a file, where its content begins."""
+
+    def __iter__(self) -> Iterator[Entry]:
+        long: dict[str, str] = {}
+        extended: dict[str, bytes] = {}
+        lasting: dict[str, bytes] = {}
+        while True:
+            header = self._header()
+            if header is None:
+                return
+            kind = header[156:157]
+            if kind in b"LKxgX" and kind:
+                data = self._extended(header)
+                if kind == b"L":
+                    long["path"] = _text(data)
+                elif kind == b"K":
+                    long["linkpath"] = _text(data)
+                elif kind == b"g":
+                    lasting |= _records(data)
+                else:
+                    extended |= _records(data)
+                continue
+            entry = _entry(header, lasting | extended, long)
+            long, extended = {}, {}
+            if entry.kind == FILE:
+                self._left = entry.size
+                self._padding = -entry.size % BLOCK
+            yield entry
+            self._skip()
+
+    def content(self, most: int) -> bytes:
+        """The next bytes of the current file; empty at its end."""
+        count = min(most, self._left)
+        data = self._take(count)
+        self._left -= count
+        return data
+
+    def _skip(self) -> None:
+        while self._left:
+            self.content(1 << 20)
+        self._take(self._padding)
+        self._padding = 0
+
+    def _header(self) -> bytes | None:
+        """None at the end: a block of zeros, or no block at all."""
+        header = self._stream.read(BLOCK)
+        self.offset += len(header)
+        if not header or header == bytes(BLOCK):
+            return None
+        if len(header) < BLOCK:
+            raise _damaged("it ends inside a header")
+        told = _number(header[148:156], "checksum")
+        total = sum(header) - sum(header[148:156]) + 8 * 32
+        if told != total:
+            raise _damaged("a header's checksum is wrong")
+        return header
+
+    def _extended(self, header: bytes) -> bytes:
+        size = _number(header[124:136], "size")
+        if size > _EXTENDED:
+            raise _damaged(f"an extended header of {size} bytes")
+        data = self._take(size)
+        self._take(-size % BLOCK)
+        return data
+
+    def _take(self, count: int) -> bytes:
+        if count == 0:
+            return b""
+        data = self._stream.read(count)
+        self.offset += len(data)
+        if len(data) < count:
+            raise _damaged("it ends too early")
+        return data
+
+
+def _entry(header: bytes, told: dict[str, bytes], long: dict[str, str]) -> Entry:
+    flag = header[156:157]
+    if flag == b"S" or any(name.startswith("GNU.sparse") for name in told):
+        raise Invalid("the archive holds a sparse file", remedy="make it without --sparse")
+    kind = _KINDS.get(flag)
+    if kind is None:
+        raise _damaged(f"an entry of unknown kind {flag!r}")
+    name = _text(header[0:100])
+    if header[257:262] == b"ustar" and header[257:265] != b"ustar  \0" and (prefix := _text(header[345:500])):
+        name = f"{prefix}/{name}"
+    name = _decoded(told["path"]) if "path" in told else long.get("path", name)
+    target = _decoded(told["linkpath"]) if "linkpath" in told else long.get("linkpath", _text(header[157:257]))
+    if "\0" in name or "\0" in target:
+        raise _damaged("a name with a NUL in it")
+    if kind == FILE and name.endswith("/"):
+        kind = DIRECTORY  # as archives older than 1988 wrote them
+    size = _decimal(told, "size", header[124:136])
+    return Entry(
+        name, kind, _number(header[100:108], "mode") & 0o7777, _id(told, "uid", header[108:116]),
+        _id(told, "gid", header[116:124]), size if kind == FILE else 0, _time(told, header[136:148]), target,
+        {key.removeprefix(_XATTR): value for key, value in told.items() if key.startswith(_XATTR)},
+    )  # fmt: skip
+
+
+def _decimal(told: dict[str, bytes], key: str, field: bytes) -> int:
+    if key not in told:
+        return _number(field, key)
+    text = told[key]
+    if not text.isdigit() or len(text) > 19 or int(text) > _LARGEST:
+        raise _damaged(f"a {key} of {text[:40]!r}")
+    return int(text)
+
+
+def _id(told: dict[str, bytes], key: str, field: bytes) -> int:
+    """A number outside of 32 bits belongs to nobody here; the kernel would refuse it."""
+    number = _decimal(told, key, field)
+    return number if number < 0xFFFFFFFF else 65534
+
+
+def _time(told: dict[str, bytes], field: bytes) -> float:
+    try:
+        found = float(told["mtime"]) if "mtime" in told else float(_number(field, "mtime"))
+    except (ValueError, Invalid):
+        return 0.0  # a time before 1970, or nonsense: neither is worth an image
+    return found if 0 <= found < 1 << 33 else 0.0
+
+
+def _number(field: bytes, what: str) -> int:
+    """Octal digits, or base 256 with the first bit set; never negative."""
+    if field[0] & 0x80:
+        if field[0] == 0xFF:
+            raise _damaged(f"a negative {what}")
+        number = int.from_bytes(bytes((field[0] & 0x7F,)) + field[1:])
+    else:
+        text = field.partition(b"\0")[0].strip()
+        if text and not all(digit in b"01234567" for digit in text):
+            raise _damaged(f"a {what} of {text!r}")
+        number = int(text or b"0", 8)
+    if number > _LARGEST:
+        raise _damaged(f"a {what} of {number}")
+    return number
+
+
+def _records(data: bytes) -> dict[str, bytes]:
+    """Extended headers: lines of "LENGTH KEY=VALUE", the length counting itself."""
+    found: dict[str, bytes] = {}
+    while data and data[0]:
+        digits, space, _ = data[:20].partition(b" ")
+        if not space or not digits.isdigit() or not len(digits) + 3 <= int(digits) <= len(data):
+            raise _damaged("an extended header without its length")
+        record, data = data[: int(digits)], data[int(digits) :]
+        key, equals, value = record[len(digits) + 1 :].partition(b"=")
+        if not equals or not value.endswith(b"\n"):
+            raise _damaged("an extended header without a value")
+        found[_decoded(key)] = value[:-1]
+    return found
+
+
+def _text(field: bytes) -> str:
+    return _decoded(field.partition(b"\0")[0])
+
+
+def _decoded(data: bytes) -> str:
+    """Names are bytes to the kernel; what is no UTF-8 comes out as it went in."""
+    return data.decode("utf-8", "surrogateescape")
+
+
+def _damaged(why: str) -> Invalid:
+    return Invalid(f"not a readable archive: {why}", remedy="fetch or make it again")
+
+
+def end_of_archive() -> bytes:
+    """What stands after the last entry."""
+    return struct.pack(f"{2 * BLOCK}x")

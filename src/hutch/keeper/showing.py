@@ -1,0 +1,61 @@
+"""What the keeper shows of its boxes and of itself, to every surface alike."""
+
+import time
+from collections import Counter
+
+import hutch
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.live import Live
+from hutch.keeper.records import BoxRecord
+from hutch.model.boxes import BoxInfo
+from hutch.model.capabilities import Capabilities
+from hutch.model.state import State
+from hutch.model.status import Condition, Status
+
+
+def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
+    """A box as others may see it: no secret, no lease that has run out. `elsewhere`: another live keeper has it."""
+    now = time.time()
+    used_at = record.used_at if live is None else now - time.monotonic() + live.used
+    lease = record.lease
+    ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
+    if record.left_at and not elsewhere and record.state is State.RUNNING:
+        ends.append(record.left_at + record.grace_sec)
+    return BoxInfo(
+        id=record.id,
+        name=record.spec.name,
+        owner=record.owner,
+        state=record.state,
+        reason=record.reason,
+        provider=record.instance.provider,
+        spec=record.spec.shown(),
+        created_at=record.created_at,
+        used_at=used_at,
+        grace_sec=record.grace_sec,
+        remaining_sec=max(0.0, min(ends) - now) if ends else None,
+        epoch=record.epoch,
+        lease=lease if lease is not None and lease.live(now) else None,
+        elsewhere=elsewhere,
+    )
+
+
+def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...], since: float) -> Status:
+    """Of a keeper whose default engine was asked; `boxes` are those the caller may count."""
+    config = keeper.config
+    states = Counter(str(record.state) for record in boxes)
+    state, reason, remedy = Condition.READY, "", ""
+    if not config.enabled:
+        state, reason, remedy = Condition.DISABLED, "enabled = false in the configuration", "set enabled = true"
+    elif not engine.usable:
+        state, reason, remedy = Condition.UNAVAILABLE, engine.reason, engine.remedy
+    elif keeper.liveness.lapsed():
+        state, reason = Condition.DEGRADED, "the store does not answer"
+        remedy = "boxes that others could take over answer again when the store is back"
+    elif states[State.UNKNOWN]:
+        state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
+        remedy = "look at their reasons: hutch box list"
+    return Status(
+        state=state, enabled=config.enabled, available=state in (Condition.READY, Condition.DEGRADED), reason=reason,
+        remedy=remedy, provider=config.provider, version=hutch.__version__, keeper=keeper.id,
+        uptime_sec=time.time() - since, boxes=dict(states),
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""What anybody may see of a box without holding it: its info, its lease, what happened to it; volumes likewise."""
+
+from hutch.model.ids import BoxId
+from hutch.model.record import Record
+from hutch.model.spec import EffectiveSpec
+from hutch.model.state import State
+
+
+class Lease(Record, frozen=True, kw_only=True):
+    """Which session may change a box now. It ends for good when it expires; a takeover bumps the record's epoch."""
+
+    holder: str
+    acquired_at: float
+    expires_at: float
+    """Unix time; 0: until it is released."""
+
+    def live(self, now: float) -> bool:
+        return self.expires_at == 0 or self.expires_at > now
+
+
+class BoxInfo(Record, frozen=True, kw_only=True):
+    """One box (B13)."""
+
+    id: BoxId
+    name: str
+    owner: str
+    state: State
+    reason: str
+    provider: str
+    spec: EffectiveSpec
+    """Secrets keep their names only; `adjustments` tells what policy changed."""
+    created_at: float
+    used_at: float
+    grace_sec: float
+    """How long it lives without a keeper."""
+    remaining_sec: float | None
+    """Until it ends if nobody uses it; None: nothing ends it by time."""
+    epoch: int
+    lease: Lease | None
+    elsewhere: bool = False
+    """Another live process keeps it: it can be seen from here, not used."""
+
+
+class Event(Record, frozen=True, kw_only=True):
+    """Something that happened to a box; `seq` grows by one and never repeats within a store."""
+
+    seq: int
+    at: float
+    box_id: BoxId
+    owner: str
+    kind: str
+    """created | state | gone | warning | lease"""
+    old: str = ""
+    new: str = ""
+    reason: str = ""
+
+
+class VolumeInfo(Record, frozen=True, kw_only=True):
+    """A volume."""
+
+    name: str
+    owner: str
+    created_at: float
+    path: str = ""
+    """On the host; told to whoever is on that host, not over HTTP."""

@@ -1,0 +1,35 @@
+"""Whether boxes can be made, and if not why not: disabled, failed and degraded are told apart (B25)."""
+
+from enum import StrEnum
+
+import msgspec
+
+from hutch.model.record import Record
+
+
+class Condition(StrEnum):
+    READY = "ready"
+    DEGRADED = "degraded"
+    """Boxes can be made; something else is wrong, and `reason` says what."""
+    DISABLED = "disabled"
+    UNAVAILABLE = "unavailable"
+    """No engine is usable here."""
+    UNREACHABLE = "unreachable"
+    """The server does not answer this client."""
+    DRAINING = "draining"
+
+
+class Status(Record, frozen=True, kw_only=True):
+    """`available` only if boxes can be made through this very door, now."""
+
+    state: Condition
+    enabled: bool
+    available: bool
+    reason: str = ""
+    remedy: str = ""
+    provider: str = ""
+    version: str = ""
+    keeper: str = ""
+    uptime_sec: float = 0.0
+    boxes: dict[str, int] = msgspec.field(default_factory=dict)
+    """The caller's own, by state."""

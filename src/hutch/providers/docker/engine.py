@@ -1,0 +1,216 @@
+"""An engine's API in our words: containers, execs, volumes, networks, images. One method for each thing we ask."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from hutch.errors import HutchError, Unavailable
+from hutch.providers.docker.endpoint import Endpoint
+from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
+
+OLDEST = (1, 40)
+"""Of the API: Docker 19.03. What we send was in it."""
+NEWEST = (1, 47)
+REMOVAL_PATIENCE = 30.0
+
+Json = dict[str, Any]
+
+
+class Engine:
+    """One engine. Names and ids of containers are used alike."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self.http = EngineHttp(endpoint)
+        # One negotiation, however many callers come first.
+        self._meeting = asyncio.Lock()
+
+    async def meet(self) -> None:
+        """Agree on a version of the API; engines answer the latest only in their own words."""
+        if self.http.prefix:
+            return
+        async with self._meeting:
+            if self.http.prefix:
+                return
+            found: Json = await self.http.call("GET", "/version")
+            theirs = _version(found.get("ApiVersion"))
+            if theirs < OLDEST:
+                raise Unavailable(
+                    f"the engine at {self.http.endpoint} speaks version {theirs[0]}.{theirs[1]} of the API",
+                    op="connect",
+                    retryable=False,
+                    remedy="Docker 19.03 or Podman 4, or newer",
+                )
+            self.http.prefix = "/v{}.{}".format(*min(theirs, NEWEST))
+
+    async def call(self, method: str, path: str, **fields: Any) -> Any:
+        await self.meet()
+        return await self.http.call(method, path, **fields)
+
+    async def version(self) -> Json:
+        return dict(await self.call("GET", "/version"))
+
+    async def info(self) -> Json:
+        return dict(await self.call("GET", "/info"))
+
+    # --- containers ------------------------------------------------------------------------------------------
+
+    async def create(self, name: str, body: Json) -> str:
+        return str((await self.call("POST", "/containers/create", query={"name": name}, body=body))["Id"])
+
+    async def start(self, name: str) -> None:
+        await self.call("POST", f"/containers/{name}/start")
+
+    async def inspect(self, name: str) -> Json | None:
+        """None: there is no such container."""
+        return await self._if_there("GET", f"/containers/{name}/json")
+
+    async def remove(self, name: str) -> None:
+        """With its anonymous volumes, and gone when this returns. One that is not there is fine."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + REMOVAL_PATIENCE
+        while True:
+            try:
+                await self.call("DELETE", f"/containers/{name}", query={"force": True, "v": True})
+            except EngineRefused as refused:
+                if refused.status == 404:
+                    return
+                # 409: somebody else's removal is under way, or the container is just being started.
+                if refused.status not in (409, 500) or loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.05)
+            else:
+                return
+
+    async def containers(self, labels: Mapping[str, str]) -> list[Json]:
+        asked = {"label": [f"{name}={value}" if value else name for name, value in labels.items()]}
+        return list(await self.call("GET", "/containers/json", query={"all": True, "filters": asked}))
+
+    async def logs(self, name: str) -> str:
+        """The last lines that a container's first process wrote, for a message."""
+        try:
+            raw = await self.http.raw(
+                "GET", f"/containers/{name}/logs", query={"stdout": True, "stderr": True, "tail": "5"}, timeout=5.0
+            )
+        except HutchError:
+            return ""
+        text = b""
+        while len(raw) >= 8 and raw[0] < 3:
+            size = int.from_bytes(raw[4:8], "big")
+            text, raw = text + raw[8 : 8 + size], raw[8 + size :]
+        return (text or raw).decode("utf-8", "replace").strip()[-500:]
+
+    async def put_archive(self, name: str, path: str, tar: bytes) -> None:
+        await self.call("PUT", f"/containers/{name}/archive", query={"path": path}, body=tar)
+
+    async def get_archive(self, name: str, path: str) -> bytes:
+        await self.meet()
+        return await self.http.raw("GET", f"/containers/{name}/archive", query={"path": path})
+
+    async def pause(self, name: str) -> None:
+        await self._unless(409, "POST", f"/containers/{name}/pause")
+
+    async def unpause(self, name: str) -> None:
+        await self._unless(409, "POST", f"/containers/{name}/unpause")
+
+    async def update(self, name: str, body: Json) -> None:
+        await self.call("POST", f"/containers/{name}/update", body=body)
+
+    async def wait(self, name: str, timeout: float) -> int:
+        """The exit code of its first process."""
+        return int((await self.call("POST", f"/containers/{name}/wait", timeout=timeout))["StatusCode"])
+
+    async def stats(self, name: str) -> Json:
+        """One look at its counters."""
+        return dict(
+            await self.call("GET", f"/containers/{name}/stats", query={"stream": False, "one-shot": True}) or {}
+        )
+
+    # --- execs -----------------------------------------------------------------------------------------------
+
+    async def exec_create(self, name: str, argv: list[str], *, user: str, attached: bool) -> str:
+        body = {
+            "Cmd": argv, "User": user, "AttachStdin": attached, "AttachStdout": attached, "AttachStderr": attached,
+            "Tty": False, "Privileged": False,
+        }  # fmt: skip
+        return str((await self.call("POST", f"/containers/{name}/exec", body=body))["Id"])
+
+    async def exec_detached(self, exec_id: str) -> None:
+        await self.call("POST", f"/exec/{exec_id}/start", body={"Detach": True, "Tty": False})
+
+    async def exec_inspect(self, exec_id: str) -> Json:
+        return dict(await self.call("GET", f"/exec/{exec_id}/json"))
+
+    # --- volumes and networks --------------------------------------------------------------------------------
+
+    async def volume(self, name: str) -> Json | None:
+        return await self._if_there("GET", f"/volumes/{name}")
+
+    async def volumes(self, label: str) -> list[Json]:
+        found = await self.call("GET", "/volumes", query={"filters": {"label": [label]}})
+        return list(found.get("Volumes") or [])
+
+    async def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
+        await self.call("POST", "/volumes/create", body={"Name": name, "Labels": dict(labels)})
+
+    async def remove_volume(self, name: str) -> bool:
+        """Whether it is gone; one that a container uses stays."""
+        try:
+            await self.call("DELETE", f"/volumes/{name}")
+        except EngineRefused as refused:
+            if refused.status == 409:
+                return False
+            if refused.status != 404:
+                raise
+        return True
+
+    async def networks(self, label: str) -> list[Json]:
+        return list(await self.call("GET", "/networks", query={"filters": {"label": [label]}}))
+
+    async def create_network(self, body: Json) -> str:
+        return str((await self.call("POST", "/networks/create", body=body))["Id"])
+
+    async def remove_network(self, name: str) -> bool:
+        """Whether it is gone; one that a container uses stays."""
+        try:
+            await self.call("DELETE", f"/networks/{name}")
+        except EngineRefused as refused:
+            if refused.status in (403, 409):
+                return False
+            if refused.status != 404:
+                raise
+        return True
+
+    # --- images ----------------------------------------------------------------------------------------------
+
+    async def image(self, reference: str) -> Json | None:
+        return await self._if_there("GET", f"/images/{reference}/json")
+
+    async def pull(self, reference: str, tag: str, auth: str) -> AsyncIterator[Json]:
+        """What the engine says while it pulls; an `error` in it is the end."""
+        await self.meet()
+        headers = {"X-Registry-Auth": auth} if auth else None
+        query = {"fromImage": reference, "tag": tag}
+        async for line in self.http.lines("POST", "/images/create", query=query, headers=headers):
+            yield line
+
+    # --- how -------------------------------------------------------------------------------------------------
+
+    async def _if_there(self, method: str, path: str) -> Json | None:
+        try:
+            return dict(await self.call(method, path))
+        except EngineRefused as refused:
+            if refused.status == 404:
+                return None
+            raise
+
+    async def _unless(self, status: int, method: str, path: str) -> None:
+        try:
+            await self.call(method, path)
+        except EngineRefused as refused:
+            if refused.status != status:
+                raise
+
+
+def _version(text: object) -> tuple[int, int]:
+    major, _, minor = str(text or "0.0").partition(".")
+    return (int(major), int(minor)) if major.isdecimal() and minor.isdecimal() else (0, 0)

@@ -1,0 +1,238 @@
+"""A small HTTP/1.1 client for an engine's API: one connection for each request, bodies both ways, hijacked streams.
+
+What the engine says no to comes out as `EngineRefused` with its status and its own words; that nobody answers is
+`Unavailable`, which a keeper takes for "cannot say", never for "gone".
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import quote, urlencode
+
+from hutch.errors import EngineError, HutchError, Unavailable
+from hutch.providers.docker.endpoint import Endpoint
+
+CONNECT_TIMEOUT = 10.0
+TIMEOUT = 60.0
+MOST = 64 << 20
+"""Bytes of an answer that are kept; engines answer with far less."""
+_LINE = 1 << 20
+_PIECE = 1 << 20
+
+Speaker = TypeVar("Speaker", bound=asyncio.BaseProtocol)
+
+
+class EngineRefused(EngineError):
+    """The engine answered, and said no."""
+
+    def __init__(self, status: int, message: str, op: str) -> None:
+        super().__init__(message, op=op, details={"status": status})
+        self.status = status
+
+
+class Answer(NamedTuple):
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return json.loads(self.body) if self.body else None
+
+
+class EngineHttp:
+    """Requests to one engine. `prefix` is the version of the API, such as /v1.40."""
+
+    def __init__(self, endpoint: Endpoint, prefix: str = "") -> None:
+        self.endpoint = endpoint
+        self.prefix = prefix
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        body: object = None,
+        timeout: float = TIMEOUT,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        """One request, its answer's JSON. `body` is sent as it is if it is bytes (a tar), else as JSON."""
+        async with self._asked(method, path, query, body, timeout, headers) as (answer, reader):
+            collected = bytearray()
+            async for piece in _content(answer, reader):
+                collected += piece
+                if len(collected) > MOST:
+                    raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
+            whole = answer._replace(body=bytes(collected))
+        self._check(whole, method, path)
+        try:
+            return whole.json()
+        except ValueError:
+            return None  # some answers are plain words, such as "OK"
+
+    async def raw(
+        self, method: str, path: str, *, query: Mapping[str, object] | None = None, timeout: float = TIMEOUT
+    ) -> bytes:
+        """One request, its answer as it is (an archive, a log)."""
+        async with self._asked(method, path, query, None, timeout, None) as (answer, reader):
+            collected = bytearray()
+            async for piece in _content(answer, reader):
+                collected += piece
+                if len(collected) > MOST:
+                    raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
+        self._check(answer._replace(body=bytes(collected)), method, path)
+        return bytes(collected)
+
+    async def lines(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+        timeout: float = 3600.0,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """An answer of one JSON object after the other, as it comes."""
+        async with self._asked(method, path, query, None, timeout, headers) as (answer, reader):
+            rest = b""
+            async for piece in _content(answer, reader):
+                *whole, rest = (rest + piece).split(b"\n")
+                if answer.status < 300:
+                    for line in filter(None, map(bytes.strip, whole)):
+                        yield json.loads(line)
+            self._check(answer._replace(body=rest), method, path)
+            if rest.strip():
+                yield json.loads(rest)
+
+    async def open(self, speaker: Callable[[], Speaker]) -> tuple[asyncio.Transport, Speaker]:
+        """A new connection; Unavailable if nobody listens."""
+        loop, end = asyncio.get_running_loop(), self.endpoint
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                if end.path:
+                    return await loop.create_unix_connection(speaker, end.path)
+                return await loop.create_connection(speaker, end.host, end.port, ssl=end.tls())
+        except (OSError, TimeoutError) as error:
+            if isinstance(error, HutchError):
+                raise
+            raise _away(end, error) from error
+
+    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader = asyncio.StreamReader(limit=_LINE)
+        transport, protocol = await self.open(lambda: asyncio.StreamReaderProtocol(reader))
+        return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
+
+    def head(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        size: int | None,
+        headers: Mapping[str, str] | None,
+    ) -> bytes:
+        """The first lines of a request."""
+        target = quote(f"{self.prefix}{path}", safe="/:@")
+        if query:
+            target += "?" + urlencode({key: _spelled(value) for key, value in query.items()})
+        lines = {"Host": "engine", "User-Agent": "hutch", "Connection": "close", **(headers or {})}
+        if size is not None:
+            lines["Content-Length"] = str(size)
+        return "".join(
+            [f"{method} {target} HTTP/1.1\r\n", *(f"{name}: {value}\r\n" for name, value in lines.items()), "\r\n"]
+        ).encode()
+
+    @asynccontextmanager
+    async def _asked(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        timeout: float,
+        headers: Mapping[str, str] | None,
+    ) -> AsyncIterator[tuple[Answer, asyncio.StreamReader]]:
+        """One request on a connection of its own, open while its answer is read."""
+        content, kind = (body, "application/x-tar") if isinstance(body, bytes) else (b"", "application/json")
+        if body is not None and not content:
+            content = json.dumps(body).encode()
+        sent = {"Content-Type": kind, **(headers or {})} if content else headers
+        head = self.head(method, path, query, None if method == "GET" else len(content), sent)
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(timeout):
+                reader, writer = await self._connect()
+                writer.write(head)
+                for start in range(0, len(content), _PIECE):
+                    writer.write(content[start : start + _PIECE])
+                    await writer.drain()
+                yield await read_head(reader), reader
+        except HutchError:
+            raise
+        except TimeoutError as error:
+            what = f"the engine at {self.endpoint} did not answer {method} {path} within {timeout:g} s"
+            raise Unavailable(what, op=path) from error
+        except (OSError, EOFError, ValueError) as error:
+            raise _away(self.endpoint, error) from error
+        finally:
+            if writer is not None:
+                writer.transport.abort()
+
+    def _check(self, answer: Answer, method: str, path: str) -> None:
+        if answer.status < 400:
+            return
+        try:
+            message = str(answer.json()["message"])
+        except (ValueError, KeyError, TypeError):
+            message = answer.body.decode("utf-8", "replace").strip()[:500]
+        raise EngineRefused(answer.status, message or f"{method} {path}: {answer.status}", path)
+
+
+async def read_head(reader: asyncio.StreamReader) -> Answer:
+    """Status and headers of an answer, names in lower case."""
+    first = await reader.readuntil(b"\r\n")
+    words = first.split(None, 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
+        raise ConnectionError(f"it does not speak HTTP: {first[:80]!r}")
+    headers: dict[str, str] = {}
+    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
+        name, _, value = line.decode("latin-1").partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return Answer(int(words[1]), headers, b"")
+
+
+async def _content(answer: Answer, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    if answer.status in (204, 304):
+        return
+    if answer.headers.get("transfer-encoding", "").lower() == "chunked":
+        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
+            yield await reader.readexactly(size)
+            await reader.readexactly(2)
+        return
+    length = answer.headers.get("content-length")
+    left = int(length) if length is not None else None
+    while left is None or left > 0:
+        piece = await reader.read(_PIECE if left is None else min(_PIECE, left))
+        if not piece:
+            if left:
+                raise ConnectionError("the answer was cut off")
+            return
+        if left is not None:
+            left -= len(piece)
+        yield piece
+
+
+def _spelled(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+
+
+def _away(endpoint: Endpoint, error: BaseException) -> Unavailable:
+    reason = "no answer" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return Unavailable(
+        f"the engine at {endpoint} cannot be reached: {reason}",
+        op="connect",
+        remedy="start it, or name another with the provider's setting `host`",
+    )

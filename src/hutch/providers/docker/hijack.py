@@ -1,0 +1,165 @@
+"""A hijacked stream: after its answer to an exec an engine lets the connection carry the program's bytes.
+
+What comes back is a sequence of frames, `stream (1) | 0 0 0 | length (4, big endian) | bytes`; those of stdout are fed
+to a link as if they came from a socket, those of stderr are kept for a message.
+"""
+
+import asyncio
+import json
+from typing import Any
+
+from hutch.errors import EngineError, HutchError, Unavailable
+from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
+from hutch.providers.linked.link import Link
+
+_STDOUT = 1
+_STDERR = 2
+_HEAD_LIMIT = 1 << 16
+_KEPT = 2000
+TIMEOUT = 30.0
+
+
+class Hijacked(asyncio.Protocol):
+    """One exec's stream. It speaks HTTP until the engine has agreed, and then belongs to the link."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.agreed: asyncio.Future[None] = self._loop.create_future()
+        self.link: Link | None = None
+        self.complaint = b""
+        """The end of what the program wrote to stderr."""
+        self._transport: asyncio.Transport | None = None
+        self._buffer = bytearray()
+        self._left = 0
+        self._stream = 0
+
+    # --- asyncio's side --------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer += data
+        if not self.agreed.done():
+            self._read_head()
+        if self.link is not None:
+            self._demultiplex(self.link)
+
+    def eof_received(self) -> None:
+        self._lost(None)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(error)
+
+    def pause_writing(self) -> None:
+        if self.link is not None:
+            self.link.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self.link is not None:
+            self.link.resume_writing()
+
+    # --- ours ------------------------------------------------------------------------------------------------
+
+    def send(self, data: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(data)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def become(self, link: Link) -> None:
+        """From now on what the program writes to stdout is the link's."""
+        assert self._transport is not None
+        self.link = link
+        link.connection_made(self._transport)
+        self._demultiplex(link)
+
+    def _read_head(self) -> None:
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            if len(self._buffer) > _HEAD_LIMIT:
+                self._refuse(EngineError("the engine's answer to an exec has no end", op="exec"))
+            return
+        head, self._buffer = bytes(self._buffer[:end]), self._buffer[end + 4 :]
+        words = head.split(b"\r\n", 1)[0].split(None, 2)
+        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        if status not in (101, 200):
+            self._refuse(EngineRefused(status, _message(bytes(self._buffer)) or f"exec: {status}", "exec"))
+            return
+        self.agreed.set_result(None)
+
+    def _demultiplex(self, link: Link) -> None:
+        buffer, start = self._buffer, 0
+        view = memoryview(buffer)
+        while True:
+            if self._left == 0:
+                if len(buffer) - start < 8:
+                    break
+                self._stream = buffer[start]
+                self._left = int.from_bytes(view[start + 4 : start + 8], "big")
+                start += 8
+            size = min(self._left, len(buffer) - start)
+            if size == 0 and self._left:
+                break
+            piece = view[start : start + size]
+            if self._stream == _STDOUT:
+                _feed(link, piece)
+            elif self._stream == _STDERR:
+                self.complaint = (self.complaint + piece)[-_KEPT:]
+            start += size
+            self._left -= size
+        view.release()
+        del buffer[:start]
+
+    def _refuse(self, error: HutchError) -> None:
+        if not self.agreed.done():
+            self.agreed.set_exception(error)
+        self.close()
+
+    def _lost(self, error: Exception | None) -> None:
+        if not self.agreed.done():
+            self.agreed.set_exception(Unavailable(f"the engine broke an exec off: {error or 'end of file'}"))
+            self.agreed.exception()
+        if self.link is not None:
+            self.link.connection_lost(error)
+
+
+async def hijack(http: EngineHttp, exec_id: str) -> Hijacked:
+    """Start an exec and take its streams. EngineRefused or Unavailable."""
+    body = json.dumps({"Detach": False, "Tty": False}).encode()
+    headers = {"Content-Type": "application/json", "Connection": "Upgrade", "Upgrade": "tcp"}
+    head = http.head("POST", f"/exec/{exec_id}/start", None, len(body), headers)
+    _, stream = await http.open(Hijacked)
+    try:
+        stream.send(head + body)
+        async with asyncio.timeout(TIMEOUT):
+            await stream.agreed
+    except TimeoutError as error:
+        stream.close()
+        if isinstance(error, HutchError):
+            raise
+        raise Unavailable(f"the engine did not start an exec within {TIMEOUT:g} s", op="exec") from error
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _feed(link: Link, piece: memoryview) -> None:
+    while piece and link.usable:
+        room = link.get_buffer(len(piece))
+        size = min(len(room), len(piece))
+        room[:size] = piece[:size]
+        link.buffer_updated(size)
+        piece = piece[size:]
+
+
+def _message(body: bytes) -> str:
+    try:
+        found: Any = json.loads(body[body.find(b"{") : body.rfind(b"}") + 1] or b"{}")
+        return str(found.get("message", ""))
+    except ValueError:
+        return body.decode("utf-8", "replace").strip()[:300]

@@ -1,0 +1,40 @@
+"""What the kernel has counted for the whole box, read from inside: for keepers that cannot see the host's files.
+
+An engine shows a container its own control group at /sys/fs/cgroup, read-only. What is not there is not told.
+Runs inside the box: standard library only.
+"""
+
+import os
+from typing import Any
+
+_V1 = {
+    "oom_kills": ("memory/memory.oom_control", b"oom_kill "),
+    "pids_hits": ("pids/pids.events", b"max "),
+    "memory_peak_bytes": ("memory/memory.max_usage_in_bytes", b""),
+}
+_V2 = {
+    "oom_kills": ("memory.events", b"oom_kill "),
+    "pids_hits": ("pids.events", b"max "),
+    "memory_peak_bytes": ("memory.peak", b""),
+}
+
+
+def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
+    """Numbers by name; None where there is no such file."""
+    root = "/sys/fs/cgroup"
+    files = _V2 if os.path.exists(f"{root}/cgroup.controllers") else _V1
+    channel.reply({name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()})
+
+
+def _number(path: str, key: bytes) -> int | None:
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                if line.startswith(key):
+                    return int(line[len(key) :])
+    except (OSError, ValueError):
+        return None
+    return None
+
+
+OPERATIONS = {"counters": counters}

@@ -1,0 +1,74 @@
+"""The door of a planted guest: a Unix socket that the box's own commands may see and cannot use.
+
+The keeper comes from outside the box (its pid is 0 in here) or through a relay that the engine starts as root. A
+command of the box's user is neither, so it can neither give orders nor, by holding a connection, keep a box alive that
+nobody keeps. Runs inside the box: standard library only.
+"""
+
+import os
+import socket
+import struct
+from typing import Any
+
+GUEST_PLACE = "/.hutch-run"
+"""A small tmpfs of the box's user, for the guest's socket and its spilled output."""
+DEPUTY_PLACE = "/.hutch-root"
+"""The same for the box's root."""
+NAME = "guest"
+
+_SIZE = struct.Struct("<I")
+_CREDENTIALS = struct.Struct("3i")
+_MOST = 16 << 20
+_BACKLOG = 64
+
+
+class Door(socket.socket):
+    """A listener that turns away whoever belongs to the box."""
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        while True:
+            caller, address = super().accept()
+            if from_outside(caller):
+                return caller, address
+            caller.close()
+
+
+def open_door(place: str) -> Door:
+    path = f"{place}/{NAME}"
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        pass  # the usual case: a container's first start
+    door = Door(socket.AF_UNIX, socket.SOCK_STREAM)
+    door.bind(path)
+    os.chmod(path, 0o666)  # a relay is root without any capability: to the box's user it is a stranger
+    door.listen(_BACKLOG)
+    return door
+
+
+def from_outside(caller: socket.socket) -> bool:
+    pid, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid == 0 or uid == 0
+
+
+def packed(told: bytes) -> bytes:
+    """What a keeper says first to a guest that has just been started."""
+    return _SIZE.pack(len(told)) + told
+
+
+def receive(caller: socket.socket) -> bytes:
+    """The guest's end of `packed`; ConnectionError if the caller goes away in the middle."""
+    (size,) = _SIZE.unpack(_exactly(caller, _SIZE.size))
+    if size > _MOST:
+        raise ConnectionError(f"{size} bytes of options make no sense")
+    return _exactly(caller, size)
+
+
+def _exactly(caller: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size:
+        piece = caller.recv(size - len(data))
+        if not piece:
+            raise ConnectionError("the keeper went away")
+        data += piece
+    return data
