@@ -63,7 +63,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_PROFILE": "code", "HUTCH_IMAGE": "oci:x", "HUTCH_MOUNT_ROOTS": "/srv/a:rel", "HUTCH_MAX_BOXES": "7",
             "HUTCH_MOUNT_REFUSED": "/srv/a/no", "HUTCH_ORPHAN_GRACE_SEC": "2.5", "HUTCH_STRICT": "1",
             "HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_FORMAT": "json", "HUTCH_STORE": "memory", "HUTCH_LEASE_SEC": "60",
-            "HUTCH_QUEUE_SEC": "3", "HUTCH_IDLE_ACTION": "pause",
+            "HUTCH_QUEUE_SEC": "3", "HUTCH_FALLBACK": "podman:e2b", "HUTCH_IDLE_ACTION": "pause",
         },
     )  # fmt: skip
     assert not config.enabled, "B20"
@@ -73,6 +73,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     assert (config.max_boxes, config.orphan_grace_sec, config.strict) == (7, 2.5, True)
     assert (config.log_level, config.log_format) == ("debug", "json")
     assert (config.store, config.lease_sec, config.queue_sec, config.idle_action) == ("memory", 60, 3, "pause")
+    assert config.fallback == ("podman", "e2b")
     shown = config.show()
     assert all(each.origin == f"HUTCH_{each.key.upper()}" for each in shown)
 

@@ -12,7 +12,7 @@ from hutch.errors import Invalid, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities, Missing
 from hutch.model.limits import LimitsAsked
 from hutch.model.spec import EffectiveSpec, Isolation, Mount, MountMode, NetworkMode, Retention, Spec, Workspace
-from hutch.policy.effective import clamp_timeout, effective, provider_of
+from hutch.policy.effective import clamp_timeout, effective, providers_of
 from hutch.policy.profiles import BUILT_IN, LOCKABLE, Maxima, Profile, ProfileTable, resolve, value_of
 from hutch.policy.values import BOUNDS, LIMIT_NAMES
 from tests.policy.machines import ABLE
@@ -82,11 +82,11 @@ def test_a_locked_image_is_the_profiles() -> None:
 
 
 def test_the_provider_is_the_callers_unless_locked() -> None:
-    assert provider_of(Spec(), DEFAULT, "native") == "native"
-    assert provider_of(Spec(), DEFAULT.but(provider="docker"), "native") == "docker"
-    assert provider_of(Spec(provider="e2b"), DEFAULT.but(provider="docker"), "native") == "e2b"
+    assert providers_of(Spec(), DEFAULT, "native") == ("native",)
+    assert providers_of(Spec(), DEFAULT.but(provider="docker"), "native") == ("docker",)
+    assert providers_of(Spec(provider="e2b"), DEFAULT.but(provider="docker"), "native", ("podman",)) == ("e2b",)
     locked = DEFAULT.but(provider="docker", locked=frozenset({"provider"}))
-    assert provider_of(Spec(provider="e2b"), locked, "native") == "docker"
+    assert providers_of(Spec(provider="e2b"), locked, "native", ("docker", "podman")) == ("docker", "podman")
     answer = effective(Spec(provider="e2b"), locked, ABLE, provider="docker")
     assert told(answer) == ["provider e2b → docker: locked by profile default"]
 

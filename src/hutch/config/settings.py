@@ -31,6 +31,7 @@ class Written(Record, frozen=True, kw_only=True):
     state_dir: str | None = None
     run_dir: str | None = None
     provider: str | None = None
+    fallback: tuple[str, ...] | None = None
     profile: str | None = None
     image: str | None = None
     mount_roots: tuple[str, ...] | None = None
@@ -48,6 +49,7 @@ class Written(Record, frozen=True, kw_only=True):
 
 _KEYS = Written.__struct_fields__
 _TABLES = ("profiles", "providers", "quotas", "pool", "server")
+_LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
 
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*")
@@ -73,6 +75,8 @@ class Config(Record, frozen=True, kw_only=True):
     """Sockets of running boxes; at most 79 bytes long. Default: $XDG_RUNTIME_DIR/hutch; root: /run/hutch."""
     provider: str = "native"
     """Which engine makes a box whose caller and profile name none."""
+    fallback: tuple[str, ...] = ()
+    """Which engines may stand in for it, in this order. One that does not enforce what a profile needs is passed by."""
     profile: str = "default"
     """The profile of a box whose caller names none."""
     image: str | None = None
@@ -189,6 +193,12 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("orphan_grace_sec", "is not a number of seconds from above 0 to 86400")
         if not is_name(self.provider):
             raise self._wrong("provider", "is not a name")
+        if not all(is_name(name) for name in self.fallback):
+            raise self._wrong("fallback", "is not a list of names")
+        if "host" in self.fallback:
+            raise self._wrong(
+                "fallback", "names host, which isolates nothing", "a box on the host is asked for by name"
+            )
         if self.lease_sec < 0 or self.queue_sec < 0:
             raise self._wrong("lease_sec" if self.lease_sec < 0 else "queue_sec", "is negative")
         if self.idle_action not in ("destroy", "pause"):
@@ -244,7 +254,7 @@ class _Loading:
         for variable, value in environ.items():
             key = variables.get(variable)
             if key is not None and value:
-                given[key] = value.split(os.pathsep) if key in ("mount_roots", "mount_refused") else value
+                given[key] = value.split(os.pathsep) if key in _LISTS else value
             elif key is None and variable.startswith("HUTCH_") and variable != "HUTCH_CONFIG":
                 _check_near(variable, list(variables))
         source = Source(origin=lambda *key: f"HUTCH_{key[0].upper()}" if key else "environment", text=True)

@@ -1,12 +1,15 @@
 """The engines a keeper uses: one provider object for each name, its capabilities, and the effective spec they allow."""
 
+from collections.abc import Mapping
+
 from hutch.config import Config
-from hutch.errors import HutchError
+from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
+from hutch.keeper.breaker import Breaker
 from hutch.model.capabilities import Capabilities
 from hutch.model.places import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
 from hutch.policy import mounts
-from hutch.policy.effective import effective, provider_of
+from hutch.policy.effective import effective, providers_of
 from hutch.providers import registry
 from hutch.providers.base import Provider
 
@@ -18,6 +21,7 @@ class Engines:
         self._config = config
         self._providers: dict[str, Provider] = dict(given or {})
         self._capabilities: dict[str, Capabilities] = {}
+        self._breakers: dict[str, Breaker] = {}
 
     def provider(self, name: str) -> Provider:
         provider = self._providers.get(name)
@@ -41,20 +45,50 @@ class Engines:
         except HutchError as error:
             return Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
 
-    async def decide(self, spec: Spec) -> tuple[Provider, EffectiveSpec]:
-        """Which provider makes this box, and what policy makes of the spec on it. Never falls back to the host."""
+    async def decide(self, spec: Spec, failed: Mapping[str, str] | None = None) -> tuple[Provider, EffectiveSpec]:
+        """Which provider makes this box, and what policy makes of the spec on it. One that is out of order, or does not
+        enforce what the profile needs, is passed by, and the adjustments say why. Never falls back to the host.
+
+        `failed`: those that were tried for this box already, with the reasons."""
         config = self._config
         profile = config.resolve_profile(spec.profile)
-        name = provider_of(spec, profile, config.provider)
-        answer = effective(
-            spec,
-            profile,
-            await self.capabilities(name),
-            provider=name,
-            default_image=config.image,
-            strict=config.strict,
-        )
-        return self.provider(name), answer
+        names = self._names(spec)
+        passed = dict(failed or {})
+        first: HutchError | None = None
+        for name in names:
+            if name in passed:
+                continue
+            if len(names) > 1 and (reason := self.breaker(name).open()):
+                passed[name] = reason
+                continue
+            try:
+                capabilities = await self.capabilities(name)
+                answer = effective(
+                    spec, profile, capabilities, provider=name, default_image=config.image,
+                    provider_image=capabilities.default_image, strict=config.strict, passed=passed,
+                )  # fmt: skip
+                return self.provider(name), answer
+            except (Unavailable, Unsupported, Refused, NotFound) as error:
+                first = first or error
+                passed[name] = error.message
+        if first is not None and len(passed) == 1:
+            raise first
+        told = "; ".join(f"{name}: {reason}" for name, reason in passed.items())
+        raise Unavailable(
+            f"no provider can make this box: {told}", details={"providers": passed},
+            remedy=(first.remedy if first is not None else None) or "hutch doctor",
+        )  # fmt: skip
+
+    def others(self, spec: Spec, failed: Mapping[str, str]) -> bool:
+        """Whether a provider is left that may stand in for those that failed."""
+        return bool(set(self._names(spec)) - set(failed))
+
+    def _names(self, spec: Spec) -> tuple[str, ...]:
+        config = self._config
+        return providers_of(spec, config.resolve_profile(spec.profile), config.provider, config.fallback)
+
+    def breaker(self, name: str) -> Breaker:
+        return self._breakers.setdefault(name, Breaker())
 
     def places(self, spec: EffectiveSpec) -> CheckedMounts:
         """The host places this box may show, each opened and pinned; Refused or FileMissing before anything starts."""

@@ -4,7 +4,7 @@ import asyncio
 import time
 
 from hutch.config import Config
-from hutch.errors import Conflict, HutchError, Unavailable
+from hutch.errors import Conflict, EngineError, HutchError, Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
@@ -45,8 +45,27 @@ class Maker:
         self._liveness = liveness
 
     async def make(self, spec: Spec, lease: Lease | None, owner: str, key: str) -> Live:
-        """A running box. If it fails, or the caller is cancelled, at any point, nothing of it remains."""
-        provider, effective = await self._engines.decide(spec)
+        """A running box. An engine that fails is stood in for by the next that may; if none is left, or the caller is
+        cancelled, nothing of the box remains."""
+        failed: dict[str, str] = {}
+        while True:
+            provider, effective = await self._engines.decide(spec, failed)
+            breaker = self._engines.breaker(effective.provider)
+            try:
+                live = await self._make(provider, effective, lease, owner, key)
+            except (Unavailable, EngineError) as error:
+                breaker.failed(error.message)
+                failed[effective.provider] = error.message
+                if not self._engines.others(spec, failed):
+                    raise
+                log("keeper").warning("provider failed, another stands in", provider=effective.provider, error=error)
+            else:
+                breaker.worked()
+                return live
+
+    async def _make(
+        self, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
+    ) -> Live:
         order = await self.order(new_box_id(), effective, owner)
         now = time.time()
         record = BoxRecord(

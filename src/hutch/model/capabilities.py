@@ -46,6 +46,8 @@ class Capabilities(Record, frozen=True, kw_only=True):
     networks: tuple[NetworkMode, ...] = (NetworkMode.OFF,)
     images: tuple[str, ...] = ()
     """Kinds of image references accepted: host, dir, tar, oci."""
+    default_image: str = "host"
+    """What a box is made from if nobody names an image; empty: one must be named."""
     mounts: bool = False
     ports: bool = False
     grades: Grades = msgspec.field(default_factory=Grades)

@@ -5,6 +5,7 @@ be shown is decided by `policy.mounts`, which has to open it.
 """
 
 import os
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -27,10 +28,13 @@ from hutch.policy.profiles import Profile
 T = TypeVar("T")
 
 
-def provider_of(spec: Spec, profile: Profile, default: str) -> str:
-    """Which provider makes the box: the caller's, the profile's, the configuration's; a locked one is the profile's."""
-    own = profile.provider or default
-    return own if profile.locks("provider") else spec.provider or own
+def providers_of(spec: Spec, profile: Profile, default: str, fallback: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Which providers may make the box, in this order: the caller's alone, else the profile's and the configuration's
+    with those that may stand in for it. A locked one is the profile's."""
+    if spec.provider and not profile.locks("provider"):
+        return (spec.provider,)
+    stand_ins = fallback if profile.fallback is None else profile.fallback
+    return tuple(dict.fromkeys((profile.provider or default, *stand_ins)))
 
 
 def effective(
@@ -42,9 +46,11 @@ def effective(
     default_image: str | None = None,
     provider_image: str = "host",
     strict: bool = False,
+    passed: Mapping[str, str] | None = None,
 ) -> EffectiveSpec:
     """Invalid: the request is wrong; Refused: policy says no; Unsupported: the provider cannot do that; Unavailable: it
-    can do nothing here. `default_image` is the configuration's, `provider_image` the last resort."""
+    can do nothing here. `default_image` is the configuration's, `provider_image` the last resort. `passed` are the
+    providers that came first and could not, with the reasons."""
     spec = _decoded(spec)
     if not capabilities.usable:
         raise Unavailable(
@@ -53,6 +59,8 @@ def effective(
             details={"provider": provider},
         )
     ledger = _Ledger(profile)
+    for other, reason in (passed or {}).items():
+        ledger.note("provider", other, provider, reason)
     workspace = _workspace(spec, profile, ledger)
     limits = _limits(spec, profile, ledger)
     for limit in grades.check(profile, capabilities, strict=strict):

@@ -52,6 +52,8 @@ class Profile(Record, frozen=True, kw_only=True):
     workspace: Workspace = Workspace()
     provider: str | None = None
     """None: that of the configuration."""
+    fallback: tuple[str, ...] | None = None
+    """Which providers may stand in for it, in this order; None: those of the configuration."""
     image: str | None = None
     """Below the configuration's default image (B19); None: the provider's own."""
     workdir: str | None = None
@@ -101,6 +103,7 @@ class ProfileTable(Record, frozen=True, kw_only=True):
     ttl_sec: float | None = None
     workspace: WorkspaceTable = WorkspaceTable()
     provider: str | None = None
+    fallback: tuple[str, ...] | None = None
     image: str | None = None
     workdir: str | None = None
     user: str | None = None
@@ -261,8 +264,8 @@ def _inherit(parent: Profile, name: str, table: ProfileTable) -> Profile:
 
 
 _PLAIN = (
-    "network", "read_only_root", "idle_timeout_sec", "ttl_sec", "provider", "image", "workdir", "user", "mounts",
-    "allow_private", "retention", "ports", "min_isolation", "strict", "accept_unenforced",
+    "network", "read_only_root", "idle_timeout_sec", "ttl_sec", "provider", "fallback", "image", "workdir", "user",
+    "mounts", "allow_private", "retention", "ports", "min_isolation", "strict", "accept_unenforced",
 )  # fmt: skip
 
 

@@ -1,0 +1,110 @@
+"""Which engine makes a box when several may: the order, what is passed by and why, and the breaker (S10, B26)."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch.config import Config
+from hutch.errors import ConfigError, EngineError, Unavailable
+from hutch.keeper import breaker
+from hutch.keeper.embedded import Hutch
+from hutch.keeper.engines import Engines
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.sqlite import SqliteStore
+from hutch.model.capabilities import Capabilities
+from hutch.model.spec_kinds import Isolation
+from tests.keeper.faulty import Engine, FaultyProvider
+
+
+class Named(FaultyProvider):
+    """A second engine on the fake machine, with its own name and claims."""
+
+    def __init__(self, engine: Engine, name: str, **claims: Any) -> None:
+        super().__init__(engine)
+        self.name = name  # type: ignore[misc]
+        self.claims = claims
+
+    async def probe(self) -> Capabilities:
+        return (await super().probe()).but(provider=self.name, **self.claims)
+
+
+def house(tmp_path: Path, *providers: Named, **settings: Any) -> Hutch:
+    names = [provider.name for provider in providers]
+    config = Config.load(
+        environ={}, cwd=tmp_path, state_dir=str(tmp_path / "s"), run_dir=str(tmp_path / "r"), provider=names[0],
+        fallback=names[1:], **settings,
+    )  # fmt: skip
+    engines = Engines(config, {provider.name: provider for provider in providers})
+    return Hutch(keeper=Keeper(config, SqliteStore(tmp_path / "s" / "hutch.db"), engines))
+
+
+async def test_an_engine_that_is_not_there_is_stood_in_for_and_the_record_says_why(tmp_path: Path) -> None:
+    one, two = Engine(), Engine()
+    absent = Named(one, "one", usable=False, reason="its daemon does not answer")
+    async with house(tmp_path, absent, Named(two, "two")) as hutch, hutch.box() as box:
+        assert (await box.info()).provider == "two"
+        assert [str(each) for each in box.adjustments if each.field == "provider"] == [
+            "provider one → two: provider one is not usable here: its daemon does not answer"
+        ]
+        assert set(two.boxes) == {box.id}
+
+
+async def test_an_engine_that_fails_to_make_the_box_leaves_nothing_and_the_next_makes_it(tmp_path: Path) -> None:
+    one, two = Engine(), Engine()
+    one.fault = lambda op, box_id: EngineError("out of order") if op == "create" else None
+    async with house(tmp_path, Named(one, "one"), Named(two, "two")) as hutch, hutch.box() as box:
+        assert (await box.info()).provider == "two"
+        assert not one.boxes
+        assert [each.id for each in await hutch.boxes()] == [box.id]
+
+
+async def test_only_an_engine_that_enforces_what_the_profile_needs_stands_in(tmp_path: Path) -> None:
+    weak, strong = Engine(), Engine()
+    first = Named(Engine(), "first", usable=False, reason="absent")
+    walls = {"profiles": {"walled": {"min_isolation": "vm"}}, "profile": "walled"}
+    async with house(
+        tmp_path, first, Named(weak, "weak"), Named(strong, "strong", isolation=Isolation.VM), **walls
+    ) as h:
+        async with h.box() as box:
+            assert (await box.info()).provider == "strong"
+    assert not [op for op, _ in weak.log if op == "create"], "the weak engine was never asked"
+
+
+async def test_a_caller_who_names_an_engine_gets_that_one_or_an_error(tmp_path: Path) -> None:
+    absent = Named(Engine(), "one", usable=False, reason="absent")
+    async with house(tmp_path, absent, Named(Engine(), "two")) as hutch:
+        with pytest.raises(Unavailable, match="one is not usable"):
+            await hutch.create(provider="one")
+
+
+async def test_when_none_can_every_reason_is_told(tmp_path: Path) -> None:
+    one, two = Named(Engine(), "one", usable=False, reason="no daemon"), Named(Engine(), "two")
+    two.engine.fault = lambda op, box_id: EngineError("no disk") if op == "create" else None
+    async with house(tmp_path, one, two) as hutch:
+        with pytest.raises(Unavailable, match=r"no disk.*no daemon"):
+            await hutch.create()
+    both = [Named(Engine(), name, usable=False, reason=f"{name} is absent") for name in ("one", "two")]
+    async with house(tmp_path, *both) as hutch:
+        with pytest.raises(Unavailable, match=r"one is absent.*two is absent"):
+            await hutch.create()
+
+
+async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two = Engine(), Engine()
+    one.fault = lambda op, box_id: EngineError("out of order") if op == "create" else None
+    tried = lambda: sum(op == "create" for op, _ in one.log)  # noqa: E731
+    async with house(tmp_path, Named(one, "one"), Named(two, "two")) as hutch:
+        for _ in range(breaker.FAILURES + 2):
+            await hutch.create()
+        assert tried() == breaker.FAILURES
+        monkeypatch.setattr(breaker, "COOL_SECONDS", 0.0)
+        one.fault = lambda op, box_id: None
+        assert (await (await hutch.create()).info()).provider == "one", "its time is over, and it works again"
+
+
+def test_the_host_is_never_a_stand_in(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="isolates nothing"):
+        Config.load(environ={}, cwd=tmp_path, fallback=["host"])
