@@ -235,7 +235,7 @@ def test_settings_of_a_provider_reach_it_and_it_alone(tmp_path: Path) -> None:
     config = load(tmp_path, text, None, state_dir="/s", run_dir="/r", providers={"e2b": {"region": "us"}})
     assert config.for_provider("e2b") == {"api_key": "hunter2", "region": "us"}
     assert config.for_provider("docker") == {}
-    assert config.for_provider("native") == {"state_dir": "/s", "run_dir": "/r", "stems": 3}
+    assert config.for_provider("native") == {"state_dir": "/s", "run_dir": "/r", "images": config.images, "stems": 3}
 
 
 def test_show_hides_secrets(tmp_path: Path) -> None:

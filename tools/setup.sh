@@ -15,6 +15,11 @@ packages=(
   bubblewrap          # a peer to measure beside
   postgresql          # the store that several machines share; the tests start a server of their own
   file git            # what commands in the tests call
+  docker-registry     # images: the tests start one of their own, on loopback
+  apache2-utils       # htpasswd, for a registry that asks who comes
+  busybox-static      # the smallest image that can do something
+  debootstrap         # a real distribution's image, in `make prove`
+  chromium            # the browser that tries to drive a local server
 )
 
 missing_packages() {

@@ -9,6 +9,7 @@ from bench.measures.execs import execs
 from bench.measures.keeping import found, handle
 from bench.measures.many import burst, idle, rate
 from bench.measures.output import output
+from bench.measures.tools import tools
 from bench.numbers import Number
 from bench.setting import Setting
 
@@ -23,4 +24,5 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "rate": rate,
     "idle": idle,
     "output": output,
+    "tools": tools,
 }

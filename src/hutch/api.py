@@ -8,8 +8,17 @@ from typing import Any, Protocol
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 from hutch.model.results import Chunk, JobInfo, Result, Usage
-from hutch.model.skills import SkillInfo
+from hutch.model.skills import (
+    FoundSkill,
+    SkillBinding,
+    SkillFile,
+    SkillInfo,
+    SkillPlace,
+    SkillPreview,
+    SkillVersion,
+)
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
@@ -141,9 +150,10 @@ class Box(Protocol):
     async def start(
         self, command: Shell | Argv, *, cwd: str | None = None, env: dict[str, str] | None = None,
         timeout: float | None = None, user: str | None = None, pty: bool = False, rows: int = 24, cols: int = 80,
-        name: str = "",
+        name: str = "", follow: bool = False,
     ) -> Job:  # fmt: skip
-        """Start a job; stdin stays open."""
+        """Start a job; stdin stays open. `follow`: the caller reads along, so output waits for `Job.follow` instead of
+        being spilled."""
 
     async def jobs(self) -> tuple[JobInfo, ...]: ...
 
@@ -206,8 +216,27 @@ class Volumes(Protocol):
         """Conflict while a box works in it."""
 
 
+class Receipts(Protocol):
+    """The tamper-evident record of what was done to boxes; it outlives them."""
+
+    async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
+        """In order, from past number `after` on. NotFound if there are none of this box."""
+
+    async def chains(self) -> tuple[Chain, ...]:
+        """One for each box that has, or had, receipts."""
+
+    async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
+        """Whether every receipt is what was written: of one box, or of all."""
+
+    def export(self, box_id: str = "") -> AsyncIterator[bytes]:
+        """Lines of JSON that `hutch receipts verify --file` can check anywhere."""
+
+    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
+        """Put a word of your own on record: `op` is `tool.NAME` or `note.NAME`."""
+
+
 class Skills(Protocol):
-    """Skill packages of this owner: what an agent can activate. Installing and versions: see docs/guides/skills.md."""
+    """Skill packages of this owner: what an agent can activate, and their versions. See docs/guides/skills.md."""
 
     async def all(self) -> tuple[SkillInfo, ...]: ...
 
@@ -215,6 +244,67 @@ class Skills(Protocol):
 
     async def body(self, name: str) -> str:
         """The instructions of its SKILL.md, without the front matter."""
+
+    async def files(self, name: str, version: str = "") -> tuple[SkillFile, ...]: ...
+
+    async def read_file(self, name: str, path: str, version: str = "") -> bytes: ...
+
+    async def versions(self, name: str) -> tuple[SkillVersion, ...]:
+        """Newest first."""
+
+    async def export(self, name: str, version: str = "") -> bytes:
+        """A zip; the same version gives the same bytes."""
+
+    async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
+        """The skills in a tree of directories of this machine; `problem` says why one could not be installed."""
+
+    async def preview(
+        self, source: str | Path | bytes, *, path: str = "", ref: str = "", local_git: bool = False
+    ) -> SkillPreview:
+        """What `install` would bring, and what that changes."""
+
+    async def install(
+        self, source: str | Path | bytes, *, path: str = "", ref: str = "", local_git: bool = False, digest: str = ""
+    ) -> SkillInfo:
+        """From a directory, a zip (a file or its bytes), a git URL, or with `local_git` a repository on this machine.
+        `path` says which of several skills; with `digest` only exactly what a preview has shown is installed.
+        The same content twice is one version. Conflict while the skill is pinned to another one."""
+
+    async def create(self, name: str, description: str, body: str = "") -> SkillInfo:
+        """A new skill of one file."""
+
+    async def write_file(
+        self, name: str, path: str, data: bytes | str, *, executable: bool = False, expect: str = ""
+    ) -> SkillInfo:
+        """A new version in which this file is so, and every other as it was. `expect`: Conflict if another version
+        than this one is active."""
+
+    async def remove_file(self, name: str, path: str, *, expect: str = "") -> SkillInfo: ...
+
+    async def save(self, name: str, box: Box, path: str = "") -> SkillInfo:
+        """What was edited in a box (by default in the skill's state directory under `edit`) as a new version."""
+
+    async def upgrade(self, name: str) -> SkillInfo:
+        """The newest from where the active version came."""
+
+    async def rollback(self, name: str, version: str = "") -> SkillInfo:
+        """To the version before, or to the one named."""
+
+    async def pin(self, name: str, version: str = "") -> SkillInfo:
+        """Nothing changes its active version until it is unpinned."""
+
+    async def unpin(self, name: str) -> SkillInfo: ...
+
+    async def remove(self, name: str) -> None:
+        """With all its versions; running boxes no longer show it."""
+
+    async def bindings(self) -> tuple[SkillBinding, ...]: ...
+
+    async def bind(self, group: str, names: Sequence[str]) -> SkillBinding:
+        """Boxes made with `skills=group` show exactly these, now and later. No names: the group ends."""
+
+    async def prepare(self, name: str, box: Box) -> SkillPlace:
+        """Make a skill ready in a box: its dependencies, its state directory; what its programs need to be told."""
 
 
 class Hutch(Protocol):
@@ -281,6 +371,12 @@ class Hutch(Protocol):
 
     @property
     def volumes(self) -> Volumes: ...
+
+    @property
+    def receipts(self) -> Receipts: ...
+
+    @property
+    def skills(self) -> Skills: ...
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Those after the `seq` that was seen last, oldest first."""

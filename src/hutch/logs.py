@@ -24,6 +24,8 @@ _SECRET_KEY = re.compile(
     r"secret|token|passw|passphrase|credential|authorization|cookie|private_?key|api_?key|(^|[^a-z])key([^a-z]|$)",
     re.IGNORECASE,
 )
+_API_KEY = re.compile(r"(hutch_k[0-9a-f]{12}_)[\w-]{16,}")
+"""A key of a server, wherever somebody has put it: its id may be told."""
 _QUOTED = frozenset(' "=\\')
 _SHORT = 6
 """Of a shorter secret no occurrence inside other text is hidden: `1` would blot out every number."""
@@ -67,6 +69,8 @@ class _Secrets:
     def hide(self, text: str) -> str:
         if text in self._counts:
             return HIDDEN
+        if "hutch_k" in text:
+            text = _API_KEY.sub(rf"\1{HIDDEN}", text)
         pattern = self._pattern
         return pattern.sub(HIDDEN, text) if pattern else text
 

@@ -18,6 +18,7 @@ from hutch.model.results import JobState
 from hutch.model.spec import Order
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
+from hutch.providers.linked.link import Link
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawning import Begun
@@ -198,10 +199,10 @@ async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
 class Stopping(NativeProvider):
     """Its spawner is stopped as soon as a box's first process exists: it does not hear that the guest serves."""
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun) -> NativeInstance:
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
         await begun.facts
         os.kill(self.spawner(), signal.SIGSTOP)
-        return await super()._meet(order, planned, begun)
+        return await super()._meet(order, planned, begun, link)
 
     def spawner(self) -> int:
         (spawners,) = self._spawners.values()

@@ -14,7 +14,7 @@ SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
     ({"profile": "nope"}, NotFound),
     ({"image": "nope"}, Invalid),
     ({"image": "dir:relative"}, Invalid),
-    ({"image": "oci:debian"}, Unsupported),
+    ({"image": "oci:debian"}, NotFound),
     ({"user": "nobody-knows"}, Invalid),
     ({"workdir": "relative"}, Invalid),
     ({"memory_mb": -1}, Invalid),

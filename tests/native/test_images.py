@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.native.boxes import box, engine, out
 
-from hutch.errors import HutchError, Invalid, NotFound, Unsupported
+from hutch.errors import HutchError, Invalid, NotFound
 from hutch.providers.native import skeleton, unpacking
 from hutch.providers.native.images import Images
 
@@ -90,10 +90,12 @@ async def test_references_that_cannot_be_used_say_why(tmp_path: Path) -> None:
     images = Images(str(tmp_path))
     for reference, kind in (
         ("dir:/nowhere", NotFound), ("dir:relative", NotFound), ("tar:/nowhere", NotFound), ("dir:/", Invalid),
-        ("oci:debian", Unsupported), ("nonsense", Invalid),
+        ("nonsense", Invalid),
     ):  # fmt: skip
         with pytest.raises(kind):
             await images.resolve(reference)
+    with pytest.raises(NotFound, match="hutch image pull debian"):
+        await images.stand("oci:debian", "b" * 20, ())
 
 
 def test_the_machine_s_etc_holds_nothing_secret() -> None:

@@ -8,7 +8,9 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "shell": ("hutch.cli.shell", "open a shell in a new box"),
     "box": ("hutch.cli.box", "make boxes that stay, and work in them"),
     "volume": ("hutch.cli.volume", "named directories that outlive boxes"),
+    "image": ("hutch.cli.image", "images that boxes can stand on"),
     "events": ("hutch.cli.events", "what happened to boxes"),
+    "receipts": ("hutch.cli.receipts", "what was done to boxes, and by whom: proven"),
     "serve": ("hutch.cli.serve", "serve boxes over HTTP"),
     "key": ("hutch.cli.key", "make and revoke keys for the server"),
     "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),
@@ -41,11 +43,27 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "release": ("hutch.cli.box.release", "give up the lease of a box"),
         "destroy": ("hutch.cli.box.destroy", "end boxes, with their files"),
     },
+    "receipts": {
+        "list": ("hutch.cli.receipts.list", "the receipts of a box, or the chains there are"),
+        "show": ("hutch.cli.receipts.show", "one receipt, whole"),
+        "verify": ("hutch.cli.receipts.verify", "whether every receipt is what was written"),
+        "export": ("hutch.cli.receipts.export", "lines of JSON that can be verified anywhere"),
+    },
     "volume": {
         "create": ("hutch.cli.volume.create", "make a volume"),
         "list": ("hutch.cli.volume.list", "the volumes there are"),
         "show": ("hutch.cli.volume.show", "one volume, and the boxes that use it"),
         "remove": ("hutch.cli.volume.remove", "remove a volume, with its files"),
+    },
+    "image": {
+        "pull": ("hutch.cli.image.pull", "fetch an image from a registry"),
+        "import": ("hutch.cli.image.import_", "take images from a layout, a `docker save` archive or a root's tar"),
+        "build": ("hutch.cli.image.build", "make an image from another one, step by step"),
+        "list": ("hutch.cli.image.list", "the images there are"),
+        "show": ("hutch.cli.image.show", "one image, its layers, and the boxes on it"),
+        "export": ("hutch.cli.image.export", "write an image as an OCI layout"),
+        "remove": ("hutch.cli.image.remove", "remove images, with layers nobody else needs"),
+        "prune": ("hutch.cli.image.prune", "remove what no image and no box needs"),
     },
 }
 """Commands that have commands: the same for each of theirs."""

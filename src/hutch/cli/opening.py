@@ -23,7 +23,7 @@ def configuration(arguments: argparse.Namespace) -> Config:
 @asynccontextmanager
 async def hutch_of(arguments: argparse.Namespace) -> "AsyncIterator[Hutch]":
     """A Hutch for one command: nothing of it outlives the process, so its records stay in memory."""
-    config = configuration(arguments)
+    config = await with_image(arguments, configuration(arguments))
     if sys.platform != "linux" and (getattr(arguments, "provider", None) or config.provider) == "native":
         raise not_linux()
     from hutch.keeper.embedded import Hutch
@@ -36,6 +36,19 @@ async def hutch_of(arguments: argparse.Namespace) -> "AsyncIterator[Hutch]":
         yield Hutch(keeper=keeper)
     finally:
         await keeper.close()
+
+
+async def with_image(arguments: argparse.Namespace, config: Config) -> Config:
+    """If the native engine's box is to stand on an image of a registry, it is here when this returns."""
+    if not config.enabled:
+        return config
+    profile = config.resolve_profile(arguments.profile)
+    reference = (profile.locks("image") and profile.image) or arguments.image or config.image or profile.image or ""
+    if not reference.startswith("oci:") or (arguments.provider or profile.provider or config.provider) != "native":
+        return config
+    from hutch.cli.image.ensuring import ensure
+
+    return await ensure(arguments, config, reference)
 
 
 def not_linux() -> Unavailable:

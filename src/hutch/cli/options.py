@@ -16,7 +16,8 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
     box = parser.add_argument_group("the box")
     box.add_argument("--profile", help="defaults, locks and maxima (`hutch profiles`)")
     box.add_argument("--provider", help="which engine makes the box (`hutch providers`)")
-    box.add_argument("--image", metavar="REF", help="host | dir:PATH | tar:PATH")
+    box.add_argument("--image", metavar="REF", help="host | dir:PATH | tar:PATH | oci:NAME")
+    box.add_argument("--pull", choices=("missing", "always", "never"), help="when an oci: image is fetched (missing)")
     box.add_argument("--net", choices=("off", "on"), dest="network", help="outbound network")
     box.add_argument(
         "--mount",
@@ -32,6 +33,10 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
     )
     box.add_argument("--user", "-u", help="user (default), root (of the box) or a number")
     box.add_argument("--workdir", "-w", metavar="DIR", help="where the command starts, in the box")
+    add_limits(parser)
+
+
+def add_limits(parser: argparse.ArgumentParser) -> None:
     limits = parser.add_argument_group("limits")
     limits.add_argument("--cpus", type=number)
     limits.add_argument("--memory", type=_megabytes, metavar="MB", help="megabytes, or with a unit: 512m, 2g")
@@ -53,6 +58,12 @@ def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "secrets": {name: _from_here(name) for name in arguments.secret} or None,
         "user": arguments.user,
         "workdir": arguments.workdir,
+    }
+    return {name: value for name, value in asked.items() if value is not None} | limits_of(arguments)
+
+
+def limits_of(arguments: argparse.Namespace) -> dict[str, Any]:
+    asked = {
         "cpus": arguments.cpus,
         "memory_mb": arguments.memory,
         "disk_mb": arguments.disk,

@@ -14,6 +14,7 @@ from hutch.cli.attached import Attachment, Signals
 from hutch.cli.opening import hutch_of
 from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
+from hutch.config import Config
 from hutch.errors import Invalid
 from hutch.keeper.handles import BoxHandle
 from hutch.model.results import Cause, Result
@@ -43,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     argv = arguments.command[1:] if arguments.command[:1] == ["--"] else arguments.command
-    if not argv:
+    if not argv and not (arguments.image or "").startswith("oci:"):
         raise Invalid("there is no command to run", op="run", remedy="for example: hutch run -- echo hello")
     if arguments.json and arguments.tty:
         raise Invalid("--json and -t exclude each other", op="run", remedy="leave one out")
@@ -60,6 +61,7 @@ async def in_new_box(
         try:
             async with hutch_of(arguments) as hutch, hutch.box(**spec_of(arguments)) as box:
                 seconds, clamped = clamp_timeout(timeout, box.spec.limits) if timeout != 0 else (0.0, None)
+                argv = argv or await _command_of_image(hutch.config, box.spec.image)
                 order = Command(command=argv, timeout_sec=seconds or None, follow=not arguments.json)
                 notes = [str(adjustment) for adjustment in (*box.adjustments, clamped) if adjustment]
                 if not arguments.json:
@@ -75,6 +77,12 @@ async def in_new_box(
         emit_json(as_plain(result, box, notes))
         return code_of(result)
     return ending(result, attachment)
+
+
+async def _command_of_image(config: Config, reference: str) -> tuple[str, ...]:
+    from hutch.cli.image.ensuring import command_of
+
+    return await asyncio.to_thread(command_of, config, reference)
 
 
 def tell(notes: list[str]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from hutch.cli.opening import configuration, not_linux
+from hutch.cli.opening import configuration, not_linux, with_image
 from hutch.config import Config
 from hutch.errors import Disabled, Invalid
 from hutch.model import durations
@@ -49,6 +49,8 @@ def session_name() -> str:
 async def visit(arguments: argparse.Namespace, *, grace: float | None = None) -> "AsyncIterator[Hutch]":
     """A Hutch on the state directory; its boxes go on when it ends."""
     config = _settled(configuration(arguments), grace)
+    if hasattr(arguments, "pull"):  # a box is to be made
+        config = await with_image(arguments, config)
     if sys.platform != "linux" and (getattr(arguments, "provider", None) or config.provider) == "native":
         raise not_linux()
     from hutch.keeper.embedded import Hutch, durable

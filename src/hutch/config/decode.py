@@ -9,6 +9,7 @@ import msgspec
 
 from hutch.errors import ConfigError
 from hutch.model.spec import Mount
+from hutch.policy.permissions import CommandRule, PathRule
 from hutch.policy.profiles import LimitsTable, Maxima, WorkspaceTable
 
 T = TypeVar("T")
@@ -16,7 +17,8 @@ T = TypeVar("T")
 _MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
 _UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
 _INNER: dict[str, type[msgspec.Struct]] = {
-    "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount,
+    "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
+    "paths": PathRule,
 }  # fmt: skip
 
 

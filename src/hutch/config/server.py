@@ -20,13 +20,13 @@ class ServerTable(Record, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Origins whose pages may call, such as https://bots.example.org; a server's own origin always may."""
     rate_per_sec: float = 1000.0
-    """Requests a key may make each second, with twice as many at once; 0: no limit."""
+    """Requests a key may make each second, with twice as many at once, and an address without a good key; 0: no limit."""
     max_body_mb: int = 16
     """Largest body that is not a file."""
     max_upload_mb: int = 16384
     """Largest file that is written by one request."""
     body_timeout_sec: float = 60.0
-    """How long a body may stand still before the request is given up."""
+    """How long a body may stand still, and how long the headers before it may take, until the request is given up."""
     drain_sec: float = 10.0
     """How long requests may take to finish when the server is told to end."""
 

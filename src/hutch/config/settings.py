@@ -16,10 +16,12 @@ from hutch.config import directories, file
 from hutch.config.decode import Source, decode, unknown_key
 from hutch.config.server import ServerTable
 from hutch.errors import ConfigError, HutchError, NotFound
+from hutch.images.settings import ImageSettings
 from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
 from hutch.model.record import Record
-from hutch.policy import profiles
+from hutch.policy import permissions, profiles
+from hutch.policy.permissions import AgentPermissions
 from hutch.policy.profiles import Profile, ProfileTable
 from hutch.policy.quotas import Quota
 
@@ -43,12 +45,15 @@ class Written(Record, frozen=True, kw_only=True):
     queue_sec: float | None = None
     idle_action: str | None = None
     strict: bool | None = None
+    receipts: str | None = None
+    receipts_days: float | None = None
+    receipts_rows: int | None = None
     log_level: str | None = None
     log_format: str | None = None
 
 
 _KEYS = Written.__struct_fields__
-_TABLES = ("profiles", "providers", "quotas", "pool", "server")
+_TABLES = ("profiles", "providers", "quotas", "pool", "server", "images", "permissions")
 _LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
 
@@ -99,6 +104,12 @@ class Config(Record, frozen=True, kw_only=True):
     """What happens to an idle box first: destroy, or pause (and destroy after as long again)."""
     strict: bool = False
     """Refuse a box whose limits are not held by a cgroup or a quota."""
+    receipts: str = "on"
+    """Whether each operation is put on record: on, strict (the answer waits until it is), or off."""
+    receipts_days: float = 30.0
+    """How long the receipts of a gone box are kept."""
+    receipts_rows: int = 1_000_000
+    """How many receipts are kept; past that, those of the boxes that went first are removed."""
     log_level: str = "warning"
     """debug, info, warning, error or off."""
     log_format: str = "text"
@@ -111,8 +122,12 @@ class Config(Record, frozen=True, kw_only=True):
     """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
     pool: dict[str, int] = msgspec.field(default_factory=dict)
     """`[pool]`: how many boxes of each profile wait ready."""
+    permissions: dict[str, AgentPermissions] = msgspec.field(default_factory=dict)
+    """`[permissions.AGENT]`: what each agent may do with its tools; `[permissions."*"]` for whoever is not named."""
     server: ServerTable = ServerTable()
     """`[server]`: what `hutch serve` needs to know."""
+    images: ImageSettings = ImageSettings()
+    """`[images]`: when images are pulled, from whom, and how large they may be."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     """From a key to where its value was written; a key that is absent has its default."""
 
@@ -143,7 +158,9 @@ class Config(Record, frozen=True, kw_only=True):
             providers=loading.providers,
             quotas=loading.quotas,
             pool=loading.pool,
+            permissions=loading.permissions,
             server=decode(ServerTable, loading.server, Source(origin=lambda *key: "server"), "server"),
+            images=decode(ImageSettings, loading.images, Source(origin=lambda *key: "images"), "images"),
             origins=origins,
         )
         made._check()
@@ -157,7 +174,7 @@ class Config(Record, frozen=True, kw_only=True):
         """What `Provider.configure` is given. The native engine's boxes live in our own directories."""
         table = dict(self.providers.get(name, {}))
         if name == "native":
-            table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir)} | table
+            table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir), "images": self.images} | table
         return table
 
     @property
@@ -179,6 +196,8 @@ class Config(Record, frozen=True, kw_only=True):
         shown += [_shown_table(f"providers.{name}", table, self) for name, table in sorted(self.providers.items())]
         if "server" in self.origins:
             shown.append(_shown_table("server", self.server.to_plain(), self))
+        if "images" in self.origins:
+            shown.append(_shown_table("images", self.images.to_plain(), self))
         return tuple(shown)
 
     def _check(self) -> None:
@@ -203,11 +222,22 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("lease_sec" if self.lease_sec < 0 else "queue_sec", "is negative")
         if self.idle_action not in ("destroy", "pause"):
             raise self._wrong("idle_action", "is neither destroy nor pause")
+        if self.receipts not in ("on", "strict", "off"):
+            raise self._wrong("receipts", "is none of on, strict, off")
+        if self.receipts_days <= 0 or self.receipts_rows <= 0:
+            raise self._wrong("receipts_days" if self.receipts_days <= 0 else "receipts_rows", "is not above 0")
         self.server.check(self.origin("server"))
+        self.images.check(self.origin("images"))
         for name, size in self.pool.items():
             if not 0 <= size <= 1000:
                 raise ConfigError(f"pool.{name} = {size} is not a number from 0 to 1000", details={"field": "pool"})
             self.resolve_profile(name)
+        for name, rules in self.permissions.items():
+            try:
+                permissions.check(name, rules)
+            except ConfigError as error:
+                place = self.origin(f"permissions.{name}")
+                raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details) from error
         for name in self.profiles:
             try:
                 profiles.resolve(name, self.profiles)
@@ -241,7 +271,9 @@ class _Loading:
         self.providers: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, Quota] = {}
         self.pool: dict[str, int] = {}
+        self.permissions: dict[str, AgentPermissions] = {}
         self.server: dict[str, Any] = {}
+        self.images: dict[str, Any] = {}
 
     def add_file(self, found: file.ConfigFile) -> None:
         source = Source(origin=found.origin)
@@ -285,10 +317,18 @@ class _Loading:
             self.quotas[name] = decode(Quota, table, source, "quotas", name)
             self.origins[f"quotas.{name}"] = source.origin("quotas", name)
         self.pool |= decode(dict[str, int], plain.get("pool", {}), source, "pool")
+        rules = plain.get("permissions", {})
+        for name, table in decode(dict[str, dict[str, Any]], rules, source, "permissions").items():
+            self.permissions[name] = decode(AgentPermissions, table, source, "permissions", name)
+            self.origins[f"permissions.{name}"] = source.origin("permissions", name)
         if "server" in plain:
             decode(ServerTable, plain["server"], source, "server")
             self.server |= plain["server"]
             self.origins["server"] = source.origin("server")
+        if "images" in plain:
+            decode(ImageSettings, plain["images"], source, "images")
+            self.images |= plain["images"]
+            self.origins["images"] = source.origin("images")
 
     def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
         for field, value in table.items():

@@ -6,13 +6,13 @@ later with `channel.reply` or `channel.fail`, exactly once, and may set the chan
 
 from __future__ import annotations
 
-import json
-import socket
+import os
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest.loop import READ, WRITE
+from hutch.guest.payloads import decode, encode
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -45,7 +45,6 @@ MAX_CHANNELS = 4096
 BACKLOG = 1 << 20
 """Unsent bytes past which a connection's requests are not read: a keeper that does not listen cannot fill the box."""
 
-_encode = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 _received = bytearray(1 << 16)
 _received_view = memoryview(_received)
 
@@ -84,7 +83,7 @@ class Channel:
 
     def event(self, fields: Fields) -> bool:
         """False, and nothing sent, when the reader has granted no room: events count like data."""
-        payload = _encode(fields).encode()
+        payload = encode(fields)
         if len(payload) + FRAME_COST > self.credit:
             return False
         self.credit -= len(payload) + FRAME_COST
@@ -99,11 +98,11 @@ class Channel:
 
     def reply(self, fields: Fields | None = None, before: bytes = b"") -> None:
         """The end of the channel; `before` are whole frames that go out in the same write."""
-        payload = _encode(fields or {}).encode()
+        payload = encode(fields or {})
         self._finish(before + HEADER.pack(len(payload), REPLY, self.number) + payload)
 
     def fail(self, failure: Failure) -> None:
-        self._finish(frame(ERROR, self.number, _encode(failure.to_wire()).encode()))
+        self._finish(frame(ERROR, self.number, encode(failure.to_wire())))
 
     def _finish(self, frames: bytes) -> None:
         if not self.open:
@@ -129,30 +128,30 @@ class Channel:
 
 
 class Connection:
-    """One keeper. A malformed frame ends this connection, nothing else."""
+    """One keeper, at the other end of the stream socket `fd`. A malformed frame ends this connection, nothing else."""
 
     __slots__ = (
-        "_filled", "_guest", "_large", "_loop", "_operations", "_partial", "_socket", "_waiting", "backlog", "channels",
+        "_fd", "_filled", "_guest", "_large", "_loop", "_operations", "_partial", "_waiting", "backlog", "channels",
         "closed",
     )  # fmt: skip
 
-    def __init__(self, guest: Guest, sock: socket.socket, operations: dict[str, Operation]) -> None:
+    def __init__(self, guest: Guest, fd: int, operations: dict[str, Operation]) -> None:
         self.channels: dict[int, Channel] = {}
         self.backlog = 0
         self.closed = False
         self._guest = guest
         self._loop = guest.loop
-        self._socket = sock
+        self._fd = fd
         self._operations = operations
         self._partial = b""
         self._large: bytearray | None = None
         self._filled = 0
         self._waiting: deque[bytes] = deque()
-        sock.setblocking(False)
-        self._loop.watch(sock.fileno(), READ, self._ready)
+        os.set_blocking(fd, False)
+        self._loop.watch(fd, READ, self._ready)
 
     def greet(self, fields: Fields) -> None:
-        self.send(frame(HELLO, 0, _encode(fields).encode()))
+        self.send(frame(HELLO, 0, encode(fields)))
 
     # --- out -------------------------------------------------------------------------------------------------
 
@@ -166,7 +165,7 @@ class Connection:
         sent = 0
         if not self._waiting:
             try:
-                sent = self._socket.sendmsg((head, body)) if body else self._socket.send(head)
+                sent = os.writev(self._fd, (head, body)) if body else os.write(self._fd, head)
             except BlockingIOError:
                 sent = 0
             except OSError:
@@ -190,12 +189,12 @@ class Connection:
         events = WRITE if self._waiting else 0
         if self.backlog <= BACKLOG:
             events |= READ
-        self._loop.change(self._socket.fileno(), events)
+        self._loop.change(self._fd, events)
 
     def _flush(self) -> None:
         try:
             while self._waiting:
-                sent = self._socket.send(self._waiting[0])
+                sent = os.write(self._fd, self._waiting[0])
                 self.backlog -= sent
                 if sent < len(self._waiting[0]):
                     self._waiting[0] = self._waiting[0][sent:]
@@ -232,7 +231,7 @@ class Connection:
     def _receive(self) -> None:
         target = _received_view if self._large is None else memoryview(self._large)[self._filled :]
         try:
-            size = self._socket.recv_into(target)
+            size = os.readv(self._fd, (target,))
         except BlockingIOError:
             return
         except OSError:
@@ -304,7 +303,7 @@ class Connection:
         if number == 0 or number in self.channels:
             raise ProtocolError(f"channel {number} cannot be opened")
         try:
-            fields = json.loads(payload)
+            fields = decode(payload)
             name = fields["op"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise ProtocolError("a request that is no JSON object with an op") from error
@@ -323,8 +322,8 @@ class Connection:
         if self.closed:
             return
         self.closed = True
-        self._loop.unwatch(self._socket.fileno())
-        self._socket.close()
+        self._loop.unwatch(self._fd)
+        os.close(self._fd)
         self._waiting.clear()
         for channel in tuple(self.channels.values()):
             channel.lose()

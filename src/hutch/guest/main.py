@@ -74,7 +74,8 @@ class Options:
 class Guest:
     """The listener, its connections, and the clocks that end the box without a keeper."""
 
-    def __init__(self, listener: socket.socket, options: Options) -> None:
+    def __init__(self, listener: int, options: Options) -> None:
+        """`listener`: the descriptor of a listening stream socket."""
         self.options = options
         self.loop = Loop()
         self._listener = listener
@@ -88,13 +89,13 @@ class Guest:
             shell=options.shell or _find_shell(),
             oom_fd=options.oom_fd,
             strays=Strays(is_init=options.is_init, is_deputy=options.is_deputy),
-            hidden=[fd for fd in (options.spill_fd, options.oom_fd, listener.fileno()) if fd is not None],
+            hidden=[fd for fd in (options.spill_fd, options.oom_fd, listener) if fd is not None],
         )
         self._connections: set[Connection] = set()
         self._orphan_timer: Timer | None = None
         self._ttl_timer: Timer | None = None
-        listener.setblocking(False)
-        self.loop.watch(listener.fileno(), READ, self._accept)
+        os.set_blocking(listener, False)
+        self.loop.watch(listener, READ, self._accept)
         self._wind_orphan_clock()
         if options.ttl_deadline:
             self._ttl_timer = self.loop.at(options.ttl_deadline, self._end)
@@ -103,19 +104,23 @@ class Guest:
         self.loop.run()
 
     def _accept(self, _events: int) -> None:
+        fd = self._listener
+        # Not before: most boxes never see a second keeper, and a socket object touches a dozen pages of memory.
+        listener = socket.socket(fileno=fd)
         try:
-            sock, _ = self._listener.accept()
+            sock, _ = listener.accept()
         except OSError:
             # Gone again, or no descriptor is free; then epoll would call at once, and again.
-            fd = self._listener.fileno()
             self.loop.unwatch(fd)
             self.loop.after(RETRY, lambda: self.loop.watch(fd, READ, self._accept))
             return
-        self.welcome(sock)
+        finally:
+            listener.detach()
+        self.welcome(sock.detach())
 
-    def welcome(self, sock: socket.socket) -> None:
-        """Serve whoever is at the other end."""
-        connection = Connection(self, sock, _OPERATIONS)
+    def welcome(self, fd: int) -> None:
+        """Serve whoever is at the other end of this stream socket."""
+        connection = Connection(self, fd, _OPERATIONS)
         self._connections.add(connection)
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
@@ -216,10 +221,10 @@ def ignore_signals() -> None:
 
 
 def serve(
-    listener: socket.socket,
+    listener: socket.socket | int,
     options: Options,
     *,
-    first: socket.socket | None = None,
+    first: socket.socket | int | None = None,
     operations: Mapping[str, Operation] | None = None,
 ) -> NoReturn:
     """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root.
@@ -232,14 +237,18 @@ def serve(
     for fd in range(3):
         _ensure_open(fd)
     _keep_descriptors()
-    guest = Guest(listener, options)
+    guest = Guest(_descriptor(listener), options)
     gc.freeze()
     if options.on_ready is not None:
         options.on_ready()
     if first is not None:
-        guest.welcome(first)
+        guest.welcome(_descriptor(first))
     while True:
         guest.run()
+
+
+def _descriptor(sock: socket.socket | int) -> int:
+    return sock if isinstance(sock, int) else sock.detach()
 
 
 def _ensure_open(fd: int) -> None:

@@ -1,15 +1,17 @@
 """Removing what nobody needs: names first, then every blob and layer that no name, no box and no build step holds."""
 
+import contextlib
 import fcntl
 import os
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
-from hutch.errors import Conflict, HutchError
+from hutch.errors import Conflict, HutchError, Unavailable
 from hutch.images import documents, uses
 from hutch.images.documents import Stored
-from hutch.images.store import Store, listed, remove_tree
 from hutch.images.steps import step_blobs
+from hutch.images.store import Store, listed, remove_tree
 from hutch.logs import log
 
 _PARTIAL_SECONDS = 86400.0
@@ -45,6 +47,20 @@ def prune(store: Store) -> Collected:
     """Everything that no image and no live box uses: also the layers of build steps and cut downloads."""
     with store.collecting():
         return _collect(store, keep_steps=False)
+
+
+@contextlib.contextmanager
+def tidied(store: Store) -> Iterator[None]:
+    """What is refused leaves nothing behind, not even its good layers. A cut connection is no refusal: what has arrived
+    whole waits for the next try."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except HutchError:
+        with contextlib.suppress(Conflict), store.collecting(patience=0):  # others at work: the next `prune` does it
+            _collect(store, keep_steps=True)
+        raise
 
 
 def sweep(store: Store) -> None:

@@ -172,4 +172,4 @@ def _zstd(source: _Source) -> Any:
             "this layer is packed with zstd, which needs a package", remedy="pip install 'hutch[zstd]'"
         ) from error
     unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    return unpacker.stream_reader(source, read_across_frames=True)
+    return unpacker.stream_reader(source, read_across_frames=True)  # type: ignore[arg-type]  # it only reads

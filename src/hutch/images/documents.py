@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hutch.errors import Invalid, NotFound, Unsupported
-from hutch.images.references import is_digest
+from hutch.images.references import is_digest as is_digest
 from hutch.model.images import ImageDefaults
 from hutch.model.record import Record
 
@@ -183,7 +183,7 @@ def config_of(data: bytes, manifest: Manifest) -> Config:
 def choose(index: Index, wanted: Platform) -> Descriptor:
     """The manifest for this platform. Attestations and the like have none."""
     images = [each for each in index.manifests if is_digest(each.digest)]
-    fitting = [each for each in images if each.platform is not None and _fits(each.platform, wanted)]
+    fitting = [each for each in images if each.platform is not None and fits(each.platform, wanted)]
     if fitting:
         return fitting[0]
     plain = [each for each in images if each.platform is None]
@@ -195,7 +195,7 @@ def choose(index: Index, wanted: Platform) -> Descriptor:
     )
 
 
-def _fits(offered: Platform, wanted: Platform) -> bool:
+def fits(offered: Platform, wanted: Platform) -> bool:
     same = (offered.os, offered.architecture) == (wanted.os, wanted.architecture)
     return same and (not wanted.variant or offered.variant in ("", wanted.variant))
 

@@ -4,9 +4,9 @@ The standard library's tarfile reads extended headers of any size into memory an
 ever over a negative size; so layers are read by this. Sparse members are refused: their claimed size costs nothing.
 """
 
-import struct
+import os
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol
 
 from hutch.errors import Invalid
 
@@ -87,6 +87,15 @@ class Reader:
         data = self._take(count)
         self._left -= count
         return data
+
+    def pass_over(self, file: BinaryIO) -> None:
+        """Leave the content of the current file unread: `file` is the stream, and it can be sought in."""
+        length = self._left + self._padding
+        if file.seek(0, os.SEEK_END) < self.offset + self._left:
+            raise _damaged("it ends too early")
+        file.seek(self.offset + length)
+        self.offset += length
+        self._left = self._padding = 0
 
     def _skip(self) -> None:
         while self._left:
@@ -215,8 +224,3 @@ def _decoded(data: bytes) -> str:
 
 def _damaged(why: str) -> Invalid:
     return Invalid(f"not a readable archive: {why}", remedy="fetch or make it again")
-
-
-def end_of_archive() -> bytes:
-    """What stands after the last entry."""
-    return struct.pack(f"{2 * BLOCK}x")

@@ -20,7 +20,7 @@ import secrets
 import shutil
 import time
 from collections.abc import Iterator
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from hutch.errors import Conflict, EngineError, Invalid, NotFound
 from hutch.images import documents, references, users
@@ -79,15 +79,19 @@ class Store:
     def __init__(self, home: str | os.PathLike[str], settings: ImageSettings | None = None) -> None:
         self.home = os.fspath(home)
         self.settings = settings or ImageSettings()
+        self._prepared = False
 
     def path(self, *parts: str) -> str:
         return os.path.join(self.home, *parts)
 
     def prepare(self) -> None:
         """Closed to others: on the host a set-user-id file of an image would be just that."""
+        if self._prepared:
+            return
         os.makedirs(self.home, 0o700, exist_ok=True)
         for name in ("blobs", "layers", "names", "uses", "steps", "partial", "drafts", "locks"):
             os.makedirs(self.path(name), 0o700, exist_ok=True)
+        self._prepared = True
 
     # --- locks -----------------------------------------------------------------------------------------------
 
@@ -99,10 +103,10 @@ class Store:
             yield
 
     @contextlib.contextmanager
-    def collecting(self) -> Iterator[None]:
+    def collecting(self, patience: float = _BUSY_SECONDS) -> Iterator[None]:
         """Alone in the store. Conflict while somebody pulls, imports or builds."""
         self.prepare()
-        deadline = time.monotonic() + _BUSY_SECONDS
+        deadline = time.monotonic() + patience
         with open(self.path("lock"), "a") as file:
             while True:
                 try:
@@ -132,14 +136,23 @@ class Store:
     def draft(self) -> Iterator[str]:
         """A directory to work in, removed afterwards if it is still there. Its name tells whose it is: while the
         lock on it is held, nobody sweeps it."""
-        path = self.path("drafts", secrets.token_hex(8))
-        with self._locked(f"{path}.lock", fcntl.LOCK_EX):
-            os.mkdir(path, 0o700)
+        path, lock = self._begun_draft()
+        with lock:
             try:
                 yield path
             finally:
                 remove_tree(path)
                 os.unlink(f"{path}.lock")
+
+    def _begun_draft(self) -> tuple[str, IO[str]]:
+        while True:
+            path = self.path("drafts", secrets.token_hex(8))
+            lock = open(f"{path}.lock", "x")  # noqa: SIM115  # the caller closes it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if os.path.exists(f"{path}.lock"):  # else a sweep came between the two lines above
+                os.mkdir(path, 0o700)
+                return path, lock
+            lock.close()
 
     # --- blobs -----------------------------------------------------------------------------------------------
 

@@ -154,7 +154,9 @@ class _Unpacking:
             source = self._enter(above)
             found = _lstat(source, name) if name else None
             if found is None or stat.S_ISDIR(found.st_mode) or _is_deletion(found):
-                raise Invalid(f"the archive links {entry.name!r} to {entry.target!r}, which is no file of the same layer")
+                raise Invalid(
+                    f"the archive links {entry.name!r} to {entry.target!r}, which is no file of the same layer"
+                )
             os.link(name, last, src_dir_fd=source, dst_dir_fd=here[1], follow_symlinks=False)
         finally:
             os.close(here[1])
@@ -257,7 +259,7 @@ def _set_opaque(fd: int) -> None:
         os.setxattr(fd, OPAQUE, b"y")
     except OSError as error:
         raise EngineError(
-            f"the file system of the images keeps no user attributes, which deleted directories need ({error.strerror})",
+            f"the file system of the images keeps no user attributes, as deleted directories need ({error.strerror})",
             remedy="put state_dir on ext4, xfs or btrfs, or on tmpfs with Linux 6.6 or newer",
         ) from error
 

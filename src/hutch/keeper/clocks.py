@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from hutch.errors import HutchError
+from hutch.keeper.callers import unasked
 from hutch.keeper.leases import renewed, worth_writing
 from hutch.keeper.live import Live
 from hutch.logs import log
@@ -38,7 +39,7 @@ class Clocks:
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="hutch-clocks")
+            self._task = asyncio.create_task(self._run(), name="hutch-clocks", context=unasked())
 
     async def stop(self) -> None:
         if self._task is not None:

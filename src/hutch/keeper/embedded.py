@@ -15,10 +15,12 @@ from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.observing import ObservedBox
-from hutch.keeper.opening import open_store
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord
+from hutch.keeper.opening import open_ledger, open_store
+from hutch.keeper.own_receipts import OwnReceipts
+from hutch.keeper.own_skills import OwnSkills
+from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.scopes import scope
-from hutch.keeper.showing import condition, shown
+from hutch.keeper.showing import all_shown, condition, shown_anywhere
 from hutch.keeper.volumes import Volume, Volumes
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
@@ -145,19 +147,12 @@ class Hutch:
     async def find(self, text: str) -> BoxInfo:
         """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
         await self._start()
-        return await self._shown(await naming.find(self._keeper.store, text))
+        return await shown_anywhere(self._keeper, await naming.find(self._keeper.store, text))
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
         await self._start()
-        mine = [record for record in await self._keeper.store.all() if record.owner == LOCAL_OWNER]
-        return tuple([await self._shown(record) for record in sorted(mine, key=lambda record: record.created_at)])
-
-    async def _shown(self, record: BoxRecord) -> BoxInfo:
-        ours = self._keeper.held(record.id)
-        if ours is not None:
-            return shown(ours.record, ours)
-        return shown(record, elsewhere=await self._keeper.liveness.alive(record.keeper))
+        return await all_shown(self._keeper, LOCAL_OWNER)
 
     async def observe(self, box_id: str) -> ObservedBox:
         """The box itself, to look at, without its lease."""
@@ -178,6 +173,14 @@ class Hutch:
     @property
     def volumes(self) -> "OwnVolumes":
         return OwnVolumes(self._keeper.volumes)
+
+    @property
+    def receipts(self) -> OwnReceipts:
+        return OwnReceipts(self._keeper.receipts, self.session)
+
+    @property
+    def skills(self) -> OwnSkills:
+        return OwnSkills(self._keeper.skills, self._keeper.skill_boxes)
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         await self._start()
@@ -227,4 +230,4 @@ def _opened(config: Config) -> Keeper:
 def durable(config: Config, *, visiting: bool = False) -> Keeper:
     """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     store, liveness = open_store(config)
-    return Keeper(config, store, liveness=liveness, visiting=visiting)
+    return Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store), visiting=visiting)

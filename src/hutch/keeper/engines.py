@@ -10,6 +10,7 @@ from hutch.model.places import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
 from hutch.policy import mounts
 from hutch.policy.effective import effective, providers_of
+from hutch.policy.imaged import imaged
 from hutch.providers import registry
 from hutch.providers.base import Provider
 
@@ -67,7 +68,8 @@ class Engines:
                     spec, profile, capabilities, provider=name, default_image=config.image,
                     provider_image=capabilities.default_image, strict=config.strict, passed=passed,
                 )  # fmt: skip
-                return self.provider(name), answer
+                provider = self.provider(name)
+                return provider, imaged(answer, spec, profile, await provider.image(answer.image), capabilities)
             except (Unavailable, Unsupported, Refused, NotFound) as error:
                 first = first or error
                 passed[name] = error.message

@@ -6,7 +6,9 @@ from typing import Protocol, TypeVar
 
 from hutch.api import Files
 from hutch.errors import HutchError
+from hutch.keeper.operations import Operation
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
 
 T = TypeVar("T")
@@ -21,12 +23,22 @@ class Guard(Protocol):
 
     async def failed(self, error: HutchError) -> None: ...
 
+    def operation(self, op: str, details: Details) -> Operation:
+        """For whoever is about to do something worth a receipt."""
+
 
 class GuardedFiles:
-    """The `Files` protocol over a handle."""
+    """The `Files` protocol over a handle. Each has a receipt, but `stat` and `exists`, which programs poll."""
 
     def __init__(self, guard: Guard) -> None:
         self._guard = guard
+
+    async def _record(
+        self, op: str, work: Callable[[Files], Awaitable[T]], changed: tuple[str, ...] | None = None, **details: Detail
+    ) -> T:
+        async with self._guard.operation(f"files.{op}", details) as operation:
+            operation.changed = changed
+            return await self._do(work)
 
     async def _do(self, work: Callable[[Files], Awaitable[T]]) -> T:
         instance = await self._guard.begin()
@@ -39,21 +51,29 @@ class GuardedFiles:
             self._guard.end()
 
     async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
-        return await self._do(lambda files: files.read(path, offset=offset, limit=limit))
+        return await self._record(
+            "read", lambda files: files.read(path, offset=offset, limit=limit), path=path, offset=offset, limit=limit
+        )
 
     async def read_text(self, path: str) -> str:
-        return await self._do(lambda files: files.read_text(path))
+        return await self._record("read", lambda files: files.read_text(path), path=path)
 
     async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[list[str], bool]:
-        return await self._do(lambda files: files.read_lines(path, start=start, count=count))
+        return await self._record(
+            "read", lambda files: files.read_lines(path, start=start, count=count), path=path, start=start, count=count
+        )
 
     async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        instance = await self._guard.begin()
-        try:
-            async for piece in instance.files.open(path, offset=offset, limit=limit):
-                yield piece
-        finally:
-            self._guard.end()
+        async with self._guard.operation("files.read", {"path": path, "offset": offset, "limit": limit}) as operation:
+            instance = await self._guard.begin()
+            read = 0
+            try:
+                async for piece in instance.files.open(path, offset=offset, limit=limit):
+                    read += len(piece)
+                    yield piece
+            finally:
+                operation.note(bytes=read)
+                self._guard.end()
 
     async def write(
         self,
@@ -65,17 +85,24 @@ class GuardedFiles:
         sync: bool = False,
         parents: bool = True,
     ) -> FileInfo:
-        return await self._do(
-            lambda files: files.write(path, data, append=append, mode=mode, sync=sync, parents=parents)
-        )
+        size = len(data) if isinstance(data, bytes | str) else None
+        return await self._record(
+            "write",
+            lambda files: files.write(path, data, append=append, mode=mode, sync=sync, parents=parents),
+            changed=(path,), path=path, append=append or None, size=size,
+        )  # fmt: skip
 
     async def edit(
         self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
     ) -> Edited:
-        return await self._do(lambda files: files.edit(path, old, new, replace_all=replace_all, expect=expect))
+        return await self._record(
+            "edit",
+            lambda files: files.edit(path, old, new, replace_all=replace_all, expect=expect),
+            changed=(path,), path=path, old_size=len(old), new_size=len(new), replace_all=replace_all or None,
+        )  # fmt: skip
 
     async def digest(self, path: str) -> str:
-        return await self._do(lambda files: files.digest(path))
+        return await self._record("digest", lambda files: files.digest(path), path=path)
 
     async def stat(self, path: str) -> FileInfo:
         return await self._do(lambda files: files.stat(path))
@@ -84,19 +111,31 @@ class GuardedFiles:
         return await self._do(lambda files: files.exists(path))
 
     async def list(self, path: str = ".") -> list[FileInfo]:
-        return await self._do(lambda files: files.list(path))
+        return await self._record("list", lambda files: files.list(path), path=path)
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        await self._do(lambda files: files.mkdir(path, parents=parents, exist_ok=exist_ok))
+        await self._record(
+            "mkdir", lambda files: files.mkdir(path, parents=parents, exist_ok=exist_ok), changed=(path,), path=path
+        )
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        await self._do(lambda files: files.move(source, target, overwrite=overwrite))
+        await self._record(
+            "move",
+            lambda files: files.move(source, target, overwrite=overwrite),
+            changed=(source, target), source=source, target=target, overwrite=overwrite or None,
+        )  # fmt: skip
 
     async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
-        await self._do(lambda files: files.remove(path, recursive=recursive, missing_ok=missing_ok))
+        await self._record(
+            "remove",
+            lambda files: files.remove(path, recursive=recursive, missing_ok=missing_ok),
+            changed=(path,), path=path, recursive=recursive or None,
+        )  # fmt: skip
 
     async def glob(self, pattern: str, *, root: str = ".", limit: int = 10_000) -> Matches:
-        return await self._do(lambda files: files.glob(pattern, root=root, limit=limit))
+        return await self._record(
+            "glob", lambda files: files.glob(pattern, root=root, limit=limit), pattern=pattern, root=root
+        )
 
     async def grep(
         self,
@@ -108,22 +147,29 @@ class GuardedFiles:
         limit: int = 1000,
         timeout_sec: float = 10.0,
     ) -> GrepResult:
-        return await self._do(
+        return await self._record(
+            "grep",
             lambda files: files.grep(
                 pattern, root=root, glob=glob, ignore_case=ignore_case, limit=limit, timeout_sec=timeout_sec
-            )
-        )
+            ),
+            pattern=pattern, root=root, glob=glob,
+        )  # fmt: skip
 
     async def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
-        instance = await self._guard.begin()
-        try:
-            async for change in instance.files.watch(path, recursive=recursive):
-                yield change
-        finally:
-            self._guard.end()
+        async with self._guard.operation("files.watch", {"path": path, "recursive": recursive}):
+            instance = await self._guard.begin()
+            try:
+                async for change in instance.files.watch(path, recursive=recursive):
+                    yield change
+            finally:
+                self._guard.end()
 
     async def copy_in(self, source: str | Path, target: str) -> int:
-        return await self._do(lambda files: files.copy_in(source, target))
+        return await self._record(
+            "copy_in", lambda files: files.copy_in(source, target), changed=(target,), source=str(source), target=target
+        )
 
     async def copy_out(self, source: str, target: str | Path) -> int:
-        return await self._do(lambda files: files.copy_out(source, target))
+        return await self._record(
+            "copy_out", lambda files: files.copy_out(source, target), source=source, target=str(target)
+        )

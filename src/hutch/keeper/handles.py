@@ -1,16 +1,20 @@
 """The handles an application holds: `BoxHandle` and `JobHandle` keep the public protocols over a live box."""
 
 import asyncio
+import shlex
 from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper import changing
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
+from hutch.keeper.operations import Operation
 from hutch.keeper.recovering import recover
 from hutch.keeper.showing import shown
 from hutch.model.boxes import BoxInfo
+from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
@@ -67,6 +71,9 @@ class BoxHandle:
     def end(self) -> None:
         self._live.unpin()
 
+    def operation(self, op: str, details: Details) -> Operation:
+        return self._keeper.operations.begin(self._live, self._session, op, details)
+
     async def failed(self, error: HutchError) -> None:
         """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14).
 
@@ -91,14 +98,15 @@ class BoxHandle:
         keep_output: int = 1 << 20,
     ) -> Result:
         order, notes = self._command(command, cwd, env, stdin, timeout, user, keep_output=keep_output)
-        instance = await self.begin()
-        try:
-            result = await instance.run(order)
-        except HutchError as error:
-            await self.failed(error)
-            raise
-        finally:
-            self.end()
+        async with self.operation("exec", _asked(order)) as operation:
+            instance = await self.begin()
+            try:
+                result = operation.result = await instance.run(order)
+            except HutchError as error:
+                await self.failed(error)
+                raise
+            finally:
+                self.end()
         return result.but(notes=(*notes, *result.notes)) if notes else result
 
     def stream(
@@ -126,19 +134,23 @@ class BoxHandle:
         rows: int = 24,
         cols: int = 80,
         name: str = "",
+        follow: bool = False,
     ) -> "JobHandle":
         order = Command(
             command=_checked(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty, rows=rows,
-            cols=cols, name=name,
+            cols=cols, name=name, follow=follow,
         )  # fmt: skip
-        instance = await self.begin()
-        try:
-            return JobHandle(self, await instance.start(order))
-        except HutchError as error:
-            await self.failed(error)
-            raise
-        finally:
-            self.end()
+        async with self.operation("job.start", _asked(order)) as operation:
+            instance = await self.begin()
+            try:
+                job = JobHandle(self, await instance.start(order))
+            except HutchError as error:
+                await self.failed(error)
+                raise
+            finally:
+                self.end()
+            operation.note(job=job.id)
+        return job
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         instance = await self.begin()
@@ -155,11 +167,12 @@ class BoxHandle:
             self.end()
 
     async def forget(self, job_id: str) -> None:
-        instance = await self.begin()
-        try:
-            await instance.forget(job_id)
-        finally:
-            self.end()
+        async with self.operation("job.forget", {"job": job_id}):
+            instance = await self.begin()
+            try:
+                await instance.forget(job_id)
+            finally:
+                self.end()
 
     def _command(
         self,
@@ -256,6 +269,8 @@ class JobHandle:
         self._box = box
         self._process = process
         self._cursors = {"stdout": 0, "stderr": 0}
+        self._told: set[str] = set()
+        """What this handle has a receipt for: keystrokes and polls are too many to have one each."""
 
     @property
     def id(self) -> str:
@@ -283,19 +298,21 @@ class JobHandle:
         return chunk
 
     async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
-        await self._box.begin()
-        try:
-            async for piece in self._process.follow(stdout, stderr):
-                yield piece
-        finally:
-            self._box.end()
+        async with self._box.operation("job.follow", {"job": self.id}):
+            await self._box.begin()
+            try:
+                async for piece in self._process.follow(stdout, stderr):
+                    yield piece
+            finally:
+                self._box.end()
 
     async def write(self, data: bytes | str) -> None:
-        await self._box.begin()
-        try:
-            await self._process.write(data.encode() if isinstance(data, str) else data)
-        finally:
-            self._box.end()
+        async with self._once("job.write"):
+            await self._box.begin()
+            try:
+                await self._process.write(data.encode() if isinstance(data, str) else data)
+            finally:
+                self._box.end()
 
     async def close_stdin(self) -> None:
         await self._box.begin()
@@ -305,11 +322,12 @@ class JobHandle:
             self._box.end()
 
     async def signal(self, number: int = 15) -> None:
-        await self._box.begin()
-        try:
-            await self._process.signal(number)
-        finally:
-            self._box.end()
+        async with self._box.operation("job.signal", {"job": self.id, "number": number}):
+            await self._box.begin()
+            try:
+                await self._process.signal(number)
+            finally:
+                self._box.end()
 
     async def resize(self, rows: int, cols: int) -> None:
         await self._box.begin()
@@ -321,9 +339,20 @@ class JobHandle:
     async def wait(self, timeout_sec: float | None = None) -> Result:
         await self._box.begin()
         try:
-            return await self._process.wait(timeout_sec)
+            result = await self._process.wait(timeout_sec)
         finally:
             self._box.end()
+        async with self._once("job.ended") as operation:
+            if operation is not None:
+                operation.result = result
+        return result
+
+    def _once(self, op: str) -> "AbstractAsyncContextManager[Operation | None]":
+        """The receipt of the first time."""
+        if op in self._told:
+            return nullcontext()
+        self._told.add(op)
+        return self._box.operation(op, {"job": self.id})
 
 
 class StreamHandle:
@@ -342,21 +371,22 @@ class StreamHandle:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        instance = await self._box.begin()
-        process: Process | None = None
-        try:
-            process = await instance.start(self._order)
-            if self._order.stdin is not None:
-                await process.write(self._order.stdin)
-            await process.close_stdin()
-            async for piece in process.follow():
-                yield piece
-            result = await process.wait()
-            self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
-        finally:
-            self._box.end()
-            if process is not None:
-                await asyncio.shield(_put_away(instance, process, ended=self._result is not None))
+        async with self._box.operation("exec", _asked(self._order)) as operation:
+            instance = await self._box.begin()
+            process: Process | None = None
+            try:
+                process = await instance.start(self._order)
+                if self._order.stdin is not None:
+                    await process.write(self._order.stdin)
+                await process.close_stdin()
+                async for piece in process.follow():
+                    yield piece
+                result = operation.result = await process.wait()
+                self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
+            finally:
+                self._box.end()
+                if process is not None:
+                    await asyncio.shield(_put_away(instance, process, ended=self._result is not None))
 
 
 async def _put_away(instance: Instance, process: Process, *, ended: bool) -> None:
@@ -364,6 +394,24 @@ async def _put_away(instance: Instance, process: Process, *, ended: bool) -> Non
         await process.signal(9)
         await process.wait()
     await instance.forget(process.id)
+
+
+def _asked(order: Command) -> Details:
+    """What a receipt tells of a command: never its input, nor the values of its environment."""
+    command = order.command
+    details: Details = {
+        "command": command if isinstance(command, str) else shlex.join(command),
+        "cwd": order.cwd,
+        "user": order.user,
+        "timeout_sec": order.timeout_sec,
+    }
+    if order.env:
+        details["env"] = tuple(sorted(order.env))
+    if order.stdin is not None:
+        details["stdin_bytes"] = len(order.stdin)
+    if order.pty:
+        details["pty"] = True
+    return details
 
 
 def _checked(command: str | Sequence[str]) -> str | tuple[str, ...]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
+from hutch import telemetry
 from hutch.config import Config, directories
 from hutch.errors import (
     BoxBroken,
@@ -19,18 +20,24 @@ from hutch.errors import (
     Unsupported,
 )
 from hutch.keeper import changing, leases, naming, ownership
+from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
 from hutch.keeper.engines import Engines
+from hutch.keeper.ledger import Ledger, MemoryLedger
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.making import Maker
 from hutch.keeper.pool import POOL_OWNER, Pool
+from hutch.keeper.receipts import Receipts
 from hutch.keeper.reconcile import Reconciler
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.room import Room
 from hutch.keeper.sessions import Sessions
+from hutch.keeper.skill_boxes import SkillBoxes
+from hutch.keeper.skill_workshop import Workshop
+from hutch.keeper.skills import Skills
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.keeper.volumes import Volumes
@@ -56,12 +63,18 @@ class Keeper:
         engines: Engines | None = None,
         liveness: Liveness | None = None,
         *,
+        ledger: Ledger | None = None,
         visiting: bool = False,
     ) -> None:
         self.id = "k" + secrets.token_hex(6)
         self.config = config
         self.store = store
+        self.receipts = Receipts(
+            ledger or MemoryLedger(), mode=config.receipts, days=config.receipts_days, most=config.receipts_rows
+        )
+        self.operations = self.receipts.operations
         self.states = States(store)
+        self.states.witness = self.receipts.witness
         self.engines = engines or Engines(config)
         self.created: list[Hook] = []
         """Run until they have succeeded once for a box, after it is leased (P10)."""
@@ -76,13 +89,18 @@ class Keeper:
         """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
         self._started = False
         self.volumes = Volumes(store, config.state_dir / "volumes")
+        self.skills = Skills(config.state_dir / "skills", self.states)
+        self.workshop = Workshop(self.skills, self._make_for_work, self._end_work)
+        self.skill_boxes = SkillBoxes(self.skills, store, self.states, self.engines, self._live, self.workshop)
         self.sessions = Sessions(self, store)
         self.room = Room(config, store, None if visiting else self.boxes)
         self._maker = Maker(
-            self.id, config, self.states, self.engines, self.volumes, self.room, self._live, self.liveness
-        )
+            self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.room, self._live,
+            self.liveness,
+        )  # fmt: skip
         self.pool = Pool(config.pool, self._make_for_pool)
         self.endings = Endings(self.states, self.engines, self._live)
+        self.endings.hooks.append(self.skill_boxes.gone)
         self.endings.gone.append(self.pool.forget)
         self.endings.gone.append(lambda _: self.room.freed())
         self.endings.gone.append(lambda live: reveal(live.secrets))
@@ -103,13 +121,17 @@ class Keeper:
             await self.liveness.release()
             self._started = False
             raise
+        telemetry.join()
         if not self.visiting:
             self.pool.start()
+            self.receipts.start()
 
     async def adopt(self) -> None:
         """Take over what dead keepers left, and keep it."""
         async with self._taking:
-            for live in await self.reconcile():
+            with called_by(NOBODY):
+                adopted = await self.reconcile()
+            for live in adopted:
                 self._live[live.record.id] = live
         if self._live:
             self._clocks.start()
@@ -153,6 +175,8 @@ class Keeper:
         await self._clocks.stop()
         await self.pool.stop()
         await asyncio.gather(*(self._part_with(live) for live in list(self._live.values())))
+        for live in self._live.values():
+            self.receipts.left(live.record)
         await self._let_go()
 
     async def _part_with(self, live: Live) -> None:
@@ -185,11 +209,13 @@ class Keeper:
         for live in self._live.values():
             if live.instance is not None:
                 await live.instance.close()
+            self.receipts.left(live.record)
         self._live.clear()
         await self._let_go()
 
     async def _let_go(self) -> None:
         await self.engines.close()
+        await self.receipts.close()
         await self.liveness.release()
         await self.store.close()
         self._started = False
@@ -252,6 +278,7 @@ class Keeper:
         if live is None or not await self._claimed(live, spec, session, owner, key):
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
+            await self.skill_boxes.settle(live)
             await self._greet(live)
         except BaseException:
             await self.endings.destroy(live, "its created hook failed")
@@ -284,10 +311,17 @@ class Keeper:
                 idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
             )  # fmt: skip
         live.used = time.monotonic()
+        await self.skill_boxes.claimed(live)
         return True
 
     async def _make_for_pool(self, spec: Spec) -> Live:
         return await self._maker.make(spec, None, POOL_OWNER, "")
+
+    async def _make_for_work(self, spec: Spec, session: str, owner: str) -> Live:
+        return await self.create(spec, session=session, owner=owner)
+
+    async def _end_work(self, live: Live, reason: str) -> None:
+        await self.endings.destroy(live, reason)
 
     def _lease(self, session: str) -> Lease:
         return leases.granted(session, time.time(), self.config.lease_sec)
@@ -342,7 +376,8 @@ class Keeper:
         async with live.changing:
             fields = decide(live.record, session, time.time(), self.config.lease_sec)
             kind = "lease" if "epoch" in fields else ""  # a renewal is no event
-            await self.states.update(live.record, into=live, kind=kind, reason=f"held by {session}", **fields)
+            reason = f"taken over by {session}" if takeover else f"held by {session}"
+            await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
         await self._greet(live)
@@ -407,6 +442,7 @@ class Keeper:
             await self.states.change(
                 live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record
             )
+        await self.skill_boxes.settle(live)
         self._clocks.start()
 
     async def healthy(self, live: Live) -> bool:

@@ -32,14 +32,14 @@ def taken_over(record: BoxRecord, session: str, now: float, seconds: float = LEA
 
 
 def granted(session: str, now: float, seconds: float = LEASE_SECONDS) -> Lease:
-    return Lease(holder=session, acquired_at=now, expires_at=now + seconds if seconds else 0.0)
+    return Lease(holder=session, acquired_at=now, expires_at=now + seconds if seconds else 0.0, seconds=seconds)
 
 
 def renewed(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
     """Never shorter than before."""
     if lease.expires_at == 0:
         return lease
-    return lease.but(expires_at=max(lease.expires_at, now + seconds))
+    return lease.but(expires_at=max(lease.expires_at, now + seconds), seconds=seconds)
 
 
 def worth_writing(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:

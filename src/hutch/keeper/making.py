@@ -3,6 +3,7 @@
 import asyncio
 import time
 
+from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
 from hutch.keeper.engines import Engines
@@ -10,6 +11,7 @@ from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.room import Room
+from hutch.keeper.skill_boxes import SkillBoxes
 from hutch.keeper.states import States
 from hutch.keeper.volumes import Volumes
 from hutch.keeper.whole import whole
@@ -31,6 +33,7 @@ class Maker:
         states: States,
         engines: Engines,
         volumes: Volumes,
+        skills: SkillBoxes,
         room: Room,
         boxes: dict[BoxId, Live],
         liveness: Liveness,
@@ -40,6 +43,7 @@ class Maker:
         self._states = states
         self._engines = engines
         self._volumes = volumes
+        self._skills = skills
         self._room = room
         self._boxes = boxes
         self._liveness = liveness
@@ -49,10 +53,12 @@ class Maker:
         cancelled, nothing of the box remains."""
         failed: dict[str, str] = {}
         while True:
-            provider, effective = await self._engines.decide(spec, failed)
+            with telemetry.step("hutch.create.policy"):
+                provider, effective = await self._engines.decide(spec, failed)
             breaker = self._engines.breaker(effective.provider)
             try:
-                live = await self._make(provider, effective, lease, owner, key)
+                with telemetry.step("hutch.create", profile=effective.profile, provider=effective.provider):
+                    live = await self._make(provider, effective, lease, owner, key)
             except (Unavailable, EngineError) as error:
                 breaker.failed(error.message)
                 failed[effective.provider] = error.message
@@ -77,8 +83,9 @@ class Maker:
         live = Live(record, secrets=tuple(effective.secrets.values()))
         conceal(live.secrets)
         try:
-            async with self._room.reserve(owner, effective.limits):
-                await whole(self._open(live))
+            with telemetry.step("hutch.create.record"):
+                async with self._room.reserve(owner, effective.limits):
+                    await whole(self._open(live))
             await self._boot(live, provider, order)
         except BaseException as error:
             if record.id in self._boxes:
@@ -95,6 +102,7 @@ class Maker:
         kind, _, volume = spec.workspace.source.partition(":")
         if kind == "volume":
             places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
+        places = await self._skills.place(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
 
@@ -104,11 +112,13 @@ class Maker:
         self._boxes[live.record.id] = live
 
     async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
-        live.instance = await provider.create(order, live.record.instance)
+        with telemetry.step("hutch.create.engine", provider=provider.name):
+            live.instance = await provider.create(order, live.record.instance)
         async with live.changing:
-            await self._states.change(
-                live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
-            )
+            with telemetry.step("hutch.create.running"):
+                await self._states.change(
+                    live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
+                )
         live.checked = time.monotonic()
 
     async def _abandon(self, live: Live, provider: Provider, error: BaseException) -> None:
@@ -128,6 +138,7 @@ class Maker:
                     await self._states.forget(live.record, reason)
                 del self._boxes[live.record.id]
                 self._room.freed()
+                await self._skills.gone(live.record)
             except HutchError as problem:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
 

@@ -23,7 +23,7 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
             details={"boxes": sorted(record.id for record in found)},
             remedy=f"write more of it: {', '.join(sorted(record.id for record in found)[:5])}",
         )
-    raise await _absence(store, text)
+    raise await _absence(store, text, owner)
 
 
 async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
@@ -43,9 +43,9 @@ async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: 
             )
 
 
-async def _absence(store: Store, text: str) -> NotFound:
+async def _absence(store: Store, text: str, owner: str) -> NotFound:
     tombstone = await store.tombstone(BoxId(text))
-    if tombstone is not None:
+    if tombstone is not None and tombstone.owner == owner:
         return gone(text, tombstone.at, tombstone.reason)
     short = 0 < len(text) < SHORTEST_PREFIX
     hint = f"the beginning of an id needs {SHORTEST_PREFIX} characters; " if short else ""

@@ -9,10 +9,12 @@ from hutch.keeper.files import GuardedFiles
 from hutch.keeper.handles import JobHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
+from hutch.keeper.operations import Operation
 from hutch.keeper.showing import shown
 from hutch.keeper.states import in_words
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import Edited, FileInfo
+from hutch.model.receipts import Details
 from hutch.model.results import JobInfo, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.state import State
@@ -39,6 +41,10 @@ class Observing:
     async def failed(self, error: HutchError) -> None:
         """Whoever works with the box has it looked after."""
 
+    def operation(self, op: str, details: Details) -> Operation:
+        """Looking leaves a receipt too: who saw what."""
+        return self._keeper.operations.begin(self._live, "", op, details)
+
 
 class ObservedFiles(GuardedFiles):
     """Files that can be read."""
@@ -47,40 +53,40 @@ class ObservedFiles(GuardedFiles):
         self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
         sync: bool = False, parents: bool = True,
     ) -> FileInfo:  # fmt: skip
-        _refuse("write")
+        refuse("write")
 
     async def edit(
         self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
     ) -> Edited:
-        _refuse("edit")
+        refuse("edit")
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
-        _refuse("mkdir")
+        refuse("mkdir")
 
     async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
-        _refuse("move")
+        refuse("move")
 
     async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
-        _refuse("remove")
+        refuse("remove")
 
     async def copy_in(self, source: str | Path, target: str) -> int:
-        _refuse("copy_in")
+        refuse("copy_in")
 
 
 class ObservedJob(JobHandle):
     """A job that can be read."""
 
     async def write(self, data: bytes | str) -> None:
-        _refuse("write")
+        refuse("write")
 
     async def close_stdin(self) -> None:
-        _refuse("close_stdin")
+        refuse("close_stdin")
 
     async def signal(self, number: int = 15) -> None:
-        _refuse("signal")
+        refuse("signal")
 
     async def resize(self, rows: int, cols: int) -> None:
-        _refuse("resize")
+        refuse("resize")
 
 
 class ObservedBox:
@@ -121,43 +127,43 @@ class ObservedBox:
         return self._live.record.state
 
     async def exec(self, command: str | Sequence[str], **options: Any) -> NoReturn:
-        _refuse("exec")
+        refuse("exec")
 
     def stream(self, command: str | Sequence[str], **options: Any) -> NoReturn:
-        _refuse("stream")
+        refuse("stream")
 
     async def start(self, command: str | Sequence[str], **options: Any) -> NoReturn:
-        _refuse("start")
+        refuse("start")
 
     async def forget(self, job_id: str) -> None:
-        _refuse("forget")
+        refuse("forget")
 
     async def pause(self) -> None:
-        _refuse("pause")
+        refuse("pause")
 
     async def resume(self) -> None:
-        _refuse("resume")
+        refuse("resume")
 
     async def stop(self) -> None:
-        _refuse("stop")
+        refuse("stop")
 
     async def rename(self, name: str) -> None:
-        _refuse("rename")
+        refuse("rename")
 
     async def change(self, **changes: Any) -> NoReturn:
-        _refuse("change")
+        refuse("change")
 
     async def renew(self) -> None:
-        _refuse("renew")
+        refuse("renew")
 
     async def release(self) -> None:
         """There is no lease to give up."""
 
     async def destroy(self) -> None:
-        _refuse("destroy")
+        refuse("destroy")
 
 
-def _refuse(op: str) -> NoReturn:
+def refuse(op: str) -> NoReturn:
     raise Refused(
         f"whoever only looks at a box may not {op}", op=op, remedy="attach to the box instead of observing it"
     )

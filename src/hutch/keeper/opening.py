@@ -1,10 +1,15 @@
 """From the setting `store` to the store it names, and to the liveness that belongs to it."""
 
+from typing import TYPE_CHECKING
+
 from hutch.config import Config
 from hutch.errors import ConfigError
 from hutch.keeper import ownership
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.store import MemoryStore, Store
+
+if TYPE_CHECKING:
+    from hutch.keeper.ledger import Ledger
 
 
 def open_store(config: Config) -> tuple[Store, Liveness]:
@@ -34,6 +39,23 @@ def open_store(config: Config) -> tuple[Store, Liveness]:
         ) from error
     store = PostgresStore(config.store)
     return store, Heartbeat(store.connections, homes)
+
+
+def open_ledger(config: Config, store: Store) -> "Ledger":
+    """Where the receipts of the boxes in `store` are kept."""
+    from hutch.keeper.ledger import MemoryLedger
+
+    if isinstance(store, MemoryStore):
+        return MemoryLedger()
+    if is_shared(config):
+        from hutch.keeper.ledger_postgres import PostgresLedger
+        from hutch.keeper.postgres import PostgresStore
+
+        assert isinstance(store, PostgresStore)
+        return PostgresLedger(store.connections)
+    from hutch.keeper.ledger_sqlite import SqliteLedger
+
+    return SqliteLedger(config.state_dir / "receipts.db", synced=config.receipts == "strict")
 
 
 def is_shared(config: Config) -> bool:

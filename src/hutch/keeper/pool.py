@@ -6,9 +6,11 @@ gets a fresh box. It is never given back. Failures slow the refill down, and man
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable
 
 from hutch.errors import HutchError
+from hutch.keeper.callers import unasked
 from hutch.keeper.live import Live
 from hutch.logs import log
 from hutch.model.spec import Spec
@@ -30,6 +32,9 @@ class Pool:
         self._make = make
         self._ready: dict[str, list[Live]] = {profile: [] for profile in self._sizes}
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.claims: Counter[str] = Counter(dict.fromkeys(self._sizes, 0))
+        self.misses: Counter[str] = Counter(dict.fromkeys(self._sizes, 0))
+        """Creations that a ready box could serve, and those that found none ready, by profile."""
         self._failures: dict[str, int] = dict.fromkeys(self._sizes, 0)
         self._not_before: dict[str, float] = dict.fromkeys(self._sizes, 0.0)
 
@@ -50,6 +55,7 @@ class Pool:
         if profile not in self._ready or plain != Spec():
             return None
         live = self._ready[profile].pop(0) if self._ready[profile] else None
+        (self.misses if live is None else self.claims)[profile] += 1
         self._refill(profile)
         return live
 
@@ -65,7 +71,9 @@ class Pool:
     def _refill(self, profile: str) -> None:
         task = self._tasks.get(profile)
         if task is None or task.done():
-            self._tasks[profile] = asyncio.create_task(self._fill(profile), name=f"hutch-pool-{profile}")
+            self._tasks[profile] = asyncio.create_task(
+                self._fill(profile), name=f"hutch-pool-{profile}", context=unasked()
+            )
 
     async def _fill(self, profile: str) -> None:
         while len(self._ready[profile]) < self._sizes[profile]:

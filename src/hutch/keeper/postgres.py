@@ -117,6 +117,10 @@ class PostgresStore:
         rows = await self.connections.run(work)
         return tuple(Event.from_json(_bytes(body)).but(seq=seq) for seq, body in rows)
 
+    async def tell(self, event: Event) -> None:
+        query = f"{_WRITER}, done AS (SELECT 1) {_TELL}"
+        await self.connections.run(lambda db, _: _trim(db, db.execute(query, _told(event)).fetchone()))
+
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         action = "NOTHING" if new else "UPDATE SET body = excluded.body"
         query = f"INSERT INTO hutch.notes (kind, key, body) VALUES (%s, %s, %s) ON CONFLICT (kind, key) DO {action}"

@@ -16,7 +16,8 @@ from hutch.errors import HutchError
 from hutch.keeper import ownership
 from hutch.keeper.engines import Engines
 from hutch.keeper.liveness import Liveness
-from hutch.keeper.opening import is_shared, open_store
+from hutch.keeper.opening import is_shared, open_ledger, open_store
+from hutch.keeper.receipts import Receipts
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -42,7 +43,8 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
     homes = ownership.homes(config.state_dir, config.run_dir)
     store, liveness = _opened(config)
     engines = Engines(config)
-    pruner = _Pruner(config, homes, me, engines, liveness, dry_run=dry_run)
+    receipts = Receipts(open_ledger(config, store), mode=config.receipts)
+    pruner = _Pruner(config, homes, me, engines, liveness, receipts, dry_run=dry_run)
     try:
         if not dry_run:
             await liveness.claim(_Passing(me))
@@ -54,6 +56,7 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
             yield leftover
     finally:
         await engines.close()
+        await receipts.close()
         await liveness.release()
         await store.close()
 
@@ -87,6 +90,7 @@ class _Pruner:
         me: str,
         engines: Engines,
         liveness: Liveness,
+        receipts: Receipts,
         *,
         dry_run: bool,
     ) -> None:
@@ -95,6 +99,7 @@ class _Pruner:
         self._me = me
         self._engines = engines
         self._liveness = liveness
+        self._receipts = receipts
         self._dry_run = dry_run
         self._settled: set[str] = set()
         """Boxes whose record has been looked at: the engines' listing has nothing to add."""
@@ -106,7 +111,9 @@ class _Pruner:
                 continue
             if record.waits(time.time()) or await self._liveness.alive(record.keeper):
                 continue
-            yield await self._box(record.id, partial(self._end, record, States(store)))
+            states = States(store)
+            states.witness = self._receipts.witness
+            yield await self._box(record.id, partial(self._end, record, states))
 
     async def instances(self) -> AsyncIterator[Leftover]:
         """Boxes that an engine shows and no record knows: those of `hutch run` and the like that were killed."""

@@ -39,6 +39,20 @@ def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = Fals
     )
 
 
+async def shown_anywhere(keeper: Keeper, record: BoxRecord) -> BoxInfo:
+    """A box of the store, whoever keeps it."""
+    ours = keeper.held(record.id)
+    if ours is not None:
+        return shown(ours.record, ours)
+    return shown(record, elsewhere=await keeper.liveness.alive(record.keeper))
+
+
+async def all_shown(keeper: Keeper, owner: str | None) -> tuple[BoxInfo, ...]:
+    """Every box of the store that is this owner's, oldest first; None: of all owners. Looking extends nothing."""
+    found = [record for record in await keeper.store.all() if owner in (None, record.owner)]
+    return tuple([await shown_anywhere(keeper, record) for record in sorted(found, key=lambda each: each.created_at)])
+
+
 def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...], since: float) -> Status:
     """Of a keeper whose default engine was asked; `boxes` are those the caller may count."""
     config = keeper.config

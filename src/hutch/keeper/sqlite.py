@@ -104,6 +104,9 @@ class SqliteStore:
         rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall())
         return tuple(Event.from_json(body).but(seq=seq) for seq, body in rows)
 
+    async def tell(self, event: Event) -> None:
+        await self._do(lambda db: _append(db, event))
+
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         verb = "INSERT OR IGNORE" if new else "INSERT OR REPLACE"
         query = f"{verb} INTO notes (kind, key, body) VALUES (?, ?, ?)"

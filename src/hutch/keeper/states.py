@@ -1,7 +1,7 @@
 """The one door: every change of a box's record is made here, by compare-and-set, with a reason and an event."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 from hutch.errors import Conflict
@@ -12,6 +12,9 @@ from hutch.model.boxes import Event
 from hutch.model.state import State, may_move
 
 Listener = Callable[[Event], None]
+Witness = Callable[[BoxRecord | None, BoxRecord, Event | None], Awaitable[None] | None]
+"""Gets the record before (None: it is new), the one after, and what the listeners are told. What it returns is waited
+for."""
 
 _IN_WORDS = {
     State.CREATING: "is still being created",
@@ -43,12 +46,14 @@ class States:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.listeners: list[Listener] = []
+        self.witness: Witness | None = None
+        """Sees every change that was written, also those that are no event."""
 
     async def open(self, record: BoxRecord) -> BoxRecord:
         """Write the intent: from now on the box can be found and destroyed, whatever happens."""
         event = _event(record, "created", new=record.state, reason=record.reason)
         await self._store.insert(record, event)
-        self._tell(event)
+        await self._tell(None, record, event)
         return record
 
     async def change(
@@ -77,7 +82,7 @@ class States:
         tombstone = Tombstone(id=record.id, owner=record.owner, reason=reason, at=event.at)
         if not await self._store.remove(tombstone, record.version, event):
             raise _lost_race(record)
-        self._tell(event)
+        await self._tell(record, record, event)
 
     async def reassert(self, holder: Holder, keeper: str) -> bool:
         """Whether the box is still `keeper`'s. Whoever writes first has it, so its record is written once; the holder
@@ -93,18 +98,27 @@ class States:
         holder.record = stored or holder.record.but(state=State.STOPPING, epoch=holder.record.epoch + 1)
         return False
 
+    async def announce(self, event: Event) -> None:
+        """Something that changed no box's record."""
+        await self._store.tell(event)
+        for listener in self.listeners:
+            listener(event)
+
     async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None, into: Holder | None) -> BoxRecord:
         if not await self._store.replace(new, old.version, event):
             raise _lost_race(old)
         if into is not None:
             into.record = new
-        if event is not None:
-            self._tell(event)
+        await self._tell(old, new, event)
         return new
 
-    def _tell(self, event: Event) -> None:
-        for listener in self.listeners:
-            listener(event)
+    async def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> None:
+        seen = self.witness(old, new, event) if self.witness is not None else None
+        if event is not None:
+            for listener in self.listeners:
+                listener(event)
+        if seen is not None:
+            await seen
 
 
 def _lost_race(record: BoxRecord) -> Conflict:

@@ -34,6 +34,9 @@ class Store(Protocol):
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]: ...
 
+    async def tell(self, event: Event) -> None:
+        """An event that changes no box."""
+
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         """Small facts beside boxes (volumes, default boxes). With `new`, False and nothing written if it is there."""
 
@@ -102,6 +105,9 @@ class MemoryStore:
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         return tuple(event for event in self._events if event.seq > after)[:limit]
+
+    async def tell(self, event: Event) -> None:
+        self._append(event)
 
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         notes = self._notes.setdefault(kind, {})

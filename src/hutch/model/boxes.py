@@ -13,6 +13,8 @@ class Lease(Record, frozen=True, kw_only=True):
     acquired_at: float
     expires_at: float
     """Unix time; 0: until it is released."""
+    seconds: float = 0.0
+    """How long it lasts from the last use on; 0: until it is released."""
 
     def live(self, now: float) -> bool:
         return self.expires_at == 0 or self.expires_at > now

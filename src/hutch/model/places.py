@@ -12,6 +12,8 @@ class CheckedMount(Record, frozen=True, kw_only=True):
     mode: MountMode
     dev: int
     ino: int
+    public: bool = False
+    """Everybody may read it as it is, so that nobody's ids have to be mapped: the box sees the files as nobody's."""
 
 
 class CheckedMounts(Record, frozen=True, kw_only=True):

@@ -1,17 +1,20 @@
 """The base of every record: frozen, keyword-only, strict about unknown fields, JSON both ways."""
 
-from typing import Any, Self
+import json
+from typing import Any, Self, TypeVar
 
 import msgspec
 
 from hutch.errors import Invalid
+
+T = TypeVar("T")
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=False):
     """`to_json` and `from_json` round-trip; a wrong field is an Invalid error that names it."""
 
     def to_json(self) -> bytes:
-        return msgspec.json.encode(self)
+        return encoded(self)
 
     def to_plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -20,7 +23,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
         try:
-            return msgspec.json.decode(data, type=cls)
+            return decoded(data, cls)
         except (msgspec.ValidationError, msgspec.DecodeError) as error:
             raise Invalid(f"not a valid {cls.__name__}: {error}") from error
 
@@ -34,3 +37,32 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def but(self, **changes: Any) -> Self:
         """A copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)
+
+
+def encoded(value: object) -> bytes:
+    """As JSON. The name of a file need not be UTF-8: its odd bytes are lone surrogates in a string, which msgspec
+    refuses and the standard library writes as `\\udcXX`."""
+    try:
+        return msgspec.json.encode(value)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(value)).encode()
+
+
+def decoded(data: bytes | str, kind: type[T]) -> T:
+    """What `encoded` wrote; raises msgspec's errors."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError:
+        raise
+    except msgspec.DecodeError as error:
+        if not _has_surrogates(data):
+            raise
+        try:
+            plain = json.loads(data)
+        except (ValueError, RecursionError):
+            raise error from None
+        return msgspec.convert(plain, type=kind)
+
+
+def _has_surrogates(data: bytes | str) -> bool:
+    return ("\\ud" if isinstance(data, str) else b"\\ud") in data.lower()

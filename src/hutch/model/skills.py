@@ -1,10 +1,19 @@
 """Skills: packages in the open SKILL.md format, as everybody sees them."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from hutch.model.record import Record
+
+INSTALLED_AT = "/workspace/.skills"
+"""Where every box shows its skills, read-only."""
+STATE_AT = "/workspace/.skills-state"
+"""Where each skill may write, in the box's own workspace."""
+EVERY_SKILL = "all"
+"""The group that every skill of an owner belongs to."""
+NO_SKILL = "none"
+"""For a box that shows no skills at all."""
 
 
 class SkillTool(Record, frozen=True, kw_only=True):
@@ -15,15 +24,26 @@ class SkillTool(Record, frozen=True, kw_only=True):
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
     """JSON schema of its arguments; they reach the command as JSON on its standard input."""
     command: tuple[str, ...]
+    """A relative program with a slash in its name (`scripts/run.py`) is a file of the skill."""
 
 
 class SkillPermissions(Record, frozen=True, kw_only=True):
-    """What a skill declares to need; more than this its calls do not get."""
+    """What a skill declares to need: more than this its calls do not get. None: not declared, so as the box is."""
 
-    network: bool = False
-    paths: tuple[str, ...] = ()
+    network: bool | None = None
+    paths: tuple[str, ...] | None = None
+    """Below the workspace or absolute; `PATH:ro` only to read. Beside them a call has its state directory and /tmp."""
     tools: tuple[str, ...] | None = None
     """Tools of ours it may use; None: all that the agent may."""
+
+
+class SkillDependencies(Record, frozen=True, kw_only=True):
+    """What has to be installed before its programs run; prepared once, and shown beside the skill."""
+
+    python: tuple[str, ...] = ()
+    """Requirements as pip has them; one that begins with `./` is a file of the skill."""
+    node: tuple[str, ...] = ()
+    """Packages as npm has them."""
 
 
 class SkillInfo(Record, frozen=True, kw_only=True):
@@ -39,6 +59,87 @@ class SkillInfo(Record, frozen=True, kw_only=True):
     pinned: bool = False
     files: int = 0
     size: int = 0
+    versions: int = 1
+    license: str = ""
+    compatibility: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    allowed_tools: tuple[str, ...] = ()
     tools: tuple[SkillTool, ...] = ()
+    dependencies: SkillDependencies = SkillDependencies()
     permissions: SkillPermissions = SkillPermissions()
     warning: str = ""
+
+
+class SkillFile(Record, frozen=True, kw_only=True):
+    """One file of a skill."""
+
+    path: str
+    """Below the skill's directory."""
+    size: int
+    digest: str
+    executable: bool = False
+
+
+class SkillVersion(Record, frozen=True, kw_only=True):
+    """One version that is kept."""
+
+    digest: str
+    installed_at: float
+    origin: str = ""
+    active: bool = False
+    pinned: bool = False
+
+
+class SkillChange(Record, frozen=True, kw_only=True):
+    """What a new version would do to one file of the active one."""
+
+    path: str
+    kind: Literal["added", "changed", "removed"]
+
+
+class SkillPreview(Record, frozen=True, kw_only=True):
+    """What an installation would bring. Nothing has been installed."""
+
+    name: str
+    description: str
+    digest: str
+    origin: str
+    size: int
+    files: tuple[SkillFile, ...]
+    license: str = ""
+    compatibility: str = ""
+    tools: tuple[SkillTool, ...] = ()
+    dependencies: SkillDependencies = SkillDependencies()
+    permissions: SkillPermissions = SkillPermissions()
+    warnings: tuple[str, ...] = ()
+    replaces: str = ""
+    """The digest that is active now; empty: the name is new."""
+    changes: tuple[SkillChange, ...] = ()
+    """To the active version; empty if there is none, or if it is the same."""
+
+
+class FoundSkill(Record, frozen=True, kw_only=True):
+    """One directory with a SKILL.md, found by a scan; `problem` says why it could not be installed."""
+
+    path: str
+    name: str = ""
+    description: str = ""
+    problem: str = ""
+
+
+class SkillBinding(Record, frozen=True, kw_only=True):
+    """A named set of skills: what the boxes of one pipeline show (B12)."""
+
+    group: str
+    skills: tuple[str, ...]
+
+
+class SkillPlace(Record, frozen=True, kw_only=True):
+    """A skill made ready in one box: where it lies, where it may write, and what its programs need to be told."""
+
+    name: str
+    digest: str
+    path: str
+    state: str
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+    warnings: tuple[str, ...] = ()

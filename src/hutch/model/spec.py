@@ -63,6 +63,8 @@ class Spec(Record, frozen=True, kw_only=True):
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     name: str | None = None
+    skills: str | None = None
+    """Which skills it shows: "all" of its owner, "none", or the name of a group they are bound to."""
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -102,6 +104,7 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     ports: tuple[int, ...]
     name: str
     min_isolation: Isolation = Isolation.NAMESPACES
+    skills: str = "all"
     adjustments: tuple[Adjustment, ...] = ()
 
     def shown(self) -> "EffectiveSpec":

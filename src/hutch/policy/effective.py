@@ -85,6 +85,7 @@ def effective(
         labels=ledger.merge("labels", spec.labels, profile.labels),
         ports=ledger.choose("ports", spec.ports or None, profile.ports),
         name=spec.name or "",
+        skills=spec.skills or "all",
         min_isolation=profile.min_isolation,
     )
     _check_values(answer, spec)
@@ -249,6 +250,8 @@ def _check_values(answer: EffectiveSpec, spec: Spec) -> None:
             f"name is {spec.name!r}: letters, digits and _ . - only, 63 at most, a letter or digit first",
             details={"field": "name"},
         )
+    if not is_name(answer.skills):
+        raise Invalid(f"skills is {answer.skills[:80]!r}: all, none, or a group's name", details={"field": "skills"})
     _check_workspace(answer.workspace)
     values.check_user(answer.user)
     values.check_ports(answer.ports)

@@ -15,6 +15,7 @@ from hutch.api import Files
 from hutch.errors import ConfigError
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
+from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.record import Record
 from hutch.model.results import Chunk, JobInfo, Result, Usage
@@ -159,6 +160,11 @@ class Provider(ABC):
     @abstractmethod
     async def probe(self) -> Capabilities:
         """What can be done here, verified by doing it once; never raises: an unusable engine says why."""
+
+    async def image(self, reference: str) -> ImageDefaults | None:
+        """How commands of this image run if nobody says otherwise; None: the engine sees to that itself, or the image
+        does not say. NotFound: there is no such image, and none will be fetched."""
+        return None
 
     @abstractmethod
     def plan(self, order: Order) -> InstanceRecord:

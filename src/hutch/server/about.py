@@ -7,6 +7,7 @@ import msgspec
 from hutch.keeper.keys import Key, Role
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.showing import condition
+from hutch.keeper.volumes import Volume
 from hutch.logs import log
 from hutch.model.boxes import VolumeInfo
 from hutch.model.capabilities import Capabilities
@@ -61,7 +62,7 @@ class ErrorList(Record, frozen=True, kw_only=True):
 
 
 async def status(call: Call) -> Reply:
-    """Always answers (lesson 11)."""
+    """Whether boxes can be made, and if not why not. Always answers (lesson 11)."""
     service, caller = call.service, call.caller
     boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
     found = condition(call.keeper, await service.engine(), boxes, service.started_at)
@@ -87,18 +88,28 @@ async def providers(call: Call) -> Reply:
 async def list_volumes(call: Call) -> Reply:
     """The owner's volumes."""
     owner = None if call.caller.over_all else call.caller.owner
-    return Reply(VolumeList(volumes=[volume.shown() for volume in await call.keeper.volumes.all(owner)]))
+    return Reply(VolumeList(volumes=[_volume(call, volume) for volume in await call.keeper.volumes.all(owner)]))
+
+
+async def get_volume(call: Call) -> Reply:
+    """One of the owner's volumes."""
+    return Reply(_volume(call, await call.keeper.volumes.get(call.params["volume"], call.caller.owner)))
 
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
     """A new, empty volume."""
-    return Reply((await call.keeper.volumes.create(body.name, call.caller.owner)).shown(), 201)
+    return Reply(_volume(call, await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
     """With all that is in it; a conflict while a box works in it."""
     await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
     return Reply(status=204)
+
+
+def _volume(call: Call, volume: Volume) -> VolumeInfo:
+    """Where it lies is told only to whoever came in without a key: this user, on this machine."""
+    return volume.shown().but(path=volume.path) if call.caller.key_id == LOCAL_OWNER else volume.shown()
 
 
 async def list_keys(call: Call) -> Reply:

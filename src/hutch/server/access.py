@@ -4,14 +4,14 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hutch.errors import BoxBusy, Gone, HeldElsewhere, NotFound
+from hutch.errors import BoxBusy, Gone, HeldElsewhere, Invalid, LeaseLost, NotFound
 from hutch.keeper.files import Guard
 from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.leases import worth_writing
 from hutch.keeper.live import Live
-from hutch.keeper.observing import Observing
+from hutch.keeper.observing import Observing, refuse
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.state import State
@@ -34,10 +34,15 @@ async def find(call: Call) -> Live:
 @asynccontextmanager
 async def using(call: Call) -> AsyncIterator[BoxHandle]:
     """A handle that may change the box: the session holds its lease now, or already did. An admin over all needs
-    no lease (P8)."""
+    no lease (P8). A client that says which epoch its handle is of gets LeaseLost if that has passed."""
     live = await find(call)
+    if _observes(call):
+        refuse(call.op)
     if not call.caller.over_all:
-        await hold(call.keeper, live, call.caller.session)
+        if epoch := call.header("hutch-epoch"):
+            await _keep(call, live, epoch)
+        else:
+            await hold(call.keeper, live, call.caller.session)
     handle = BoxHandle(call.keeper, live, call.caller.session)
     try:
         yield handle
@@ -50,7 +55,8 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
     """For what changes nothing. An observer, and whoever looks at a box that another session holds, extends nothing
     and wakes nothing; for everybody else looking is using."""
     live = await find(call)
-    if call.caller.role is Role.OBSERVER or _held_by_another(live, call.caller.session):
+    observes = call.caller.role is Role.OBSERVER or _observes(call)
+    if observes or (_held_by_another(live, call.caller.session) and not call.header("hutch-epoch")):
         yield Observing(call.keeper, live)
         return
     async with using(call) as handle:
@@ -64,6 +70,34 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
     held = lease is not None and lease.holder == session and lease.live(now)
     if lease is None or not held or worth_writing(lease, now, keeper.config.lease_sec) or record.state is State.STOPPED:
         await keeper.acquire(record.id, session)
+
+
+async def _keep(call: Call, live: Live, epoch: str) -> None:
+    """A handle works as long as its epoch is the box's and its lease has not run out (P6)."""
+    if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 19):
+        raise Invalid(f"Hutch-Epoch {epoch[:40]!r} is no number")
+    record = live.record
+    if record.epoch != int(epoch):
+        raise LeaseLost(
+            f"box {record.id} was taken over by another session",
+            remedy="attach to it again, or create a box of your own",
+            details={"epoch": record.epoch, "yours": int(epoch)},
+        )
+    await renew(call, live, sparingly=True)
+
+
+async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:
+    """Extend the session's lease; LeaseLost if it has none. Sparingly: only if that gives noticeably more time."""
+    lease, now = live.record.lease, time.time()
+    if lease is None or lease.holder != call.caller.session or not lease.live(now):
+        raise LeaseLost(f"the lease of box {live.record.id} has run out", remedy="attach to it again")
+    if not sparingly or worth_writing(lease, now, call.keeper.config.lease_sec):
+        await call.keeper.renew(live)
+
+
+def _observes(call: Call) -> bool:
+    """Whoever only wants to look says so, and then takes no lease, whatever his role."""
+    return call.header("hutch-observe").lower() in ("true", "yes", "1")
 
 
 def refuse_if_busy(call: Call, live: Live) -> None:

@@ -9,14 +9,15 @@ from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import msgspec
-
-from hutch import logs
+from hutch import logs, telemetry
 from hutch.errors import HutchError, Unauthenticated
+from hutch.keeper.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
+from hutch.model.record import encoded as as_json
 from hutch.server.call import JSON, NOBODY, Call, Receive, Reply, Scope, Send
 from hutch.server.door import Door
+from hutch.server.receipts import who_of
 from hutch.server.routes import May, Route, Table, WrongMethod, check_role
 from hutch.server.service import Service
 from hutch.server.sockets import Sockets
@@ -37,11 +38,16 @@ class App:
         self._sockets = Sockets(service, door)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        with logs.operation(secrets.token_hex(6)) as request:
-            if scope["type"] == "http":
-                await Exchange(self._service, self._door, self._table, request, send).serve(scope, receive)
-            elif scope["type"] == "websocket":
-                await self._sockets.serve(scope, receive, send)
+        active, kind = self._service.metrics.active, scope["type"]
+        active[kind] += 1
+        try:
+            with logs.operation(secrets.token_hex(6)) as request:
+                if kind == "http":
+                    await Exchange(self._service, self._door, self._table, request, send).serve(scope, receive)
+                elif kind == "websocket":
+                    await self._sockets.serve(scope, receive, send)
+        finally:
+            active[kind] -= 1
 
 
 class Exchange:
@@ -55,11 +61,24 @@ class Exchange:
         self._send_raw = send
         self._status = 0
         """Of the answer that has begun; 0: none has."""
+        self._page_headers: Mapping[str, str] = {}
+        """On every answer to a page that may read it."""
 
     async def serve(self, scope: Scope, receive: Receive) -> None:
         begun = time.monotonic()
         call = Call(self._service, NOBODY, scope, receive, {})
         call.op = "?"
+        self._page_headers = self._door.page_headers(call.headers)
+        with telemetry.request(call.headers) as span:
+            await self._attempt(call, scope)
+            telemetry.served(span, call.op, self._status, self._request)
+        seconds = time.monotonic() - begun
+        self._service.metrics.served(call.op, self._status, seconds)
+        log("server").debug(
+            "served", operation=call.op, status=self._status, ms=round(seconds * 1000, 2), by=call.caller.key_id
+        )
+
+    async def _attempt(self, call: Call, scope: Scope) -> None:
         try:
             await self._answer(call, scope)
         except HutchError as error:
@@ -67,13 +86,13 @@ class Exchange:
         except Exception as error:  # the boundary of a request: a defect of ours is reported, and the server goes on
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, HutchError("internal error", details={"request": self._request}))
-        seconds = time.monotonic() - begun
-        self._service.metrics.served(call.op, self._status, seconds)
-        log("server").debug(
-            "served", operation=call.op, status=self._status, ms=round(seconds * 1000, 2), by=call.caller.key_id
-        )
 
     async def _answer(self, call: Call, scope: Scope) -> None:
+        asked = self._door.preflight(call.headers, self._table.methods) if scope["method"] == "OPTIONS" else None
+        if asked is not None:
+            self._door.check_place(call.headers, scope["scheme"])
+            await self._send(Reply(status=204, headers=asked))
+            return
         try:
             route, call.params = self._table.find(scope["method"], scope["path"])
         except HutchError:
@@ -82,17 +101,20 @@ class Exchange:
             call.caller = await self._door.caller(call.headers, scope["client"])
             raise
         call.op = route.op
-        if route.may is not May.ANYBODY:
+        if route.may is May.ANYBODY:
+            self._door.count_stranger(scope["client"])
+        else:
             self._door.check_place(call.headers, scope["scheme"])
             call.caller = await self._door.caller(call.headers, scope["client"])
             check_role(route.may, call.caller, route.op)
             if call.caller.over_all and "{box}" not in route.path:  # with a box, its owner is logged too: access.py
                 log("server").warning("admin looks past owners", operation=call.op, by=call.caller.key_id)
-        taken = await route.parse(call)
-        if route.long:
-            await self._while_there(call, self._work(call, route, taken))
-        else:
-            await self._work(call, route, taken)
+        with called_by(who_of(call.caller, self._request)):
+            taken = await route.parse(call)
+            if route.long:
+                await self._while_there(call, self._work(call, route, taken))
+            else:
+                await self._work(call, route, taken)
 
     async def _work(self, call: Call, route: Route, taken: dict[str, Any]) -> None:
         await self._send(await route.handler(call, **taken))
@@ -162,7 +184,8 @@ class Exchange:
         listed = [*_ALWAYS, (b"hutch-request", self._request.encode())]
         if kind:
             listed.append((b"content-type", kind.encode()))
-        listed += [(name.encode(), value.encode("latin-1", "replace")) for name, value in headers.items()]
+        both = {**headers, **self._page_headers}
+        listed += [(name.encode(), value.encode("latin-1", "replace")) for name, value in both.items()]
         await self._send_raw({"type": "http.response.start", "status": status, "headers": listed})
 
     async def _body(self, data: bytes, *, more: bool) -> None:
@@ -172,4 +195,4 @@ class Exchange:
 def encoded(body: Record | Mapping[str, object] | bytes | None) -> bytes:
     if isinstance(body, bytes):
         return body
-    return b"" if body is None else msgspec.json.encode(body)
+    return b"" if body is None else as_json(body)

@@ -1,18 +1,20 @@
-"""Boxes over HTTP: create, list, look, pause, resume, destroy; their leases; a session's current box."""
+"""Boxes over HTTP: create, find, list, look, change, pause, resume, stop, destroy; their leases."""
 
-from contextlib import suppress
 from typing import Any
 
 import msgspec
 
-from hutch.errors import Gone, HeldElsewhere, Invalid, NotFound
-from hutch.keeper.showing import shown
-from hutch.model.asking import ask
+from hutch.errors import Gone, Invalid
+from hutch.keeper import naming
+from hutch.keeper.showing import all_shown, shown, shown_anywhere
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
+from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
-from hutch.server.access import find, hold, looking, refuse_if_busy, using
+from hutch.server.access import find, hold, looking, refuse_if_busy, renew, using
 from hutch.server.call import Call, Reply
+from hutch.server.commands import Seconds
+from hutch.server.sessions import asked
 
 
 class CreateQuery(Record, frozen=True, kw_only=True):
@@ -21,7 +23,7 @@ class CreateQuery(Record, frozen=True, kw_only=True):
 
 
 class BoxList(Record, frozen=True, kw_only=True):
-    boxes: list[BoxInfo]
+    boxes: tuple[BoxInfo, ...]
 
 
 class DestroyQuery(Record, frozen=True, kw_only=True):
@@ -38,25 +40,35 @@ class LeaseView(Record, frozen=True, kw_only=True):
 class LeaseBody(Record, frozen=True, kw_only=True):
     takeover: bool = False
     """Whoever holds it: their handles are of an older epoch from now on."""
+    renew: bool = False
+    """Only extend a lease that the session has; `lease_lost` if it has none."""
 
 
-class CurrentBody(Record, frozen=True, kw_only=True):
-    box: str
-    takeover: bool = False
+class ChangeBody(Record, frozen=True, kw_only=True):
+    """What is left out stays as it is."""
+
+    name: str | None = None
+    """Empty: none."""
+    retention: Retention | None = None
+    idle_timeout_sec: Seconds | None = None
+    limits: dict[str, float] = msgspec.field(default_factory=dict)
 
 
-class Current(Record, frozen=True, kw_only=True):
-    session: str
-    box: str | None
-    """It may have gone meanwhile."""
+class ChangedBox(Record, frozen=True, kw_only=True):
+    refused: tuple[str, ...]
+    """What would need a new box, and was not applied (B14)."""
+    box: BoxInfo
+
+
+class FindQuery(Record, frozen=True, kw_only=True):
+    text: str
+    """A box's id, the beginning of it, or its name."""
 
 
 async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
-    """The body is a spec, in the form `Hutch.create` takes. With an Idempotency-Key a retry gives the same box."""
-    try:
-        spec = ask(**body)
-    except (TypeError, msgspec.ValidationError) as error:
-        raise Invalid(f"body: {error}", op="create") from error
+    """A new box. The body is a spec, in the form `Hutch.create` takes; with an Idempotency-Key a retry gives the same
+    box."""
+    spec = asked(body)
     key = call.header("idempotency-key")
     if len(key) > 200:
         raise Invalid("Idempotency-Key has at most 200 characters", op="create")
@@ -69,14 +81,14 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
 
 
 async def list_boxes(call: Call) -> Reply:
-    """The owner's boxes."""
-    caller = call.caller
-    boxes: list[BoxInfo] = []
-    for record in call.keeper.boxes():
-        if record.owner == caller.owner or caller.over_all:
-            with suppress(NotFound, HeldElsewhere):  # it went while we looked at the others
-                boxes.append(shown(record, await call.keeper.live(record.id)))
-    return Reply(BoxList(boxes=boxes))
+    """The owner's boxes, oldest first; those too that nobody keeps, or another process."""
+    return Reply(BoxList(boxes=await all_shown(call.keeper, None if call.caller.over_all else call.caller.owner)))
+
+
+async def find_box(call: Call, query: FindQuery) -> Reply:
+    """The one box that a text means."""
+    record = await naming.find(call.keeper.store, query.text, call.caller.owner)
+    return Reply(await shown_anywhere(call.keeper, record))
 
 
 async def get(call: Call) -> Reply:
@@ -86,7 +98,7 @@ async def get(call: Call) -> Reply:
 
 
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
-    """Destroying what is gone already is fine."""
+    """End the box and all that is in it; what is gone already is fine."""
     try:
         live = await find(call)
     except Gone:
@@ -115,10 +127,33 @@ async def pause(call: Call) -> Reply:
 
 
 async def resume(call: Call) -> Reply:
-    """Also starts a stopped persistent box."""
+    """Let it go on; also starts a stopped persistent box."""
     async with using(call) as box:
         await box.resume()
     return await get(call)
+
+
+async def stop(call: Call) -> Reply:
+    """End a persistent box's processes and keep its files; its next use brings it back."""
+    async with using(call) as box:
+        await box.stop()
+    return await get(call)
+
+
+async def change(call: Call, body: ChangeBody) -> Reply:
+    """Of the live box: its name, whether its files stay, its idle time, its limits."""
+    if clash := body.limits.keys() & {"retention", "idle_timeout_sec"}:
+        raise Invalid(f"{min(clash)} is no limit", op="change")
+    refused: tuple[str, ...] = ()
+    async with using(call) as box:
+        if body.name is not None:
+            await box.rename(body.name)
+        if body.retention is not None or body.idle_timeout_sec is not None or body.limits:
+            refused = await box.change(
+                retention=body.retention, idle_timeout_sec=body.idle_timeout_sec, **body.limits
+            )  # fmt: skip
+    live = await find(call)
+    return Reply(ChangedBox(refused=refused, box=shown(live.record, live)))
 
 
 async def get_lease(call: Call) -> Reply:
@@ -129,7 +164,9 @@ async def get_lease(call: Call) -> Reply:
 async def take_lease(call: Call, body: LeaseBody) -> Reply:
     """For the caller's session; `busy` while another holds it, unless it is taken over."""
     live = await find(call)
-    if body.takeover:
+    if body.renew:
+        await renew(call, live)
+    elif body.takeover:
         await call.keeper.acquire(live.record.id, call.caller.session, takeover=True)
     else:
         await hold(call.keeper, live, call.caller.session)
@@ -137,33 +174,13 @@ async def take_lease(call: Call, body: LeaseBody) -> Reply:
 
 
 async def drop_lease(call: Call) -> Reply:
-    """The caller's own; an admin over all releases whosever it is."""
+    """Release the caller's own lease; an admin over all releases whosever it is."""
     live = await find(call)
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
+    call.service.presence.end(holder, live.record.id)
     await call.keeper.release(live, holder)
     return _lease(shown(live.record))
-
-
-async def get_current(call: Call) -> Reply:
-    """The session's current box."""
-    caller = call.caller
-    return Reply(Current(session=caller.session, box=await call.keeper.sessions.current(caller.session, caller.owner)))
-
-
-async def set_current(call: Call, body: CurrentBody) -> Reply:
-    """Make a box current; the session holds its lease from now on."""
-    caller = call.caller
-    call.params = {"box": body.box}
-    live = await find(call)
-    await call.keeper.sessions.switch(caller.session, live.record.id, caller.owner, takeover=body.takeover)
-    return Reply(Current(session=caller.session, box=live.record.id))
-
-
-async def leave_current(call: Call) -> Reply:
-    """Release the current box."""
-    await call.keeper.sessions.leave(call.caller.session, call.caller.owner)
-    return Reply(status=204)
 
 
 def _lease(box: BoxInfo) -> Reply:

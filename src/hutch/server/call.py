@@ -11,7 +11,7 @@ import msgspec
 from hutch.errors import FileTooLarge, Invalid, Timeout
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
-from hutch.model.record import Record
+from hutch.model.record import Record, decoded
 from hutch.server.door import Caller
 from hutch.server.service import Service
 
@@ -25,6 +25,8 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
+FILE_NAMES = frozenset({"path", "into"})
+"""What a query says of files: their names may hold any byte."""
 NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="")
 """Before the door was asked."""
 
@@ -73,7 +75,11 @@ class Call:
         """The query string as a record. Each name at most once, or for a list as often as you like."""
         plain: dict[str, Any] = {}
         try:
-            pairs = parse_qsl(self._scope["query_string"].decode("ascii"), keep_blank_values=True, errors="strict")
+            text = self._scope["query_string"].decode("ascii")
+            pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape")
+            for name, value in pairs:
+                if name not in FILE_NAMES:
+                    value.encode()
         except ValueError as error:
             raise Invalid(f"the query string cannot be read: {error}") from error
         for name, value in pairs:
@@ -89,6 +95,8 @@ class Call:
         """The JSON body as a record; no body is an empty object."""
         data = await self.whole_body()
         try:
+            if getattr(kind, "odd_names", False):
+                return decoded(data or b"{}", kind)
             return msgspec.json.decode(data or b"{}", type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"body: {error}") from error

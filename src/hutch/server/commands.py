@@ -4,12 +4,12 @@ import codecs
 import struct
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Annotated, Any, Protocol, cast
+from typing import Annotated, Any, ClassVar, Protocol, cast
 
 import msgspec
 
 from hutch.errors import HutchError, Invalid
-from hutch.model.record import Record
+from hutch.model.record import Record, encoded
 from hutch.model.results import Result
 from hutch.server.access import using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
@@ -26,6 +26,8 @@ KeptBytes = Annotated[int, msgspec.Meta(ge=0, le=64 << 20)]
 
 class ExecBody(Record, frozen=True, kw_only=True):
     """A string runs under a shell, a list is argv."""
+
+    odd_names: ClassVar[bool] = True
 
     command: str | tuple[str, ...]
     cwd: str | None = None
@@ -45,14 +47,24 @@ class ExecBody(Record, frozen=True, kw_only=True):
 
 
 async def execute(call: Call, body: ExecBody) -> Reply:
-    """Accept: application/x-ndjson or application/octet-stream for output as it comes."""
+    """Run a command to its end. Accept: application/x-ndjson or application/octet-stream for its output as it comes."""
     if call.accepts(NDJSON):
         return Reply(_streamed(call, body, Lines()), type=NDJSON)
     if call.accepts(BYTES):
         return Reply(_streamed(call, body, Frames()), type=BYTES)
+    return await call.service.operations.do(call, _executed(call, body))
+
+
+async def _executed(call: Call, body: ExecBody) -> Reply:
     async with using(call) as box:
         result = await box.exec(body.command, **body.options(), keep_output=body.keep_output)
-    return Reply(result_view(result))
+    return Reply(encoded(result_view(result)))
+
+
+async def cancel(call: Call) -> Reply:
+    """Nobody waits any more for what a request with this Hutch-Operation began: it is killed, if it still runs."""
+    await call.service.operations.cancel(call, call.params["operation"])
+    return Reply(status=204)
 
 
 class Form(Protocol):
@@ -89,7 +101,7 @@ class Frames:
     """Every byte as it was written: kind and length, then that many bytes; the last frame is the result."""
 
     def piece(self, stream: str, data: bytes) -> bytes:
-        return FRAME.pack(STDOUT if stream == "stdout" else STDERR, len(data)) + data
+        return framed(STDOUT if stream == "stdout" else STDERR, data)
 
     def end(self, result: Result) -> bytes:
         return self._json(RESULT, _without_output(result))
@@ -98,8 +110,11 @@ class Frames:
         return self._json(ERROR, wire_of(error, "exec"))
 
     def _json(self, kind: int, value: Mapping[str, Any]) -> bytes:
-        data = msgspec.json.encode(value)
-        return FRAME.pack(kind, len(data)) + data
+        return framed(kind, msgspec.json.encode(value))
+
+
+def framed(kind: int, data: bytes) -> bytes:
+    return FRAME.pack(kind, len(data)) + data
 
 
 async def _streamed(call: Call, body: ExecBody, form: Form) -> AsyncGenerator[bytes, None]:

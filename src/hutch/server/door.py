@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from hutch.config.server import ServerTable
@@ -13,6 +13,16 @@ from hutch.model.record import Record
 
 UNIX = "unix"
 """The first part of `scope["client"]` on the Unix socket; the second is the peer's user id."""
+ADDRESSES_KEPT = 4096
+"""Whoever has more addresses than this gets a new bucket now and then, but never our memory."""
+TAKEN_HEADERS = (
+    "Authorization", "Hutch-Key", "Hutch-Session", "Hutch-Admin", "Idempotency-Key", "Last-Event-ID", "Range",
+    "Content-Type", "Accept",
+)  # fmt: skip
+EXPOSED_HEADERS = (
+    "Hutch-Request", "Hutch-Cursor", "Hutch-Eof", "Hutch-Dropped", "Location", "Retry-After", "Content-Range",
+)  # fmt: skip
+"""Of requests and answers, as pages of `server.origins` may send and read them."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
@@ -29,12 +39,13 @@ class Caller(Record, frozen=True, kw_only=True):
 
 
 class Bucket:
-    """A key's right to make requests: refilled steadily, twice a second's worth at most."""
+    """Somebody's right to make requests: refilled steadily, twice a second's worth at most."""
 
-    __slots__ = ("_at", "_left", "_rate")
+    __slots__ = ("_at", "_left", "_rate", "_whose")
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, whose: str) -> None:
         self._rate = rate
+        self._whose = whose
         self._left = 2 * rate
         self._at = time.monotonic()
 
@@ -45,7 +56,7 @@ class Bucket:
         if self._left < 1:
             wait = (1 - self._left) / self._rate
             raise QuotaExceeded(
-                "too many requests with this key",
+                f"too many requests {self._whose}",
                 retry_after=round(wait, 3),
                 details={"rate_per_sec": self._rate},
                 remedy="slow down, or raise server.rate_per_sec",
@@ -60,7 +71,8 @@ class Door:
         self._keys = keys
         self._unix = unix
         self._rate = table.rate_per_sec
-        self._buckets: dict[str, Bucket] = {}
+        self._of_keys: dict[str, Bucket] = {}
+        self._of_addresses: dict[str, Bucket] = {}
         own = frozenset() if table.host in _WILDCARDS else frozenset({table.host.lower()})
         self._hosts = _LOCAL_NAMES | own | {host.lower() for host in table.hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
@@ -85,36 +97,74 @@ class Door:
                 f"pages from {origin[:200]} may not call this server", remedy="add the origin to server.origins"
             )
 
+    def count_stranger(self, client: tuple[str, int] | None) -> None:
+        """A request without a good key: those of one address have one rate, however many keys it makes up."""
+        self._count(self._of_addresses, client[0] if client is not None else "", "from this address")
+        if len(self._of_addresses) > ADDRESSES_KEPT:
+            del self._of_addresses[next(iter(self._of_addresses))]
+
+    def _count(self, buckets: dict[str, Bucket], whose: str, in_words: str) -> None:
+        if not self._rate:
+            return
+        bucket = buckets.get(whose)
+        if bucket is None:
+            bucket = buckets[whose] = Bucket(self._rate, in_words)
+        bucket.take()
+
+    def page_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """What lets a page of one of `server.origins` read the answer; nothing for any other page. Never credentials:
+        a key is sent by whoever knows it, not by the browser."""
+        origin = headers.get("origin", "")
+        if origin.lower() not in self._origins:
+            return {}
+        return {
+            "access-control-allow-origin": origin,
+            "access-control-expose-headers": ", ".join(EXPOSED_HEADERS),
+            "vary": "Origin",
+        }
+
+    def preflight(self, headers: Mapping[str, str], methods: Iterable[str]) -> dict[str, str] | None:
+        """The answer to a browser that asks before it sends a page's request; None: this is no such question. It is
+        the same for every path, so it tells nobody which there are."""
+        if "access-control-request-method" not in headers or "origin" not in headers:
+            return None
+        return {
+            "access-control-allow-methods": ", ".join(methods),
+            "access-control-allow-headers": ", ".join(TAKEN_HEADERS),
+            "access-control-max-age": "600",
+        }
+
     async def caller(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
         """Unauthenticated unless a key, or the kernel's word on the Unix socket, says who it is."""
         text = _key_text(headers)
         if text:
             key = await self._keys.find(text)
             if key is None:
+                self.count_stranger(client)
                 raise Unauthenticated("this key opens nothing", remedy="check it, or have one made: hutch key create")
             key_id, role, owner = key.id, key.role, key.owner
         elif self._unix and client is not None and client[0] == UNIX and client[1] in (0, os.geteuid()):
             key_id, role, owner = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER
         else:
+            self.count_stranger(client)
             raise Unauthenticated(
                 "this server needs a key", remedy="send it as `Authorization: Bearer …` or `Hutch-Key: …`"
             )
-        if self._rate:
-            bucket = self._buckets.get(key_id)
-            if bucket is None:
-                bucket = self._buckets[key_id] = Bucket(self._rate)
-            bucket.take()
+        self._count(self._of_keys, key_id, "with this key")
         session = headers.get("hutch-session", "") or key_id
-        if len(session) > 128 or not session.isprintable():
-            raise Invalid("Hutch-Session is too long, or has characters that cannot be shown")
+        if len(session) > 128 or not (session.isascii() and session.isprintable()):
+            raise Invalid("Hutch-Session has at most 128 characters, of those that ASCII can show")
         return Caller(
             key_id=key_id, role=role, owner=owner, session=session, over_all=_wants_all(headers, role)
         )  # fmt: skip
 
 
 def _wants_all(headers: Mapping[str, str], role: Role) -> bool:
-    if headers.get("hutch-admin", "").lower() != "yes":
+    said = headers.get("hutch-admin")
+    if said is None:
         return False
+    if said.lower() != "yes":
+        raise Invalid(f"Hutch-Admin: {said[:40]!r} is not understood", remedy="say yes, or leave it out")
     if role is not Role.ADMIN:
         raise Refused("Hutch-Admin needs a key of role admin")
     return True

@@ -3,25 +3,49 @@
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import AbstractAsyncContextManager, aclosing
-from typing import Annotated, cast
+from typing import Annotated, ClassVar, cast
 
 import msgspec
 
-from hutch.errors import FileFailed, HutchError, Invalid
+from hutch.api import Files
+from hutch.errors import FileFailed, HutchError, Invalid, Unsupported
 from hutch.keeper.files import GuardedFiles
 from hutch.model.files import Change, FileInfo, FileKind
+from hutch.model.receipts import Details
 from hutch.model.record import Record
+from hutch.providers.linked.files import LinkedFiles
 from hutch.server.access import looking, using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.statuses import wire_of
 
 Watching = AbstractAsyncContextManager[AsyncIterator[Change]]
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
+"""A box's bytes are no page of ours, whatever they look like."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
+
+
+class NamesBody(Record, frozen=True, kw_only=True):
+    """What names files: their names may hold any byte, written as `\\udcXX` where it is not UTF-8."""
+
+    odd_names: ClassVar[bool] = True
 
 
 class PathQuery(Record, frozen=True, kw_only=True):
     path: str
+
+
+class ReadQuery(Record, frozen=True, kw_only=True):
+    path: str
+    offset: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+    """With an offset or a limit the answer is that part, as it is when it is read, and a Range is not looked at."""
+    limit: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
+
+
+class TreeQuery(Record, frozen=True, kw_only=True):
+    path: str
+    into: str = ""
+    """The name that a single file gets where `path` is a directory."""
 
 
 class ListQuery(Record, frozen=True, kw_only=True):
@@ -63,33 +87,37 @@ class LinesView(Record, frozen=True, kw_only=True):
     end: bool
 
 
-class MkdirBody(Record, frozen=True, kw_only=True):
+class MkdirBody(NamesBody, frozen=True, kw_only=True):
     path: str
     parents: bool = True
     exist_ok: bool = True
 
 
-class MoveBody(Record, frozen=True, kw_only=True):
+class MoveBody(NamesBody, frozen=True, kw_only=True):
     source: str
     target: str
     overwrite: bool = False
 
 
-class EditBody(Record, frozen=True, kw_only=True):
+class EditBody(NamesBody, frozen=True, kw_only=True):
+    """Text, or any bytes as base64."""
+
     path: str
-    old: str
-    new: str
+    old: str | None = None
+    old_base64: bytes | None = None
+    new: str | None = None
+    new_base64: bytes | None = None
     replace_all: bool = False
     expect: str | None = None
 
 
-class GlobBody(Record, frozen=True, kw_only=True):
+class GlobBody(NamesBody, frozen=True, kw_only=True):
     pattern: str
     root: str = "."
     limit: Count = 10_000
 
 
-class GrepBody(Record, frozen=True, kw_only=True):
+class GrepBody(NamesBody, frozen=True, kw_only=True):
     pattern: str
     root: str = "."
     glob: str | None = None
@@ -98,8 +126,21 @@ class GrepBody(Record, frozen=True, kw_only=True):
     timeout_sec: Annotated[float, msgspec.Meta(gt=0, le=60)] = 10.0
 
 
-class DigestBody(Record, frozen=True, kw_only=True):
+class DigestBody(NamesBody, frozen=True, kw_only=True):
     path: str
+
+
+class Existence(Record, frozen=True, kw_only=True):
+    exists: bool
+
+
+class CopiedView(Record, frozen=True, kw_only=True):
+    """What became of a tree."""
+
+    files: int
+    bytes: int
+    skipped: list[str]
+    """Devices, FIFOs and sockets, which are not copied."""
 
 
 class Digest(Record, frozen=True, kw_only=True):
@@ -107,11 +148,14 @@ class Digest(Record, frozen=True, kw_only=True):
     digest: str
 
 
-async def read(call: Call, query: PathQuery) -> Reply:
-    """With `Range: bytes=A-B` one part of it, as 206."""
+async def read(call: Call, query: ReadQuery) -> Reply:
+    """The content of a file; with `Range: bytes=A-B` one part of it, as 206."""
+    if query.offset is not None or query.limit is not None:
+        content = _content(call, query.path, query.offset or 0, query.limit, promised=False)
+        return Reply(content, type=BYTES, headers=dict(_HARMLESS))
     async with looking(call) as guard:
         info = await GuardedFiles(guard).stat(query.path)
-    headers = {"content-disposition": "attachment", "content-security-policy": "sandbox", "accept-ranges": "bytes"}
+    headers = {**_HARMLESS, "accept-ranges": "bytes"}
     # The kernel's own files have no size, and a symlink's is not that of its target: those come without a length.
     if info.kind is not FileKind.FILE or not info.size:
         return Reply(_content(call, query.path, 0, None), type=BYTES, headers=headers)
@@ -156,6 +200,29 @@ async def stat(call: Call, query: PathQuery) -> Reply:
         return Reply(await GuardedFiles(guard).stat(query.path))
 
 
+async def exists(call: Call, query: PathQuery) -> Reply:
+    """Whether the path leads to something."""
+    async with looking(call) as guard:
+        return Reply(Existence(exists=await GuardedFiles(guard).exists(query.path)))
+
+
+async def read_tree(call: Call, query: PathQuery) -> Reply:
+    """A file or a whole directory as one stream, in the form that `PUT …/tree` takes."""
+    return Reply(_packed(call, query.path), type=BYTES, headers=dict(_HARMLESS))
+
+
+async def write_tree(call: Call, query: TreeQuery) -> Reply:
+    """The body is a stream that `GET …/tree` gave. Names that would leave the target are refused."""
+    async with using(call) as box:
+        instance = await box.begin()
+        try:
+            pieces = call.pieces(call.service.config.server.max_upload_mb << 20)
+            copied = await _streaming(instance.files).unpack(pieces, query.path, query.into)
+        finally:
+            box.end()
+    return Reply(CopiedView(files=copied.files, bytes=copied.bytes, skipped=copied.skipped))
+
+
 async def lines(call: Call, query: LinesQuery) -> Reply:
     """Some lines of a text file."""
     async with looking(call) as guard:
@@ -179,11 +246,9 @@ async def move(call: Call, body: MoveBody) -> Reply:
 
 async def edit(call: Call, body: EditBody) -> Reply:
     """Replace a text that stands in the file exactly once, or everywhere."""
+    old, new = _either("old", body.old, body.old_base64), _either("new", body.new, body.new_base64)
     async with using(call) as box:
-        edited = await box.files.edit(
-            body.path, body.old, body.new, replace_all=body.replace_all, expect=body.expect
-        )  # fmt: skip
-    return Reply(edited)
+        return Reply(await box.files.edit(body.path, old, new, replace_all=body.replace_all, expect=body.expect))
 
 
 async def glob(call: Call, body: GlobBody) -> Reply:
@@ -215,7 +280,8 @@ async def watch(call: Call, query: WatchQuery) -> Reply:
 
 async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]:
     begun = False
-    async with looking(call) as guard:
+    details: Details = {"path": query.path, "recursive": query.recursive}
+    async with looking(call) as guard, guard.operation("files.watch", details):
         instance = await guard.begin()
         try:
             # Every watch can be entered: then it is in place.
@@ -233,11 +299,39 @@ async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]
             guard.end()
 
 
+async def _packed(call: Call, path: str) -> AsyncGenerator[bytes, None]:
+    async with looking(call) as guard:
+        instance = await guard.begin()
+        try:
+            stream = cast(AsyncGenerator[bytes, None], _streaming(instance.files).pack(path))
+            async with aclosing(stream) as pieces:
+                async for piece in pieces:
+                    yield piece
+        finally:
+            guard.end()
+
+
+def _streaming(files: Files) -> LinkedFiles:
+    if not isinstance(files, LinkedFiles):
+        raise Unsupported(
+            "this engine copies trees only on the machine that runs it", op="files.copy", remedy="copy file by file"
+        )
+    return files
+
+
+def _either(name: str, text: str | None, data: bytes | None) -> str | bytes:
+    if (text is None) == (data is None):
+        raise Invalid(f"give {name} or {name}_base64", op="edit")
+    return text if text is not None else data or b""
+
+
 async def _next(changes: AsyncIterator[Change]) -> Change | None:
     return await anext(changes, None)
 
 
-async def _content(call: Call, path: str, offset: int, length: int | None) -> AsyncGenerator[bytes, None]:
+async def _content(
+    call: Call, path: str, offset: int, length: int | None, *, promised: bool = True
+) -> AsyncGenerator[bytes, None]:
     sent = 0
     async with looking(call) as guard:
         content = GuardedFiles(guard).open(path, offset=offset, limit=length)
@@ -245,7 +339,7 @@ async def _content(call: Call, path: str, offset: int, length: int | None) -> As
             async for piece in pieces:
                 sent += len(piece)
                 yield piece
-    if length is not None and sent < length:
+    if promised and length is not None and sent < length:
         # The length was promised: the connection is broken off, so that nobody takes this for the whole file.
         raise FileFailed(f"{path} became shorter while it was read", op="read", retryable=True)
 

@@ -5,6 +5,7 @@ docstrings, error statuses from `STATUS`.
 """
 
 import inspect
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
@@ -36,7 +37,7 @@ _WHAT = {
 _HEADERS: Mapping[str, Json] = {
     "Hutch-Session": {
         "description": "Whose lease it is: boxes are changed by one session at a time. Default: the key's id.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 128, "pattern": "^[!-~]+$"},
+        "schema": {"type": "string", "maxLength": 128, "pattern": "^[ -~]*$"},
     },
     "Hutch-Admin": {
         "description": "`yes` from an admin: every owner's boxes, past their lease. Each such call is logged.",
@@ -55,6 +56,7 @@ _HEADERS: Mapping[str, Json] = {
         "schema": {"type": "string", "pattern": "^bytes=[0-9]{0,18}-[0-9]{0,18}$"},
     },
 }
+_OUR_NUMBERS = re.compile(r" \((?:lesson |[BPS])\d+(?:, (?:lesson |[BPS])?\d+)*\)")
 _REASONS = {
     200: "Done.", 201: "Made.", 202: "Begun: it is being made.", 204: "Done; there is nothing to tell.",
     206: "The part that was asked for.", 503: "Not now.",
@@ -64,7 +66,7 @@ _REASONS = {
 @cache
 def encoded() -> bytes:
     """As it is served. Made once."""
-    return msgspec.json.encode(_document())
+    return msgspec.json.encode(_for_strangers(_document()))
 
 
 def document() -> Json:
@@ -138,7 +140,7 @@ class Schemas:
 def codes_of(route: Route) -> frozenset[str]:
     """Every error code that a route may answer with."""
     if route.may is May.ANYBODY:
-        return frozenset({"invalid", "internal"})
+        return frozenset({"invalid", "quota", "internal"})
     codes = {*OF_EVERYTHING, *route.fails}
     if "{" in route.path:
         codes.add("not_found")
@@ -155,14 +157,23 @@ def good_statuses(route: Route) -> tuple[int, ...]:
     return route.status or ((200,) if route.reply or route.streams else (204,))
 
 
-def summary(handler: object) -> str:
-    """The first paragraph of its docstring, or its name in words."""
-    told = inspect.getdoc(handler)
+def summary(described: object) -> str:
+    """The first paragraph of a docstring."""
+    told = inspect.getdoc(described)
     return " ".join(told.split("\n\n")[0].split()) if told else ""
 
 
 def allowed_roles(may: May) -> list[str]:
     return [str(role) for role in Role if may.allows(role)]
+
+
+def _for_strangers(told: Any) -> Any:
+    """Without the numbers by which our own lists call a requirement."""
+    if isinstance(told, str):
+        return _OUR_NUMBERS.sub("", told)
+    if isinstance(told, dict):
+        return {name: _for_strangers(each) for name, each in told.items()}
+    return [_for_strangers(each) for each in told] if isinstance(told, list) else told
 
 
 def _kinds() -> Iterable[type]:

@@ -5,10 +5,10 @@ import socket
 import struct
 from typing import cast
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 
 from hutch.server.door import UNIX
+from hutch.server.heads import BoundedHttp
 
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred of unix(7): pid, uid, gid, as they were when the peer connected."""
@@ -21,7 +21,7 @@ def peer_of(transport: asyncio.BaseTransport) -> tuple[str, int]:
     return (UNIX, uid)
 
 
-class UnixHttp(HttpToolsProtocol):
+class UnixHttp(BoundedHttp):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.client = peer_of(transport)

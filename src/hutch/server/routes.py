@@ -13,9 +13,10 @@ from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.status import Status
-from hutch.server import about, boxes, commands, events, files, jobs
+from hutch.server import about, boxes, commands, events, files, jobs, receipts, sessions
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.door import Caller
 from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
@@ -107,33 +108,50 @@ ROUTES = (
     Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True, streams={events.SSE: Event},
           headers=("Last-Event-ID",)),
     Route("GET", "/v1/errors", about.errors, May.READ, about.ErrorList),
+    Route("GET", "/v1/receipts", receipts.read, May.READ, receipts.ReceiptPage, long=True,
+          streams={NDJSON: Receipt}, fails=("not_found",)),
+    Route("POST", "/v1/receipts/verify", receipts.verify, May.READ, receipts.Verified, long=True,
+          fails=("not_found",)),
     Route("GET", "/v1/keys", about.list_keys, May.ADMIN, about.KeyList),
     Route("POST", "/v1/keys", about.create_key, May.ADMIN, about.NewKey, status=(201,)),
     Route("DELETE", "/v1/keys/{key}", about.revoke_key, May.ADMIN, Key),
     Route("GET", "/v1/volumes", about.list_volumes, May.READ, about.VolumeList),
     Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, VolumeInfo, status=(201,), fails=("conflict",)),
+    Route("GET", "/v1/volumes/{volume}", about.get_volume, May.READ, VolumeInfo),
     Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE, fails=("conflict",)),
-    Route("GET", "/v1/session/current", boxes.get_current, May.READ, boxes.Current),
-    Route("PUT", "/v1/session/current", boxes.set_current, May.CHANGE, boxes.Current, fails=OF_BOXES),
-    Route("DELETE", "/v1/session/current", boxes.leave_current, May.CHANGE),
+    Route("GET", "/v1/session/current", sessions.get_current, May.READ, sessions.Current),
+    Route("PUT", "/v1/session/current", sessions.set_current, May.CHANGE, sessions.Current, fails=OF_BOXES),
+    Route("DELETE", "/v1/session/current", sessions.leave_current, May.CHANGE),
+    Route("POST", "/v1/session/working", sessions.working, May.CHANGE, sessions.FoundBox, long=True, form=SpecForm,
+          fails=OF_BOXES),
+    Route("POST", "/v1/session/presence", sessions.presence, May.READ, sessions.PresenceView),
+    Route("GET", "/v1/default", sessions.get_default, May.READ, sessions.Default),
+    Route("PUT", "/v1/default", sessions.set_default, May.CHANGE, sessions.Default, fails=OF_BOXES),
+    Route("POST", "/v1/scopes", sessions.scoped, May.CHANGE, sessions.FoundBox, long=True, fails=OF_BOXES),
+    Route("GET", "/v1/find", boxes.find_box, May.READ, BoxInfo, fails=("not_found", "gone")),
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key",), fails=OF_BOXES),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
+    Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
     Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),
     Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxInfo),
+    Route("POST", f"{_BOX}/stop", boxes.stop, May.CHANGE, BoxInfo),
     Route("GET", f"{_BOX}/lease", boxes.get_lease, May.READ, boxes.LeaseView),
     Route("POST", f"{_BOX}/lease", boxes.take_lease, May.CHANGE, boxes.LeaseView),
     Route("DELETE", f"{_BOX}/lease", boxes.drop_lease, May.CHANGE, boxes.LeaseView),
+    Route("POST", f"{_BOX}/receipts", receipts.note, May.CHANGE),
     Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, ExecResult, long=True,
-          streams={NDJSON: ExecLine, BYTES: bytes}),
+          streams={NDJSON: ExecLine, BYTES: bytes}, headers=("Hutch-Operation",)),
+    Route("DELETE", f"{_BOX}/operations/{{operation}}", commands.cancel, May.CHANGE),
     Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
-    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,)),
+    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,), headers=("Hutch-Operation",)),
     Route("GET", _JOB, jobs.get, May.READ, JobInfo),
     Route("DELETE", _JOB, jobs.forget, May.CHANGE),
     Route("GET", f"{_JOB}/output", jobs.output, May.READ, OutputChunk, long=True, streams={BYTES: bytes}),
+    Route("GET", f"{_JOB}/follow", jobs.follow, May.READ, long=True, streams={BYTES: bytes}),
     Route("POST", f"{_JOB}/stdin", jobs.stdin, May.CHANGE, raw=True),
     Route("POST", f"{_JOB}/signal", jobs.signal, May.CHANGE),
     Route("POST", f"{_JOB}/resize", jobs.resize, May.CHANGE),
@@ -143,6 +161,9 @@ ROUTES = (
     Route("PUT", f"{_FILES}/content", files.write, May.CHANGE, FileInfo, raw=True),
     Route("DELETE", f"{_FILES}/content", files.remove, May.CHANGE),
     Route("GET", f"{_FILES}/stat", files.stat, May.READ, FileInfo),
+    Route("GET", f"{_FILES}/exists", files.exists, May.READ, files.Existence),
+    Route("GET", f"{_FILES}/tree", files.read_tree, May.READ, bytes, long=True),
+    Route("PUT", f"{_FILES}/tree", files.write_tree, May.CHANGE, files.CopiedView, raw=True),
     Route("GET", f"{_FILES}/lines", files.lines, May.READ, files.LinesView),
     Route("GET", f"{_FILES}/watch", files.watch, May.READ, long=True, streams={NDJSON: WatchLine}),
     Route("POST", f"{_FILES}/mkdir", files.mkdir, May.CHANGE),
@@ -175,6 +196,7 @@ class Table:
 
     def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
         self._by_length: dict[int, list[Route]] = {}
+        self.methods = sorted({route.method for route in routes})
         for route in routes:
             self._by_length.setdefault(len(route.parts), []).append(route)
 

@@ -16,6 +16,8 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.server.creating import Creations
 from hutch.server.metrics import Metrics
+from hutch.server.operations import Operations
+from hutch.server.presence import Presence
 
 T = TypeVar("T")
 
@@ -59,6 +61,8 @@ class Service:
         self.keys = Keys(keeper.store)
         self.metrics = Metrics(keeper)
         self.creations = Creations(keeper)
+        self.operations = Operations()
+        self.presence = Presence()
         self.bell = Bell()
         self.draining = asyncio.Event()
         """Set when the server was told to end: streams and waits that never end by themselves end now."""
@@ -68,6 +72,7 @@ class Service:
         self._asking = asyncio.Lock()
         """One probe at a time."""
         keeper.states.listeners += [self.bell.ring, self.metrics.heard, self.creations.heard]
+        keeper.operations.listeners.append(self.metrics.ended)
 
     async def engine(self, name: str = "") -> Capabilities:
         """What an engine can do; one that cannot even be asked is not usable. One that was not usable is tried again
@@ -93,7 +98,10 @@ class Service:
             await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
             if working.done():
                 return working.result()
-            raise Unavailable("the server is about to end", retry_after=1.0, remedy="ask again when it is back")
+            raise Unavailable(
+                "the server is about to end", retry_after=1.0, details={"draining": True},
+                remedy="ask again when it is back",
+            )  # fmt: skip
         finally:
             ending.cancel()
             if not working.done():
@@ -109,6 +117,6 @@ class Service:
         self.metrics.failures[error.code] += 1
         told = Failure(
             at=time.time(), request=request, op=op, status=status, code=error.code, message=redact(error.message),
-            box=box, owner=owner,
+            box=redact(box), owner=owner,
         )  # fmt: skip
         self.failures.append(told)

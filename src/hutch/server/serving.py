@@ -10,15 +10,17 @@ from pathlib import Path
 
 import uvicorn
 
+from hutch import telemetry
 from hutch.config import Config, directories
 from hutch.errors import ConfigError
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
-from hutch.keeper.opening import open_store
+from hutch.keeper.opening import open_ledger, open_store
 from hutch.logs import log
 from hutch.server import announcing
 from hutch.server.app import App
 from hutch.server.door import Door
+from hutch.server.heads import BoundedHttp, patient
 from hutch.server.peers import UnixHttp, UnixWebSocket
 from hutch.server.service import Service
 
@@ -42,12 +44,14 @@ def prepared(config: Config) -> Config:
 async def serve(config: Config, tell: Told) -> None:
     """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start."""
     _bridge_logs()
+    if sent := telemetry.set_up():
+        tell(sent)
     for directory in (config.state_dir, config.run_dir):
         directories.make(directory)
     lock = announcing.Lock(config.state_dir)
     try:
         store, liveness = open_store(config)
-        keeper = Keeper(config, store, liveness=liveness)
+        keeper = Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store))
         try:
             await keeper.start()
             await _serve(keeper, tell)
@@ -55,6 +59,7 @@ async def serve(config: Config, tell: Told) -> None:
             await keeper.detach()
     finally:
         lock.release()
+        await asyncio.to_thread(telemetry.off)
 
 
 async def _serve(keeper: Keeper, tell: Told) -> None:
@@ -70,6 +75,10 @@ async def _serve(keeper: Keeper, tell: Told) -> None:
             tcp = announcing.tcp_socket(table.host, table.port)
             servers.append((_tcp_server(service), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
+        service.metrics.connections = lambda: {
+            door: len(server.server_state.connections)
+            for door, (server, _) in zip(("unix", "tcp"), servers, strict=False)
+        }
         await _say_what_is_there(service, tell, path, url)
         ending = _on_signals()
         running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
@@ -87,6 +96,7 @@ async def _serve(keeper: Keeper, tell: Told) -> None:
         if late := [task for server, _ in servers for task in server.server_state.tasks]:
             await asyncio.wait(late, timeout=table.drain_sec)
         await service.creations.finish(table.drain_sec)
+        await service.operations.finish()
     finally:
         for _, listening in servers:
             listening.close()
@@ -112,14 +122,14 @@ class _Server(uvicorn.Server):
 
 def _unix_server(service: Service) -> _Server:
     app = App(service, Door(service.keys, service.config.server, unix=True))
-    return _Server(_uvicorn(service, app, http=UnixHttp, ws=UnixWebSocket))
+    return _Server(_uvicorn(service, app, http=patient(UnixHttp, _patience(service)), ws=UnixWebSocket))
 
 
 def _tcp_server(service: Service) -> _Server:
     table = service.config.server
     app = App(service, Door(service.keys, table, unix=False))
     tls = {"ssl_certfile": table.tls_cert, "ssl_keyfile": table.tls_key} if table.tls_cert else {}
-    config = _uvicorn(service, app, http="httptools", ws="websockets-sansio", **tls)
+    config = _uvicorn(service, app, http=patient(BoundedHttp, _patience(service)), ws="websockets-sansio", **tls)
     try:
         config.load()
     except OSError as error:  # ssl.SSLError is one too
@@ -128,6 +138,10 @@ def _tcp_server(service: Service) -> _Server:
             remedy="check server.tls_cert and server.tls_key",
         ) from error
     return _Server(config)
+
+
+def _patience(service: Service) -> float:
+    return service.config.server.body_timeout_sec
 
 
 def _uvicorn(service: Service, app: App, **options: object) -> uvicorn.Config:
@@ -175,6 +189,8 @@ async def _say_what_is_there(service: Service, tell: Told, path: Path, url: str)
         tell(f"boxes by {engine.provider} ({engine.isolation})")
     else:
         tell(f"no boxes: {engine.provider} cannot be used: {engine.reason} (fix: {engine.remedy})")
+    if config.receipts != "on":
+        tell("receipts are strict: answers wait for them" if config.receipts == "strict" else "no receipts are kept")
     tell(f"listening on {path}" + (f" and {url}" if url else ""))
     if boxes := service.keeper.boxes():
         tell(f"{len(boxes)} boxes taken over")

@@ -9,7 +9,9 @@ from typing import Annotated, Any, get_type_hints
 
 import msgspec
 
+from hutch import telemetry
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
+from hutch.keeper.callers import called_by
 from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.whole import whole
 from hutch.logs import current_operation, log, redact
@@ -18,6 +20,7 @@ from hutch.server.access import job_of, using
 from hutch.server.call import NOBODY, Call, Receive, Scope, Send
 from hutch.server.door import Door
 from hutch.server.jobs import Size
+from hutch.server.receipts import who_of
 from hutch.server.routes import May, check_role, match
 from hutch.server.service import Service
 from hutch.server.statuses import status_of, wire_of
@@ -111,8 +114,10 @@ class Sockets:
         call = Call(self._service, NOBODY, scope, receive, {})
         try:
             route = await self._prepare(call, scope)
-            async with using(call) as box:
-                await route.talk(call, box, socket, call.query(route.query))
+            with called_by(who_of(call.caller, current_operation())), telemetry.request(call.headers) as span:
+                telemetry.served(span, call.op, 101, current_operation())
+                async with using(call) as box:
+                    await route.talk(call, box, socket, call.query(route.query))
         except HutchError as error:
             await self._fail(call, socket, error)
         except OSError:  # uvicorn's ClientDisconnected: whoever left needs no answer

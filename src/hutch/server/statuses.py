@@ -56,5 +56,6 @@ def wire_of(error: HutchError, op: str) -> dict[str, object]:
     """An error as callers see it: always with an operation, never with a secret of a box."""
     wire = dict(error.to_wire())
     wire["message"] = redact(error.message)
+    wire["remedy"] = redact(error.remedy)
     wire["op"] = error.op or op
     return {**wire, "details": redact_field("", error.details)}

@@ -185,6 +185,11 @@ class Engine:
     async def image(self, reference: str) -> Json | None:
         return await self._if_there("GET", f"/images/{reference}/json")
 
+    async def load_image(self, name: str, tar: bytes) -> None:
+        """An image of one layer, made of a root's archive."""
+        repository, _, tag = name.rpartition(":")
+        await self.call("POST", "/images/create", query={"fromSrc": "-", "repo": repository, "tag": tag}, body=tar)
+
     async def pull(self, reference: str, tag: str, auth: str) -> AsyncIterator[Json]:
         """What the engine says while it pulls; an `error` in it is the end."""
         await self.meet()

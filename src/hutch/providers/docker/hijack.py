@@ -12,6 +12,7 @@ from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 from hutch.providers.linked.link import Link
 
+_FRAME = 8
 _STDOUT = 1
 _STDERR = 2
 _HEAD_LIMIT = 1 << 16
@@ -92,27 +93,25 @@ class Hijacked(asyncio.Protocol):
         self.agreed.set_result(None)
 
     def _demultiplex(self, link: Link) -> None:
-        buffer, start = self._buffer, 0
-        view = memoryview(buffer)
+        data, start = memoryview(bytes(self._buffer)), 0
+        self._buffer.clear()
         while True:
             if self._left == 0:
-                if len(buffer) - start < 8:
+                if len(data) - start < _FRAME:
                     break
-                self._stream = buffer[start]
-                self._left = int.from_bytes(view[start + 4 : start + 8], "big")
-                start += 8
-            size = min(self._left, len(buffer) - start)
-            if size == 0 and self._left:
+                self._stream = data[start]
+                self._left = int.from_bytes(data[start + 4 : start + _FRAME], "big")
+                start += _FRAME
+            piece = data[start : start + self._left]
+            if not piece and self._left:
                 break
-            piece = view[start : start + size]
             if self._stream == _STDOUT:
                 _feed(link, piece)
             elif self._stream == _STDERR:
                 self.complaint = (self.complaint + piece)[-_KEPT:]
-            start += size
-            self._left -= size
-        view.release()
-        del buffer[:start]
+            start += len(piece)
+            self._left -= len(piece)
+        self._buffer += data[start:]
 
     def _refuse(self, error: HutchError) -> None:
         if not self.agreed.done():

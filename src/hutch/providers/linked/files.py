@@ -10,7 +10,7 @@ from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.linked import trees
 from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.file_shapes import Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
+from hutch.providers.linked.file_shapes import Copied, Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.rows import content_of, rows_of
 from hutch.providers.linked.shapes import checked
@@ -194,6 +194,17 @@ class LinkedFiles:
     async def copy_out(self, source: str, target: str | Path) -> int:
         with operation("files.copy_out"):
             return await trees.copy_out(self._open, source, target)
+
+    async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
+        """What `copy_in` does, for whoever has the stream of a tree instead of the tree."""
+        with operation("files.copy_in"):
+            return await trees.unpack(self._open, pieces, target, into)
+
+    async def pack(self, source: str) -> AsyncIterator[bytes]:
+        """The stream that `copy_out` takes apart."""
+        with operation("files.copy_out"):
+            async for piece in trees.pack(self._open, source):
+                yield piece
 
 
 def _as_bytes(text: str | bytes) -> bytes:

@@ -65,6 +65,8 @@ class LinkedInstance(Instance):
         # One connection for each user, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
         self._seen: dict[str, _Seen] = {}
+        self._untouched: Counters | None = None
+        """What an engine knows of a box in which nothing has run yet, without reading it."""
         self._files = LinkedFiles(self.link)
 
     @property
@@ -85,6 +87,17 @@ class LinkedInstance(Instance):
                 link = self._links[user] = await self._connected(user)
             return link
 
+    async def meet(self, link: Link) -> None:
+        """Take a link that the engine made as the one to the box's own guest, once that has greeted."""
+        await link.greeted()
+        self._links[self._guest_user] = self._recognised(link)
+
+    def _recognised(self, link: Link) -> Link:
+        if link.hello.get("box_id") != self.record.box_id:
+            link.close()
+            raise BoxBroken(f"another box answers in place of {self.record.box_id}")
+        return link
+
     async def _connected(self, user: str) -> Link:
         try:
             if user == self._guest_user:
@@ -99,10 +112,7 @@ class LinkedInstance(Instance):
             if error.details.get("errno") in (errno.ECONNREFUSED, errno.ENOENT):
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
             raise
-        if link.hello.get("box_id") != self.record.box_id:
-            link.close()
-            raise BoxBroken(f"another box answers in place of {self.record.box_id}")
-        return link
+        return self._recognised(link)
 
     async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
         try:
@@ -145,10 +155,11 @@ class LinkedInstance(Instance):
         return Result(job_id="", exit_code=None, verdict=cannot_start(self.limits, self._facts.read(), shared=False))
 
     async def _run(self, link: Link, command: Command, fields: dict[str, Any]) -> Result:
-        before = self._facts.read()
+        before = self._before()
         silence = None if command.timeout_sec is None else command.timeout_sec + ANSWER_GRACE
         channel = link.open("run", timeout=silence, collect=True, stdin=command.stdin is not None, **fields)
         channel.expect(command.keep_output)
+        self._meanwhile()
         try:
             if command.stdin is not None:
                 await channel.send(command.stdin)
@@ -166,12 +177,19 @@ class LinkedInstance(Instance):
             raise
         return await self.result(link, channel, answer, _Seen(before, command.timeout_sec))
 
+    def _before(self) -> Counters:
+        before, self._untouched = self._untouched or self._facts.read(), None
+        return before
+
+    def _meanwhile(self) -> None:
+        """A command has just been sent: whatever makes its result ready sooner is done while the guest works."""
+
     async def start(self, command: Command) -> LinkedProcess:
         fields = self._fields(command)
         if command.follow:
             fields["follow"] = True
         link = await self.link(command.user or self.spec.user)
-        before = self._facts.read()
+        before = self._before()
         try:
             answer = await link.request("start", **fields)
         except NotRunnable as error:

@@ -83,9 +83,14 @@ class Link(asyncio.BufferedProtocol):
     @classmethod
     async def over(cls, sock: socket.socket, timeout: float = 10.0) -> Self:
         """A link over a connected socket, which it owns from now on."""
-        loop = asyncio.get_running_loop()
-        _, link = await loop.create_connection(cls, sock=sock)
+        link = await cls.begin(sock)
         await link.greeted(timeout)
+        return link
+
+    @classmethod
+    async def begin(cls, sock: socket.socket) -> Self:
+        """The same for a guest that may not be there yet: its greeting is still to be awaited."""
+        _, link = await asyncio.get_running_loop().create_connection(cls, sock=sock)
         return link
 
     async def greeted(self, timeout: float = 10.0) -> None:

@@ -1,105 +1,53 @@
 """Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other."""
 
-import asyncio
-import logging
 import os
-import posixpath
-import stat
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import cast
 
-from hutch.errors import FileFailed, HutchError, Invalid
-from hutch.guest.steps import Failure, failure
-from hutch.guest.trees import pack
-from hutch.guest.unpacking import Unpacker
 from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import Copied
+from hutch.providers.linked.host_side import packed, told, unpacked
 from hutch.providers.linked.rows import content_of
 from hutch.providers.linked.shapes import checked
 
-log = logging.getLogger("hutch.files")
-
-P = ParamSpec("P")
-T = TypeVar("T")
 Open = Callable[..., Awaitable[Channel]]
 
 
 async def copy_in(begin: Open, source: str | Path, target: str) -> int:
     """A host file or tree into the box."""
     path = os.path.abspath(source)
-    blocks = pack(await _in_thread(_open_source, path), path)
-    try:
-        async with await begin("files.unpack", path=target, into=os.path.basename(path)) as channel:
-            while not channel.done and (block := await _in_thread(_next_block, blocks)) is not None:
-                await channel.send(block)
-            channel.end()
-            report = checked(await channel.answer(), Copied)
-    finally:
-        blocks.close()
-    _report(path, report)
-    return report.bytes
+    async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
+        first = await anext(blocks)  # what cannot be read here is told before the box is asked
+        report = await unpack(begin, _again(first, blocks), target, os.path.basename(path))
+    return told(path, report)
 
 
 async def copy_out(begin: Open, source: str, target: str | Path) -> int:
-    """A box's file or tree to the host. The stream is the box's word, and is taken apart with that in mind."""
-    path = os.path.abspath(target)
-    parent, name = os.path.split(path)
-    if not name:
-        raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
-    into = posixpath.basename(source.rstrip("/"))
-    directory = await _in_thread(_open_parent, parent)
-    unpacker = Unpacker(directory, name, "" if into in (".", "..") else into)
-    try:
-        async with await begin("files.pack", path=source) as channel:
-            async for content in content_of(channel, None):
-                await _in_thread(unpacker.data, content)
-        report = checked(await _in_thread(unpacker.end), Copied)
-    finally:
-        unpacker.abort()
-        os.close(directory)
-    _report(source, report)
-    return report.bytes
+    """A box's file or tree to the host."""
+    return await unpacked(pack(begin, source), source, target)
 
 
-def _report(source: str, report: Copied) -> None:
-    if report.skipped:
-        shown = ", ".join(repr(name) for name in report.skipped[:10])
-        log.warning("copying %r left out %d special files: %s", source, len(report.skipped), shown)
+async def unpack(begin: Open, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
+    """A tree's stream into the box; `into` is the name that a file gets if `target` is a directory."""
+    async with await begin("files.unpack", path=target, into=into) as channel:
+        async for piece in pieces:
+            await channel.send(piece)
+            if channel.done:
+                break
+        channel.end()
+        return checked(await channel.answer(), Copied)
 
 
-def _open_source(path: str) -> int:
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    except OSError as error:
-        raise failure(error, "copy", path) from None
-    mode = os.fstat(descriptor).st_mode
-    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-        return descriptor
-    os.close(descriptor)
-    raise FileFailed(f"cannot copy {path!r}: it is neither a file nor a directory")
+async def pack(begin: Open, source: str) -> AsyncIterator[bytes]:
+    """The stream of a box's file or tree."""
+    async with await begin("files.pack", path=source) as channel:
+        async for content in content_of(channel, None):
+            yield content
 
 
-def _open_parent(parent: str) -> int:
-    try:
-        os.makedirs(parent, exist_ok=True)
-        return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise failure(error, "copy to", parent) from None
-
-
-def _next_block(blocks: Generator[bytes | None, None, None]) -> bytes | None:
-    """The next bytes to send; None at the end."""
-    return next((block for block in blocks if block), None)
-
-
-async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a step on the disk. When cancelled it still waits for the step, whose descriptors are closed next."""
-    step = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
-    try:
-        return await asyncio.shield(step)
-    except asyncio.CancelledError:
-        await asyncio.wait([step])
-        raise
-    except Failure as error:
-        raise HutchError.of(error.to_wire()) from error
+async def _again(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

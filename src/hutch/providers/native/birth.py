@@ -8,14 +8,15 @@ it, and Python writes to whatever it looks at: code that runs once and says `os.
 code that says `mkdir`. A box needs 0.7 MB less since that, the lookups at import in `kernel`, and `rehearse`.
 """
 
-from json import loads
 from os import O_CLOEXEC, O_PATH, O_RDWR, _exit, chdir, chroot, close, dup2, setgroups, setresgid, setresuid, setsid
 from os import open as open_file
 from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit, setrlimit
-from socket import AF_UNIX, SOCK_STREAM, sethostname, socket, socketpair
+from socket import AF_UNIX, SOCK_STREAM, SocketType, sethostname, socket, socketpair
 from typing import Any, NamedTuple, NoReturn
 
+from hutch.guest.loop import READ
 from hutch.guest.main import Guest, Options, serve
+from hutch.guest.payloads import decode
 from hutch.guest.protocol import REQUEST, frame
 from hutch.providers.native.cgroup_control import write as write_control
 from hutch.providers.native.identity import USER, become, drop_bounding_set
@@ -75,6 +76,13 @@ class Claim(NamedTuple):
         return Claim(hostname, size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
 
 
+class Given(NamedTuple):
+    """What comes with an order as descriptors: what the guest is told, and the keeper, connected already."""
+
+    options: int
+    keeper: int
+
+
 class Doors(NamedTuple):
     """What a box has of the host: its guest's listening socket, and a directory for output that memory cannot hold."""
 
@@ -89,7 +97,7 @@ class Stopped(Exception):
 class Child:
     """The child's side. `step` names what it is doing, for the error report."""
 
-    def __init__(self, setting: Setting, shape: Shape, sock: socket, doors: Doors) -> None:
+    def __init__(self, setting: Setting, shape: Shape, sock: SocketType, doors: Doors) -> None:
         self._setting = setting
         self._shape = shape
         self._sock = sock
@@ -98,19 +106,18 @@ class Child:
         self._oom = -1
         self.step = "start"
 
-    def live(self, entrances: tuple[str, ...], ordered: tuple[Claim, int] | None) -> NoReturn:
-        """Never returns. `ordered` is the claim and the guest's options, if the order is known already."""
+    def live(self, entrances: tuple[str, ...], ordered: tuple[Claim, Given] | None) -> NoReturn:
+        """Never returns. `ordered` is the claim and what came with it, if the order is known already."""
         try:
-            options = [ordered[1]] if ordered else []
-            close_but([self._sock.fileno(), self._doors.listener, self._doors.spill, *options])
+            close_but([self._sock.fileno(), *self._doors, *(ordered[1] if ordered else ())])
             self._setting.command_line.show("hutch-guest")
             setsid()
             trees = self._begin(entrances, ordered[0].extras if ordered else ())
             if ordered is None:
-                claim, option, trees = self._await_claim()
+                claim, given, trees = self._await_claim()
             else:
-                claim, option = ordered
-            self._finish(claim, option, trees)
+                claim, given = ordered
+            self._finish(claim, given, trees)
         except Stopped:
             _exit(0)
         except BaseException as error:
@@ -156,12 +163,12 @@ class Child:
             drop_bounding_set(last=setting.last_capability)
         return extras
 
-    def _await_claim(self) -> tuple[Claim, int, list[int]]:
+    def _await_claim(self) -> tuple[Claim, Given, list[int]]:
         self.step = "wait for an order"
-        message, (options, *trees) = self._receive()
-        return Claim.parse(message["claim"]), options, trees
+        message, (options, keeper, *trees) = self._receive()
+        return Claim.parse(message["claim"]), Given(options, keeper), trees
 
-    def _finish(self, claim: Claim, options: int, trees: list[int]) -> None:
+    def _finish(self, claim: Claim, given: Given, trees: list[int]) -> None:
         """Apply the order, give up every privilege, and serve."""
         setting, spill = self._setting, self._doors.spill
         self.step = "finish the root"
@@ -191,9 +198,9 @@ class Child:
             setting.filter.load()
         prctl(PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
         self.step = "serve"
-        told = loads(unsealed(options).decode())
-        given_options = Options(**told, spill_fd=spill, oom_fd=self._oom, is_init=True, on_ready=self._ready)
-        serve(socket(fileno=self._doors.listener), given_options)
+        told = decode(unsealed(given.options))
+        options = Options(**told, spill_fd=spill, oom_fd=self._oom, is_init=True, on_ready=self._ready)
+        serve(self._doors.listener, options, first=given.keeper)
 
     def _ready(self) -> None:
         send(self._sock, {"ready": True})
@@ -219,17 +226,23 @@ def rehearse(setting: Setting) -> None:
     """
     ours, theirs = socketpair()
     with socket(AF_UNIX, SOCK_STREAM) as listener, ours, theirs:
-        setting.command_line.show("hutch-zygote")
         child = Child(setting, Shape(("",), (), (), False, False, "", None), theirs, Doors(-1, -1))
-        send(ours, {"claim": Claim("", 0, 0, 0, 0, ())}, [listener.fileno()])
-        message, (options,) = child._receive()
-        Claim.parse(message["claim"])
-        close(options)
-        guest = Guest(listener, Options("", workdir="/", orphan_grace=1.0))
-        guest.welcome(theirs)
-        ours.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["/"]}'))
-        guest.loop.soon(guest.loop.stop)
-        guest.loop.run()
+        send(ours, {"claim": Claim("", 0, 0, 0, 0, ())}, [listener.fileno(), listener.fileno()])
+        _, given, _ = child._await_claim()
+        for fd in given:
+            close(fd)
+        score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
+        options = Options("", workdir="/", env={"PATH": "/usr/bin:/bin"}, oom_fd=score, orphan_grace=1.0)
+        guest = Guest(listener.fileno(), options)
+        guest.welcome(theirs.detach())
+
+        def heard(_events: int) -> None:
+            if b'"errno":' in (news := ours.recv(1 << 16)) or b'"exit_code":' in news:
+                guest.loop.stop()
+
+        guest.loop.watch(ours.fileno(), READ, heard)
+        ours.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["true"]}'))
+        guest.run()
 
 
 def _limit(kind: int, value: int) -> None:

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from hutch.providers.native.guards import Guards
 
 
+_COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
+
+
 class GroupFacts:
     """Counters of a control group; for a box without one, the kills of its watchdog."""
 
@@ -33,7 +36,7 @@ class GroupFacts:
         if group is None:
             return Counters(oom_kills=self._kills())
         try:
-            facts = group.facts()
+            facts = group.facts(_COUNTED)
         except FileNotFoundError:
             return Counters()  # the box was destroyed meanwhile
         return Counters(
@@ -55,6 +58,8 @@ class NativeInstance(LinkedInstance):
         ceiling: Callable[[Limits], Ceiling],
         deputy: Callable[[str], Awaitable[Link]],
         guards: "Guards",
+        *,
+        fresh: bool,
     ) -> None:
         facts = GroupFacts(self._opened, lambda: guards.oom_kills(record.box_id))
         super().__init__(record, spec, connect, facts, deputy=deputy)
@@ -63,6 +68,13 @@ class NativeInstance(LinkedInstance):
         self._group: Group | None = None
         self._asked = False
         self._ceiling = ceiling
+        if fresh and record.data.get("groups"):
+            self._untouched = Counters(oom_kills=0, pids_hits=0)
+
+    def _meanwhile(self) -> None:
+        group = self._opened()
+        if group is not None:
+            group.prepare(_COUNTED)
 
     def _opened(self) -> Group | None:
         """The box's group, opened with its first use: many a box is destroyed without one."""

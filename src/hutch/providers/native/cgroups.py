@@ -106,8 +106,14 @@ class Group:
             self._descriptors[unified] = os.open(unified, flags)
         return self._descriptors[unified]
 
-    def facts(self) -> Facts:
-        facts = Facts(**{fact: self._number(fact) for fact in control.FACT_FILES[1]})
+    def prepare(self, wanted: Iterable[str]) -> None:
+        """Open what `facts` will read: the first look at a group's files is the slow one."""
+        for fact in wanted:
+            self._open(fact)
+
+    def facts(self, wanted: Iterable[str] = Facts._fields) -> Facts:
+        """Those that are wanted; the others are None."""
+        facts = Facts(**{fact: self._number(fact) for fact in wanted})
         if facts.memory_peak_bytes is None or facts.memory_peak_bytes > self._peak_floor:
             return facts
         return facts._replace(memory_peak_bytes=None)
@@ -297,6 +303,10 @@ class Tree:
         elif missing:
             raise FileNotFoundError(errno.ENOENT, "the group is gone", missing[0])
         return Group(seats, freezer)
+
+    def made(self, paths: Iterable[str]) -> Group:
+        """The same for a group that `make` has just made: it is there, with all that this machine can count."""
+        return self._group(os.path.basename(next(iter(paths))))
 
     def list(self) -> tuple[tuple[str, ...], ...]:
         """The paths of every group here, each fit for `open`: what no record names is left over from a crash."""

@@ -1,16 +1,23 @@
 """What a box's root is made of: an image reference becomes directories for the overlay.
 
 `host` is this machine's /usr under a minimal /etc; `dir:PATH` any unpacked root; `tar:PATH` is unpacked once, into a
-directory named by its digest.
+directory named by its digest; `oci:NAME` is an image of the store, one directory for each of its layers.
 """
 
 import asyncio
+import contextlib
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
+from hutch.errors import HutchError, Invalid, NotFound, Refused
+from hutch.images.settings import ImageSettings
+from hutch.model.images import ImageDefaults
 from hutch.model.places import CheckedMount
 from hutch.providers.native import skeleton
+
+if TYPE_CHECKING:
+    from hutch.images import store as images
+    from hutch.images.documents import Stored
 
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
@@ -28,10 +35,14 @@ class Image(NamedTuple):
 class Images:
     """Resolves references, remembering what was prepared."""
 
-    def __init__(self, cache: str) -> None:
+    def __init__(self, cache: str, home: str = "", settings: ImageSettings | None = None) -> None:
         self._cache = cache
+        self._home = home or os.path.join(cache, "store")
+        self._settings = settings or ImageSettings()
         self._known: dict[str, Image] = {}
         self._locks: dict[str, asyncio.Lock] = {}
+        self._loaded: dict[str, tuple[Image, ImageDefaults]] = {}
+        """Images of the store by the digest of their manifest."""
 
     async def resolve(self, reference: str, place: CheckedMount | None = None) -> Image:
         """`place` is the directory or archive as policy has allowed it."""
@@ -42,11 +53,71 @@ class Images:
         if known is not None and (place is None or known.pin in (None, (place.dev, place.ino))):
             return known
         self._known.pop(reference, None)  # another directory has taken its place since
-        lock = self._locks.setdefault(reference, asyncio.Lock())  # one preparation for each reference
-        async with lock:
+        async with self._lock(reference):  # one preparation for each reference
             if reference not in self._known:
                 self._known[reference] = await asyncio.to_thread(self._prepare, reference)
         return self._known[reference]
+
+    # --- images of the store ---------------------------------------------------------------------------------
+
+    async def defaults(self, reference: str) -> ImageDefaults | None:
+        """What the image says about its commands. It is pulled now if the settings say so, else NotFound."""
+        kind, _, name = reference.partition(":")
+        if kind != "oci":
+            return None
+        if self._settings.pull in ("missing", "always"):
+            async with self._lock(reference):
+                await asyncio.to_thread(self._pull, name)
+        return await asyncio.to_thread(lambda: self._load(self._store().find(name))[1])
+
+    async def stand(self, reference: str, box_id: str, places: tuple[str, ...]) -> Image:
+        """For this box, which from now on holds it: nobody removes its layers while one of `places` is there."""
+        return await asyncio.to_thread(self._stand, reference.partition(":")[2], box_id, places)
+
+    def leave(self, box_id: str) -> None:
+        """The box is gone. Most boxes stand on no image of the store, and this must not cost them an import."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(os.path.join(self._home, "uses", f"{box_id}.json"))
+
+    def _stand(self, name: str, box_id: str, places: tuple[str, ...]) -> Image:
+        from hutch.images import uses
+        from hutch.images.documents import Stored
+
+        store = self._store()
+        with store.adding():
+            # A box that comes back stands on what it stood on, whatever the name means by now.
+            held = uses.of(store, box_id)
+            stored = Stored(name=held.name, manifest=held.image) if held else store.find(name)
+            image = self._load(stored)[0]
+            uses.mark(store, box_id, stored, places)
+        return image
+
+    def _load(self, stored: "Stored") -> tuple[Image, ImageDefaults]:
+        known = self._loaded.get(stored.manifest)
+        if known is not None and all(map(os.path.isdir, known[0].lowers)):
+            return known
+        found = self._store().load(stored)
+        layers = found.layers or (self._empty(),)
+        image = Image((self._skeleton(skeleton.over_layers(layers)), *layers))
+        self._loaded[stored.manifest] = image, found.defaults()
+        return self._loaded[stored.manifest]
+
+    def _pull(self, name: str) -> None:
+        from hutch.images.pulling import pull
+
+        store = self._store()
+        if self._settings.pull == "missing":
+            with contextlib.suppress(NotFound):
+                store.open(name)
+                return
+        pull(store, name)
+
+    def _store(self) -> "images.Store":
+        from hutch.images.store import Store
+
+        return Store(self._home, self._settings)
+
+    # --- all others ------------------------------------------------------------------------------------------
 
     def _prepare(self, reference: str) -> Image:
         kind, _, path = reference.partition(":")
@@ -61,12 +132,6 @@ class Images:
             raise
         except OSError as error:
             raise NotFound(f"image {reference!r} cannot be used: {error}", op="create") from error
-        if kind == "oci":
-            raise Unsupported(
-                f"the native provider cannot pull {reference!r}",
-                op="create",
-                remedy="export it once (`docker export`) and use tar:PATH",
-            )
         raise Invalid(f"image {reference!r} is none of host, dir:PATH, tar:PATH, oci:REF", op="create")
 
     def _machine(self) -> Image:
@@ -92,13 +157,22 @@ class Images:
     def _archive(self, path: str) -> Image:
         if not os.path.isabs(path) or not os.path.isfile(path):
             raise NotFound(f"image tar:{path} is no file", op="create", remedy="give the absolute path of an archive")
-        from hutch.providers.native import unpacking  # with tarfile, which few need
+        from hutch.providers.native import unpacking  # with its decompressors, which few need
 
-        top = unpacking.unpack(path, os.path.join(self._cache, "images"))
+        top = unpacking.unpack(path, os.path.join(self._cache, "images"), self._settings.bounds)
         return Image((self._skeleton(skeleton.over(top)), top))
 
     def _skeleton(self, content: skeleton.Content) -> str:
         return skeleton.make(content, os.path.join(self._cache, "skeletons"))
+
+    def _empty(self) -> str:
+        """An image without layers is a root with nothing in it."""
+        path = os.path.join(self._cache, "empty")
+        os.makedirs(path, 0o755, exist_ok=True)
+        return path
+
+    def _lock(self, reference: str) -> asyncio.Lock:
+        return self._locks.setdefault(reference, asyncio.Lock())
 
 
 def _check_same(reference: str, place: CheckedMount) -> None:

@@ -130,7 +130,8 @@ def _extras(order: Order, volumes: str) -> Iterator[list[str | bool | int]]:
         yield _volume(order.spec.workspace, volumes)
     for place in (places.workspace, *places.mounts):
         if place is not None:
-            yield [place.real, _target(place.target), place.mode is MountMode.RW, place.dev, place.ino]
+            writable = place.mode is MountMode.RW
+            yield [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
 
 
 def _volume(workspace: Workspace, volumes: str) -> list[str | bool | int]:

@@ -59,9 +59,7 @@ def grades(machine: Machine) -> Grades:
 
 def missing(machine: Machine) -> tuple[Missing, ...]:
     """What this machine does not give, each with its remedy."""
-    found = [
-        Missing(what="images.oci", reason="the native engine does not pull images", remedy="use tar:PATH or dir:PATH")
-    ]
+    found: list[Missing] = []
     if not machine.ranged:
         found += [Missing(what=what, reason=_ROOT_ONLY, remedy=_RUN_AS_ROOT) for what in ("users.root", "uid_range")]
         reason = f"files of the machine cannot be copied into a box's layer: {_ROOT_ONLY}"
@@ -95,7 +93,7 @@ def capabilities(machine: Machine) -> Capabilities:
         writable_root=machine.ranged,
         persistent=True,
         networks=machine.networks,
-        images=("host", "dir", "tar"),
+        images=("host", "dir", "tar", "oci"),
         mounts=True,
         grades=grades(machine),
         missing=missing(machine),

@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import os
+import socket
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
+from hutch.images.settings import ImageSettings
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
+from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Provider
@@ -21,6 +24,8 @@ from hutch.providers.native.images import Image, Images
 from hutch.providers.native.spawning import Begun, Spawners
 
 _OUTCOME_TIMEOUT = 20.0
+_FAREWELL = 2.0
+"""How long after its connection has ended the spawner may take to say why a box could not be made."""
 
 
 class NativeProvider(Provider):
@@ -43,7 +48,8 @@ class NativeProvider(Provider):
         self._state = os.fspath(state_dir) if state_dir else ""
         self._run = os.fspath(run_dir) if run_dir else ""
         self._without = without
-        self._images: Images | None = None
+        self._known_images: Images | None = None
+        self._image_settings = ImageSettings()
         self._spawners: dict[tuple[str, tuple[str, ...] | None], Spawners] = {}
         self._trees: dict[str, Tree] = {}
         self._machine: probing.Machine | None = None
@@ -52,7 +58,7 @@ class NativeProvider(Provider):
         """Boxes of other keepers' spawners have been ended here."""
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        known = {"state_dir", "run_dir"}
+        known = {"state_dir", "run_dir", "images"}
         for name in settings:
             if name not in known:
                 raise ConfigError(
@@ -60,6 +66,8 @@ class NativeProvider(Provider):
                 )
         self._state = str(settings.get("state_dir") or self._state)
         self._run = str(settings.get("run_dir") or self._run)
+        images = settings.get("images")
+        self._image_settings = images if isinstance(images, ImageSettings) else ImageSettings.from_plain(images or {})
 
     @property
     def _stores(self) -> str:
@@ -108,41 +116,53 @@ class NativeProvider(Provider):
         found = self._found()
         orders.check_network(order.spec, found.networks, found.network_reason)
         message = orders.request(
-            order, await self._image(order), store if isinstance(store, str) else None,
+            order, await self._image(order, planned), store if isinstance(store, str) else None,
             os.path.join(self._state, "volumes"), ranged=found.ranged, counts_processes=found.cgroups.pids,
         )  # fmt: skip
         begun: Begun | None = None
         if not self._spawners:
             await leftovers.sweep(self._run)
+        network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
+        # The guest finds its keeper connected: nobody has to knock, and its first word is on its way at once.
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        link: Link | None = None
         try:
-            options = wire.sealed(orders.guest_options(order))
-            try:
-                network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
-                begun = await self._spawners_of(order.keeper, network).create(message, options)
-            finally:
-                os.close(options)
-            return await self._meet(order, planned, begun)
+            with theirs:
+                options = wire.sealed(orders.guest_options(order))
+                try:
+                    begun = await self._spawners_of(order.keeper, network).create(message, [options, theirs.fileno()])
+                finally:
+                    os.close(options)
+            link = await Link.begin(ours)
+            return await self._meet(order, planned, begun, link)
         except BaseException as error:
+            link.close() if link else ours.close()
             # Shielded: also a cancelled creation leaves nothing behind.
             await asyncio.shield(self._retreat(planned, begun))
             if isinstance(error, OSError) and not isinstance(error, HutchError):
                 raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
             raise
+        finally:
+            if begun is not None:
+                begun.close()
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun) -> NativeInstance:
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
         """The guest's greeting is the first real answer of a box."""
         answer = await asyncio.shield(begun.facts)
         if "box" not in answer:
             raise _failure(order, answer)
         record = planned.but(data={**planned.data, **answer["box"]})
-        instance = self._instance(record, order.spec)
+        instance = self._instance(record, order.spec, fresh=True)
         try:
-            await instance.link()
+            await instance.meet(link)
         except HutchError as error:
             await instance.close()
-            async with asyncio.timeout(_OUTCOME_TIMEOUT):
-                outcome = await asyncio.shield(begun.outcome)
-            raise (error if "ready" in outcome else _failure(order, outcome)) from error
+            try:
+                async with asyncio.timeout(_FAREWELL):
+                    failure = await asyncio.shield(begun.failure)
+            except TimeoutError:
+                raise error from None  # it had become a guest, and broke then
+            raise _failure(order, failure) from error
         except BaseException:
             await instance.close()
             raise
@@ -155,10 +175,22 @@ class NativeProvider(Provider):
                 await begun.facts
         await self._discard(planned, keep_store="restored" in planned.data)
 
-    async def _image(self, order: Order) -> Image:
-        if self._images is None:
-            self._images = Images(os.path.join(self._state, "cache"))
-        return await self._images.resolve(order.spec.image, order.places.image)
+    async def image(self, reference: str) -> ImageDefaults | None:
+        return await self._images.defaults(reference)
+
+    @property
+    def _images(self) -> Images:
+        if self._known_images is None:
+            self._known_images = Images(
+                os.path.join(self._state, "cache"), os.path.join(self._state, "images"), self._image_settings
+            )
+        return self._known_images
+
+    async def _image(self, order: Order, planned: InstanceRecord) -> Image:
+        if not order.spec.image.startswith("oci:"):
+            return await self._images.resolve(order.spec.image, order.places.image)
+        places = tuple(str(planned.data[name]) for name in ("directory", "store") if name in planned.data)
+        return await self._images.stand(order.spec.image, order.box_id, places)
 
     def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
         """One set for each keeper's name, which is part of the control groups' paths, and for each kind of network."""
@@ -178,7 +210,8 @@ class NativeProvider(Provider):
             )
         return self._spawners[key]
 
-    def _instance(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
+    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> NativeInstance:
+        """`fresh`: nothing has run in it yet."""
         path = os.path.join(str(record.data["directory"]), "guest")
 
         async def connect() -> Link:
@@ -190,7 +223,9 @@ class NativeProvider(Provider):
         async def deputy(user: str) -> Link:
             return await self._deputy(record, spec, user)
 
-        instance = NativeInstance(record, spec, connect, lambda: self._group(record), ceiling, deputy, self._guards)
+        instance = NativeInstance(
+            record, spec, connect, lambda: self._group(record, fresh), ceiling, deputy, self._guards, fresh=fresh
+        )
         self._guard(instance)
         return instance
 
@@ -243,7 +278,7 @@ class NativeProvider(Provider):
                 details={"errno": answer.get("errno", "")},
             )
 
-    def _group(self, record: InstanceRecord) -> Group | None:
+    def _group(self, record: InstanceRecord, fresh: bool) -> Group | None:
         paths = record.data.get("groups")
         if not isinstance(paths, list) or not paths:
             return None
@@ -251,7 +286,7 @@ class NativeProvider(Provider):
         if tree is None:
             tree = self._trees[record.keeper] = Tree(self._found().cgroups, _group_name(record.keeper))
         try:
-            return tree.open(paths)
+            return tree.made(paths) if fresh else tree.open(paths)
         except FileNotFoundError:
             return None
 
@@ -299,6 +334,8 @@ class NativeProvider(Provider):
         self._inherited |= all(record.keeper != keeper for keeper, _ in self._spawners)
         await leftovers.end_processes(record)
         await leftovers.remove(record, keep_store=keep_store)
+        if not keep_store:
+            self._images.leave(record.box_id)
 
     async def list(self) -> tuple[InstanceRecord, ...]:
         return await asyncio.to_thread(leftovers.records, self._run, self._stores)

@@ -117,6 +117,8 @@ class Extra(NamedTuple):
     writable: bool
     device: int
     inode: int
+    public: bool = False
+    """Its files need not seem the box's own: others may read them."""
 
 
 Source = tuple[str, bool, tuple[int, int] | None]

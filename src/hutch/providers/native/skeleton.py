@@ -7,6 +7,7 @@ keepers may use it at the same time.
 import hashlib
 import os
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hutch.providers.native import kernel
@@ -88,9 +89,20 @@ def plain() -> Content:
 
 def over(image: str) -> Content:
     """Over an unpacked image, which may not know the box's user."""
+    return _knowing_user(lambda name: _read_inside(image, name))
+
+
+def over_layers(layers: tuple[str, ...]) -> Content:
+    """The same over an image of several layers, topmost first."""
+    from hutch.images import merged  # with decompressors, which few need
+
+    return _knowing_user(lambda name: merged.read(layers, name))
+
+
+def _knowing_user(read: Callable[[str], str]) -> Content:
     content = plain()
     for name, line in (("passwd", PASSWD), ("group", GROUP)):
-        known = _read_inside(image, f"etc/{name}")
+        known = read(f"etc/{name}")
         ids = {fields[2] for fields in (row.split(":") for row in known.splitlines()) if len(fields) > 2}
         missing = [
             row for row in line.splitlines() if row.split(":")[2] in ("0", str(USER)) and row.split(":")[2] not in ids

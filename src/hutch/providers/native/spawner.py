@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hutch.providers.native import identity, kernel, landlock, processes, root, seccomp, wire
-from hutch.providers.native.birth import Claim, Setting
+from hutch.providers.native.birth import Claim, Given, Setting
 from hutch.providers.native.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.stems import Nursery, Order, Stem
 from hutch.providers.native.surgeon import Entry
@@ -107,7 +107,7 @@ class Spawner:
         message, fds = received
         try:
             if message["op"] == "create":
-                self._create(message, fds[0])
+                self._create(message, Given(*fds))
             elif message["op"] == "enter":
                 self._enter(message, fds[0])
             else:
@@ -119,8 +119,8 @@ class Spawner:
                 os.close(fd)
         return True
 
-    def _create(self, message: wire.Message, options: int) -> None:
-        order = _order(message, options)
+    def _create(self, message: wire.Message, given: Given) -> None:
+        order = _order(message, given)
         stem = self._stem_for(order)
         if stem is None:
             stem = self._nursery.begin(order.shape, order)
@@ -151,7 +151,7 @@ class Spawner:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _tell(self, stem: Stem) -> None:
-        """Told at once, so that the keeper connects while the child finishes; what follows is its outcome."""
+        """Told at once; that the child has become a guest the keeper hears from itself, and from us if it fails."""
         assert stem.order is not None
         self._answer(stem.order.number, {"box": stem.facts()})
 
@@ -182,7 +182,6 @@ class Spawner:
         number = stem.order.number
         if received is not None and received[0].get("ready"):
             stem.sock.close()
-            self._answer(number, {"ready": True})
             return
         self._nursery.end(stem)
         died = {"step": "build", "error": "the box's first process died (perhaps out of memory)", "errno": ""}
@@ -254,7 +253,7 @@ def _serves(stem: Stem) -> bool:
     return received is not None and bool(received[0].get("ready"))
 
 
-def _order(message: wire.Message, options: int) -> Order:
+def _order(message: wire.Message, given: Given) -> Order:
     shape = message["shape"]
     return Order(
         number=message["n"],
@@ -263,7 +262,7 @@ def _order(message: wire.Message, options: int) -> Order:
         shape=root.Shape.parse([shape[name] for name in root.Shape._fields]),
         claim=Claim.parse([message["claim"][name] for name in Claim._fields]),
         ceiling=Ceiling(**message["ceiling"]),
-        options=options,
+        given=given,
     )
 
 

@@ -13,23 +13,29 @@ _START_TIMEOUT = 20.0
 
 
 class Begun:
-    """A box on its way: `facts` when its process exists, `outcome` when its guest serves; an error ends both."""
+    """A box on its way: `facts` when its process exists, `failure` if it does not become a guest; an error ends both.
 
-    __slots__ = ("facts", "outcome")
+    That it has become one is heard from the guest itself. Whoever was answered by this closes it.
+    """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    __slots__ = ("_all", "_number", "facts", "failure")
+
+    def __init__(self, number: int, others: "dict[int, Begun]", loop: asyncio.AbstractEventLoop) -> None:
         self.facts: asyncio.Future[wire.Message] = loop.create_future()
-        self.outcome: asyncio.Future[wire.Message] = loop.create_future()
+        self.failure: asyncio.Future[wire.Message] = loop.create_future()
+        self._number = number
+        self._all = others
+        others[number] = self
 
-    def take(self, message: wire.Message) -> bool:
-        """Keep an answer; True if it is the last one."""
+    def take(self, message: wire.Message) -> None:
         if not self.facts.done():
             self.facts.set_result(message)
-        if "box" in message:
-            return False
-        if not self.outcome.done():
-            self.outcome.set_result(message)
-        return True
+        if "box" not in message and not self.failure.done():
+            self.failure.set_result(message)
+
+    def close(self) -> None:
+        """No more is awaited from the spawner."""
+        self._all.pop(self._number, None)
 
 
 class Spawner:
@@ -74,25 +80,27 @@ class Spawner:
         self._sock = ours
         self._loop.add_reader(ours.fileno(), self._read)
 
-    async def create(self, message: wire.Message, options: int) -> Begun:
-        """Ask for a box. Answered as soon as its first process exists, or could not be made."""
-        return await self._ask({"op": "create", **message}, options)
+    async def create(self, message: wire.Message, fds: list[int]) -> Begun:
+        """Ask for a box, with descriptors of its guest's options and of its keeper's end. Sent when this returns."""
+        return await self._ask({"op": "create", **message}, fds)
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
         """Ask for a deputy in a box."""
-        begun = await self._ask({"op": "enter", **message}, options)
-        return await asyncio.shield(begun.outcome)
+        begun = await self._ask({"op": "enter", **message}, [options])
+        try:
+            return await asyncio.shield(begun.facts)
+        finally:
+            begun.close()
 
-    async def _ask(self, message: wire.Message, options: int) -> Begun:
+    async def _ask(self, message: wire.Message, fds: list[int]) -> Begun:
         await self.start()
         assert self._loop is not None
         self._number += 1
-        begun = Begun(self._loop)
-        self._begun[self._number] = begun
+        begun = Begun(self._number, self._begun, self._loop)
         try:
-            await self._send({"n": self._number, **message}, [options])
+            await self._send({"n": self._number, **message}, fds)
         except BaseException:
-            self._begun.pop(self._number, None)
+            begun.close()
             raise
         return begun
 
@@ -128,9 +136,8 @@ class Spawner:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
             return
-        begun = self._begun.get(number)
-        if begun is not None and begun.take(message):
-            del self._begun[number]
+        if begun := self._begun.get(number):
+            begun.take(message)
 
     def _end(self) -> None:
         """It is gone: whoever waits is told, its boxes live on."""
@@ -140,7 +147,6 @@ class Spawner:
             self._started.set_result(died)
         for begun in self._begun.values():
             begun.take(died)
-        self._begun.clear()
         if self._loop is not None:
             self._loop.run_in_executor(None, self.wait)
 
@@ -172,8 +178,8 @@ class Spawners:
         # An uplink carries its keeper's name, so that there can be only one.
         self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
 
-    async def create(self, message: wire.Message, options: int) -> Begun:
-        return await self._pick().create(message, options)
+    async def create(self, message: wire.Message, fds: list[int]) -> Begun:
+        return await self._pick().create(message, fds)
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
         return await self._pick().enter(message, options)

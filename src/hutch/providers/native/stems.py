@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
-from hutch.providers.native.birth import Claim, Doors, Setting
+from hutch.providers.native.birth import Claim, Doors, Given, Setting
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.surgeon import Entry, Surgeon
 from hutch.providers.native.zygote import Zygote
@@ -43,8 +43,8 @@ class Order(NamedTuple):
     shape: root.Shape
     claim: Claim
     ceiling: Ceiling
-    options: int
-    """A descriptor with what the guest is told; the spawner never reads it."""
+    given: Given
+    """Descriptors for the child alone; the spawner never reads them."""
 
 
 class Stem:
@@ -118,9 +118,9 @@ class Nursery:
         try:
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
             pid = self._zygote.clone(
-                _NAMESPACES & ~shared, theirs.fileno(), Doors(listener, spill), shape,
+                _NAMESPACES & ~shared, ours, theirs.fileno(), Doors(listener, spill), shape,
                 group.entrances() if group else (), group.directory_fd() if group else None,
-                (order.claim, order.options) if order else None,
+                (order.claim, order.given) if order else None,
             )  # fmt: skip
         except BaseException:
             ours.close()
@@ -198,7 +198,7 @@ class Nursery:
             os.rename(stem.directory, directory)
             stem.directory = directory
             tell()  # before the child is woken: it may take this processor
-            wire.send(stem.sock, {"claim": order.claim}, [order.options, *extras])
+            wire.send(stem.sock, {"claim": order.claim}, [*order.given, *extras])
         finally:
             for fd in extras:
                 os.close(fd)
@@ -223,6 +223,9 @@ class Nursery:
         trees: list[int] = []
         try:
             for extra in claim.extras:
+                if extra.public:  # a namespace for its owner's ids costs a fork
+                    trees.append(root.detach_extra(extra, None))
+                    continue
                 with identity.owner_namespace(extra.source, stem.slot) as userns:
                     trees.append(root.detach_extra(extra, userns))
         except BaseException:

@@ -121,7 +121,7 @@ class Surgeon:
             self.step = "serve"
             told = json.loads(wire.unsealed(self._entry.options))
             options = guest.Options(**told, spill_fd=spill, on_ready=self._ready)
-            guest.serve(socket.socket(fileno=listener), options)
+            guest.serve(listener, options)
         except BaseException as error:
             self._report(error)
             os._exit(1)

@@ -7,14 +7,13 @@ is inherited by every later box, so it must never hold any of it. Standard libra
 import errno
 import os
 from array import array
-from json import JSONEncoder, loads
 from os import close, fstat, pread
 from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
 from typing import Any
 
-Message = dict[str, Any]
+from hutch.guest.payloads import decode, encode
 
-_encode = JSONEncoder(separators=(",", ":")).encode
+Message = dict[str, Any]
 
 _LARGEST = 1 << 16
 _MOST_DESCRIPTORS = 128
@@ -27,7 +26,7 @@ def pair() -> tuple[socket, socket]:
 
 def send(sock: socket, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
     """A message over 64 KB is refused (EMSGSIZE): whatever can be that large travels by descriptor."""
-    data = _encode(message).encode()
+    data = encode(message)
     if len(data) > _LARGEST or len(fds) > _MOST_DESCRIPTORS:
         raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(fds)} descriptors is too large")
     ancillary = [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else []
@@ -43,7 +42,7 @@ def receive(sock: socket) -> tuple[Message, list[int]] | None:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     if not data:
         return None
-    return loads(data.decode()), fds.tolist()
+    return decode(data), fds.tolist()
 
 
 def told(step: str, error: BaseException) -> Message:

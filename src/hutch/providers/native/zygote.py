@@ -13,21 +13,36 @@ import signal
 import struct
 from array import array
 from marshal import dumps, loads
-from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+from os import closerange
+from socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    SCM_RIGHTS,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    SocketType,
+    socket,
+    socketpair,
+)
 from typing import Any, NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.native import birth, kernel
-from hutch.providers.native.birth import Child, Claim, Doors, Setting
+from hutch.providers.native.birth import Child, Claim, Doors, Given, Setting
 from hutch.providers.native.kernel import clone
 from hutch.providers.native.root import Shape
 
 _CLONE_PARENT = 0x8000
 _HEAD = struct.Struct("<QBB")
-"""Flags of the clone; whether a descriptor of the options and one of a v2 control group come with it."""
+"""Flags of the clone; whether an order's descriptors and one of a v2 control group come with it."""
 _PID = struct.Struct("<i")
 _LARGEST = 1 << 17
-_DESCRIPTORS = 5
+_FIRST = 4
+"""A request's descriptors begin here: the zygote has nothing open but its standard streams and its own socket, 3."""
+_DESCRIPTORS = 6
+_FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
+_ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
 _WARM_UP = 26
 """Runs after which the interpreter has specialised its code, so that children need not write to it any more.
@@ -51,82 +66,89 @@ class Zygote:
         theirs.close()
 
     def clone(
-        self, flags: int, sock: int, doors: Doors, shape: Shape, entrances: tuple[str, ...], cgroup: int | None,
-        ordered: tuple[Claim, int] | None,
+        self, flags: int, news: socket, sock: int, doors: Doors, shape: Shape, entrances: tuple[str, ...],
+        cgroup: int | None, ordered: tuple[Claim, Given] | None,
     ) -> int:  # fmt: skip
-        """A child of ours that becomes a box; its pid."""
-        # Not JSON: what the zygote does with it is done in memory that every box gets a copy of.
+        """A child of ours that becomes a box, with the other end of `news` as its `sock`; its pid."""
+        # Not JSON: reading it would be done in memory that every box then has a copy of. And not through the zygote,
+        # whose memory the next box gets: that has no business with this one's mounts.
         claim = (*ordered[0][:-1], tuple(map(tuple, ordered[0].extras))) if ordered else None
         content: Any = (tuple(shape), claim, entrances)
-        body = dumps(content)
-        fds = [sock, doors.listener, doors.spill]
-        fds += [ordered[1]] if ordered else []
-        fds += [cgroup] if cgroup is not None else []
+        news.send(dumps(content))
+        fds = [sock, *doors, *(ordered[1] if ordered else ()), *(() if cgroup is None else (cgroup,))]
         head = _HEAD.pack(flags, ordered is not None, cgroup is not None)
-        answer = self._ask(head, body, fds)
+        answer = self._ask(head, fds)
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
-            answer = self._ask(head, body, fds)
+            answer = self._ask(head, fds)
         pid: int = _PID.unpack(answer)[0]
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
         return pid
 
-    def _ask(self, head: bytes, body: bytes, fds: list[int]) -> bytes:
+    def _ask(self, head: bytes, fds: list[int]) -> bytes:
         """The answer, or nothing if the zygote is dead."""
         try:
-            self._sock.sendmsg([head, body], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))])
+            self._sock.sendmsg([head], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))])
             return self._sock.recv(_PID.size)
         except (BrokenPipeError, ConnectionResetError):
             return b""
 
 
 def _serve(sock: socket, setting: Setting) -> NoReturn:
-    """Never returns; ends with the spawner. As little as possible happens between two clones."""
+    """Never returns; ends with the spawner."""
     try:
-        kernel.close_but([sock.fileno()])
-        for _ in range(_WARM_UP):
-            birth.rehearse(setting)
-        signal.set_wakeup_fd(-1)
-        guest.ignore_signals()
-        # Now, not in a child: there the numbers of the descriptors these would close mean something else.
-        gc.collect()
-        kernel.close_but([sock.fileno()])  # what the rehearsals left open
+        os.dup2(sock.fileno(), _FIRST - 1, inheritable=False)
+        kernel.close_from(_FIRST)
+        own = SocketType(_FAMILY, _KIND, 0, _FIRST - 1)
         gc.freeze()
-        _clone_for_ever(sock, setting)
+        if _clone_next(own, setting):
+            _warm_up(setting)
+            while _clone_next(own, setting):
+                pass
     finally:
         os._exit(0)
 
 
-def _clone_for_ever(sock: socket, setting: Setting) -> None:
-    room = CMSG_SPACE(_DESCRIPTORS * 4)
-    buffer = memoryview(bytearray(_LARGEST))
-    fds = array("i")
-    while True:
-        size, ancillary, _, _ = sock.recvmsg_into([buffer], room, _CLOSE_ON_EXEC)
-        if not size:
-            return
-        del fds[:]
-        fds.frombytes(ancillary[0][2])
-        flags, has_options, has_cgroup = _HEAD.unpack_from(buffer)
-        try:
-            pid = clone(flags | _CLONE_PARENT, fds[-1] if has_cgroup else None)
-        except OSError as error:
-            pid = -(error.errno or 1)
-        if pid == 0:
-            _become(buffer[_HEAD.size : size], fds.tolist(), has_options, setting)
-        sock.send(_PID.pack(pid))
-        for fd in fds:
-            os.close(fd)
-        buffer[:size] = bytes(size)  # the next box has no business with this one's mounts
+def _warm_up(setting: Setting) -> None:
+    """After the first box, which may be the only one, and whose user waits (`hutch run`)."""
+    setting.command_line.show("hutch-zygote")
+    for _ in range(_WARM_UP):
+        birth.rehearse(setting)
+    signal.set_wakeup_fd(-1)
+    guest.ignore_signals()
+    # Now, not in a child: there the numbers of the descriptors these would close mean something else.
+    gc.collect()
+    kernel.close_from(_FIRST)  # what the rehearsals left open
+    gc.freeze()
 
 
-def _become(body: memoryview, fds: list[int], has_options: bool, setting: Setting) -> NoReturn:
+def _clone_next(own: SocketType, setting: Setting) -> bool:
+    """Wait for the next request and do it; False at the end.
+
+    Whatever this writes to between two clones the earlier child keeps an old copy of: it should be little.
+    """
+    head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ROOM, _CLOSE_ON_EXEC)
+    if not head:
+        return False
+    flags, has_order, has_cgroup = _HEAD.unpack(head)
     try:
-        shape, claim, entrances = loads(body)
-        sock = socket(fileno=fds[0])
+        pid = clone(flags | _CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
+    except OSError as error:
+        pid = -(error.errno or 1)
+    if pid == 0:
+        _become(array("i", ancillary[0][2]).tolist(), has_order, setting)
+    own.send(_PID.pack(pid))
+    closerange(_FIRST, _FIRST + _DESCRIPTORS)
+    return True
+
+
+def _become(fds: list[int], has_order: bool, setting: Setting) -> NoReturn:
+    try:
+        sock = SocketType(_FAMILY, _KIND, 0, fds[0])
+        shape, claim, entrances = loads(sock.recv(_LARGEST))
         child = Child(setting, Shape(*shape), sock, Doors(fds[1], fds[2]))
-        child.live(entrances, (Claim.parse(claim), fds[3]) if has_options else None)
+        child.live(entrances, (Claim.parse(claim), Given(fds[3], fds[4])) if has_order else None)
     finally:
         os._exit(1)  # only if what came was no order at all: `live` reports everything else

@@ -9,10 +9,11 @@ import json
 import os
 import resource
 import sys
+import time
 from typing import NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.planted import counters
+from hutch.providers.planted import insight
 from hutch.providers.planted.door import open_door, receive
 
 PATIENCE = 60.0
@@ -37,10 +38,17 @@ def main() -> NoReturn:
         told = json.loads(receive(keeper))
     except (OSError, ValueError) as error:
         sys.exit(f"hutch: no keeper came with orders: {error}")
+    # A time of the machine that started us would mean nothing on the engine's.
+    ttl = told.pop("ttl", 0.0)
     options = guest.Options(
-        **told, spill_fd=_spill(place), oom_fd=score, is_init=os.getpid() == 1, is_deputy=role == "deputy"
+        **told,
+        ttl_deadline=time.monotonic() + ttl if ttl else 0.0,
+        spill_fd=_spill(place),
+        oom_fd=score,
+        is_init=os.getpid() == 1,
+        is_deputy=role == "deputy",
     )
-    guest.serve(door, options, first=keeper, operations=counters.OPERATIONS)
+    guest.serve(door, options, first=keeper, operations=insight.OPERATIONS)
 
 
 def _hide(name: str) -> None:

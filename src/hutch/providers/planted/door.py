@@ -8,6 +8,7 @@ nobody keeps. Runs inside the box: standard library only.
 import os
 import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 GUEST_PLACE = "/.hutch-run"
@@ -35,10 +36,8 @@ class Door(socket.socket):
 
 def open_door(place: str) -> Door:
     path = f"{place}/{NAME}"
-    try:
+    with suppress(FileNotFoundError):  # left by an earlier life of the same container
         os.unlink(path)
-    except FileNotFoundError:
-        pass  # the usual case: a container's first start
     door = Door(socket.AF_UNIX, socket.SOCK_STREAM)
     door.bind(path)
     os.chmod(path, 0o666)  # a relay is root without any capability: to the box's user it is a stranger
@@ -48,7 +47,9 @@ def open_door(place: str) -> Door:
 
 def from_outside(caller: socket.socket) -> bool:
     pid, uid, _ = _CREDENTIALS.unpack(caller.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid == 0 or uid == 0
+    # gVisor names the asker itself in place of the caller. There everybody is let in; nobody gains a right by it.
+    unknown = pid == os.getpid()
+    return bool(unknown or pid == 0 or uid == 0)
 
 
 def packed(told: bytes) -> bytes:

@@ -1,6 +1,6 @@
-"""What the kernel has counted for the whole box, read from inside: for keepers that cannot see the host's files.
+"""What a keeper asks a planted guest about its surroundings, because it cannot see them itself.
 
-An engine shows a container its own control group at /sys/fs/cgroup, read-only. What is not there is not told.
+An engine shows a container its own control group at /sys/fs/cgroup, read-only; what is not there is not told.
 Runs inside the box: standard library only.
 """
 
@@ -20,10 +20,23 @@ _V2 = {
 
 
 def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
-    """Numbers by name; None where there is no such file."""
+    """What the kernel has counted for the whole box, by name; None where there is no such file."""
     root = "/sys/fs/cgroup"
     files = _V2 if os.path.exists(f"{root}/cgroup.controllers") else _V1
     channel.reply({name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()})
+
+
+def identities(_guest: object, channel: Any, fields: dict[str, Any]) -> None:
+    """Device and inode of each path: by them the keeper knows that the engine mounted what policy had looked at."""
+    found: list[dict[str, int | str]] = []
+    for path in fields["paths"]:
+        try:
+            info = os.stat(path, follow_symlinks=False)
+        except OSError as error:
+            found.append({"error": os.strerror(error.errno or 0)})
+        else:
+            found.append({"dev": info.st_dev, "ino": info.st_ino})
+    channel.reply({"found": found})
 
 
 def _number(path: str, key: bytes) -> int | None:
@@ -37,4 +50,4 @@ def _number(path: str, key: bytes) -> int | None:
     return None
 
 
-OPERATIONS = {"counters": counters}
+OPERATIONS = {"counters": counters, "identities": identities}

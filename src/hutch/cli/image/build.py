@@ -1,0 +1,209 @@
+"""Make an image from another one, step by step; a step that was made before over the same layers is not made again.
+
+Steps run in the order they are written. Commands run in a box on the image so far, as its user (root, if the image
+names none; the only user there is, if Hutch runs rootless), without network unless --net on.
+"""
+
+import argparse
+import asyncio
+import os
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from hutch.cli.attached import Attachment, Signals
+from hutch.cli.image import telling
+from hutch.cli.image.ensuring import ensure
+from hutch.cli.image.opening import store_in
+from hutch.cli.opening import configuration
+from hutch.cli.options import add_limits, duration, limits_of, variable
+from hutch.cli.output import emit_json, note, printable
+from hutch.config import Config
+from hutch.errors import EngineError, Invalid
+from hutch.images import layering, steps, users
+from hutch.images.building import Site
+from hutch.images.steps import Step
+from hutch.model.ids import BoxId
+from hutch.model.results import Cause
+from hutch.providers.base import Command
+
+EPILOG = """\
+examples:
+  hutch image build tools --from debian:12 --net on --run 'apt-get update && apt-get install -y jq'
+  hutch image build app --from tools --copy ./src:/srv/app --workdir /srv/app --env MODE=live --cmd './serve --port 80'
+"""
+_RANGE = 65536
+_SHOWN = 60
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME", help="how the new image is called")
+    parser.add_argument("--from", dest="base", metavar="IMAGE", required=True, help="the image to begin with")
+    how = parser.add_argument_group("steps, in their order")
+    how.add_argument("--run", action=_Step, metavar="COMMAND", help="run it under a shell; what it changes is a layer")
+    how.add_argument("--copy", action=_Step, metavar="SRC:DST", help="copy a file, or what a directory holds; root's")
+    how.add_argument("--env", "-e", action=_Step, metavar="K=V", help="for later steps and for the image")
+    how.add_argument("--workdir", "-w", action=_Step, metavar="DIR", help="for later steps and for the image")
+    how.add_argument("--user", "-u", action=_Step, metavar="USER", help="for later steps and for the image")
+    how.add_argument("--entrypoint", action=_Step, metavar="COMMAND", help="what the image runs, as words of a shell")
+    how.add_argument("--cmd", action=_Step, metavar="COMMAND", help="what it runs, or gives to its entrypoint")
+    made = parser.add_argument_group("how they are made")
+    made.add_argument("--net", choices=("off", "on"), default="off", dest="network", help="network of commands (off)")
+    made.add_argument("--no-cache", action="store_true", help="make every step anew")
+    made.add_argument("--pull", choices=("missing", "always", "never"), help="when IMAGE is fetched (missing)")
+    made.add_argument("--profile", default="code", help="limits of the boxes that commands run in (code)")
+    made.add_argument("--timeout", type=duration, default=0.0, metavar="TIME", help="of each command (none)")
+    add_limits(parser)
+
+
+class _Step(argparse.Action):
+    """Options of different names in one list: their order is the order of the steps."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, space: argparse.Namespace, value: Any, option: str | None = None
+    ) -> None:
+        space.steps = [*getattr(space, "steps", []), (self.dest, str(value))]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_build(arguments))
+
+
+async def _build(arguments: argparse.Namespace) -> int:
+    config = await ensure(arguments, configuration(arguments), arguments.base)
+    store = store_in(config)
+    store.reference(arguments.name)
+    with store.adding():
+        builder = _Builder(arguments, config, Site(store, store.open(arguments.base)))
+        wanted: Sequence[tuple[str, str]] = getattr(arguments, "steps", [])
+        for number, (kind, text) in enumerate(wanted, 1):
+            builder.place = f"step {number} of {len(wanted)}: {kind} {printable(text)[:_SHOWN]}"
+            await builder.do(kind, text)
+        image = await asyncio.to_thread(builder.site.finish, arguments.name)
+    if arguments.json:
+        emit_json({**telling.full(store, image), "cached_steps": builder.cached})
+    else:
+        print(f"{telling.short(store, image.stored.name)} {image.digest}")
+    return 0
+
+
+class _Builder:
+    def __init__(self, arguments: argparse.Namespace, config: Config, site: Site) -> None:
+        self._arguments = arguments
+        self._config = config
+        self.site = site
+        self.place = ""
+        self.cached = 0
+
+    async def do(self, kind: str, text: str) -> None:
+        site = self.site
+        if kind == "run":
+            await self._run(text)
+        elif kind == "copy":
+            await asyncio.to_thread(self._copy, text)
+        elif kind == "env":
+            site.set_env(*variable(text))
+        elif kind == "workdir":
+            site.set(working_dir=os.path.normpath(os.path.join(site.run.working_dir or "/", text)))
+        elif kind == "user":
+            site.set(user=text)
+        elif kind == "entrypoint":
+            site.set(entrypoint=shlex.split(text), cmd=None)
+        else:
+            site.set(cmd=shlex.split(text))
+
+    def _tell(self, what: str) -> None:
+        if not self._arguments.json:
+            note(f"{self.place}{what}")
+
+    def _again(self, step: Step | None) -> bool:
+        """Whether the step was made before and may be taken as it was."""
+        if step is None or self._arguments.no_cache:
+            self._tell("")
+            return False
+        self._tell(" (as before)")
+        self.cached += 1
+        self.site.add(step)
+        return True
+
+    def _keep(self, key: str, step: Step) -> None:
+        steps.remember(self.site.store, key, step)
+        self.site.add(step)
+
+    # --- files of this machine -------------------------------------------------------------------------------
+
+    def _copy(self, text: str) -> None:
+        source, colon, target = text.partition(":")
+        if not source or not colon or not target:
+            raise Invalid(f"--copy {text!r} is not SRC:DST", op="build", remedy="for example --copy ./app:/srv/app")
+        target = os.path.join(self.site.run.working_dir or "/", target)
+        copies = [(os.path.abspath(os.path.expanduser(source)), target)]
+        content: list[str] = []
+        step = self.site.layer(lambda out: content.append(layering.from_files(copies, self.site.directories, out)))
+        key, known = self.site.known("copy", *content)
+        if not self._again(known):
+            self._keep(key, step)
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    async def _run(self, text: str) -> None:
+        run, network = self.site.run, self._arguments.network
+        key, known = self.site.known(
+            "run", text, network, *(run.env or []), run.working_dir or "", run.user or "", str(os.geteuid() == 0)
+        )
+        if not self._again(known):
+            self._keep(key, await self._in_box(text))
+
+    async def _in_box(self, text: str) -> Step:
+        """Run it in a box that keeps its files, and make a layer of what it has changed."""
+        from hutch.keeper.embedded import Hutch
+        from hutch.keeper.keeper import Keeper
+        from hutch.keeper.store import MemoryStore
+
+        keeper = Keeper(self._config, MemoryStore())
+        with Signals() as signals:
+            try:
+                await keeper.start()
+                hutch = Hutch(keeper=keeper)
+                async with hutch.box(**self._spec()) as box:
+                    order = Command(
+                        command=text, timeout_sec=self._arguments.timeout or None, follow=not self._arguments.json
+                    )
+                    result = await Attachment(signals, stdin=None).run(box, order)
+                    if result.verdict.cause is not Cause.OK:
+                        raise EngineError(
+                            f"{self.place} failed: {result.verdict.message or result.verdict.cause}",
+                            op="build",
+                            remedy=result.verdict.remedy or None,
+                            details={"exit_code": result.exit_code, "stderr": result.stderr[-2000:]},
+                        )
+                    await box.stop()
+                    live = keeper.held(BoxId(box.id))
+                    store = str(live.record.instance.data["store"]) if live else ""
+                    upper = os.path.join(store, "0")
+                    return await asyncio.to_thread(
+                        self.site.layer, lambda out: layering.from_changes(upper, out, _owner)
+                    )
+            finally:
+                await keeper.close()
+
+    def _spec(self) -> dict[str, Any]:
+        user = users.of_box(self.site.run.user or "", self.site.directories) or "root"
+        return {
+            "image": f"oci:{self.site.state()}",
+            "profile": self._arguments.profile,
+            "provider": "native",
+            "network": self._arguments.network,
+            "user": user if os.geteuid() == 0 else "user",
+            "workdir": self.site.run.working_dir or "/",
+            "workspace": {"source": "own", "mode": "none"},
+            "read_only_root": False,
+            "retention": "persistent",
+            **limits_of(self._arguments),
+        }
+
+
+def _owner(number: int) -> int:
+    """Box ids are what is on disk where the file system has idmapped mounts; else they are the last 16 bits. Rootless
+    everything belongs to one user, who is root in the image."""
+    return number % _RANGE if os.geteuid() == 0 else 0

@@ -1,0 +1,176 @@
+"""`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease; this end keeps it alive."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from hutch.client.calling import Repeat, Server
+from hutch.client.files import RemoteFiles
+from hutch.client.handle import Handle
+from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
+from hutch.errors import Invalid, NotFound
+from hutch.model.boxes import BoxInfo
+from hutch.model.record import decoded
+from hutch.model.results import JobInfo, Result, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.spec_kinds import Retention
+from hutch.model.state import State
+
+
+class RemoteBox:
+    """One session's handle on one box; with `observing` one that only looks."""
+
+    def __init__(
+        self, server: Server, session: str, info: BoxInfo, notes: tuple[str, ...] = (), *, observing: bool = False
+    ) -> None:
+        self.notes = notes
+        self._info = info
+        self._server = server
+        self._handle = Handle(server, session, info.id, 0 if observing else info.epoch)
+        self.files = RemoteFiles(self._handle)
+        if not observing:
+            server.hold(session, info.id, info.epoch, info.lease.seconds if info.lease is not None else 0.0)
+
+    @property
+    def id(self) -> str:
+        return self._info.id
+
+    @property
+    def spec(self) -> EffectiveSpec:
+        return self._info.spec
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        return self._info.spec.adjustments
+
+    # --- commands -------------------------------------------------------------------------------------------
+
+    async def exec(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+        keep_output: int = 1 << 20,
+    ) -> Result:  # fmt: skip
+        self._handle.refuse_if_observing("exec")
+        body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
+        data, _ = await self._handle.once("/exec", body)
+        return decoded(data, Ended).result()
+
+    def stream(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None, timeout: float | None = None, user: str | None = None,
+    ) -> RemoteStream:  # fmt: skip
+        self._handle.refuse_if_observing("stream")
+        body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"attended": True}
+        return RemoteStream(self._handle, body)
+
+    async def start(
+        self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
+        timeout: float | None = None, user: str | None = None, pty: bool = False, rows: int = 24, cols: int = 80,
+        name: str = "", follow: bool = False,
+    ) -> RemoteJob:  # fmt: skip
+        self._handle.refuse_if_observing("start")
+        body = _command(command, cwd, env, timeout, user)
+        body |= {"pty": pty, "rows": rows, "cols": cols, "name": name, "follow": follow}
+        job, _ = await started(self._handle, body)
+        return job
+
+    async def jobs(self) -> tuple[JobInfo, ...]:
+        return (await self._handle.ask(dict[str, tuple[JobInfo, ...]], "GET", "/jobs"))["jobs"]
+
+    async def job(self, job_id: str) -> RemoteJob:
+        found = await self._handle.ask(JobInfo, "GET", f"/jobs/{named(job_id, 'job')}")
+        return RemoteJob(self._handle, found.id)
+
+    async def forget(self, job_id: str) -> None:
+        self._handle.refuse_if_observing("forget")
+        await self._handle.ask(type(None), "DELETE", f"/jobs/{named(job_id, 'job')}", repeat=Repeat.UNSENT)
+
+    # --- the box --------------------------------------------------------------------------------------------
+
+    async def usage(self) -> Usage:
+        return await self._handle.ask(Usage, "GET", "/usage")
+
+    async def info(self) -> BoxInfo:
+        self._info = await self._server.ask(BoxInfo, "GET", self._handle.path, headers=self._looking)
+        return self._info
+
+    @property
+    def _looking(self) -> dict[str, str]:
+        return {"Hutch-Session": self._handle.session}
+
+    async def state(self) -> State:
+        return (await self.info()).state
+
+    async def pause(self) -> None:
+        self._handle.refuse_if_observing("pause")
+        self._info = await self._handle.ask(BoxInfo, "POST", "/pause")
+
+    async def resume(self) -> None:
+        self._handle.refuse_if_observing("resume")
+        self._info = await self._handle.ask(BoxInfo, "POST", "/resume")
+
+    async def stop(self) -> None:
+        self._handle.refuse_if_observing("stop")
+        self._info = await self._handle.ask(BoxInfo, "POST", "/stop")
+
+    async def rename(self, name: str) -> None:
+        self._handle.refuse_if_observing("rename")
+        await self._change({"name": name})
+
+    async def change(
+        self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+    ) -> tuple[str, ...]:
+        self._handle.refuse_if_observing("change")
+        asked = {"retention": retention, "idle_timeout_sec": idle_timeout_sec, "limits": limits}
+        return await self._change({name: value for name, value in asked.items() if value not in (None, {})})
+
+    async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
+        told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
+        self._info = BoxInfo.from_plain(told["box"])
+        return tuple(told["refused"])
+
+    async def renew(self) -> None:
+        self._handle.refuse_if_observing("renew")
+        await self._handle.ask(dict[str, Any], "POST", "/lease", body={"renew": True})
+
+    # --- the end of the handle ------------------------------------------------------------------------------
+
+    async def release(self) -> None:
+        """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
+        if self._close():
+            await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+
+    async def destroy(self) -> None:
+        self._handle.refuse_if_observing("destroy")
+        self._close()
+        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._looking, force=True)
+
+    def _close(self) -> bool:
+        """Whether the session has no other handle on the box now."""
+        if not self._handle.open or self._handle.observing:
+            return False
+        self._handle.open = False
+        return self._server.let_go(self._handle.session, self.id)
+
+
+def _command(
+    command: str | Sequence[str], cwd: str | None, env: dict[str, str] | None, timeout: float | None, user: str | None
+) -> dict[str, Any]:
+    """B7: an empty command is refused before anything is asked."""
+    argv = command if isinstance(command, str) else tuple(command)
+    if not argv or not (argv.strip() if isinstance(argv, str) else argv[0]):
+        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
+    asked = {"command": argv, "cwd": cwd, "env": env or None, "timeout": timeout, "user": user}
+    return {name: value for name, value in asked.items() if value is not None}
+
+
+def _stdin(given: bytes | str | None) -> dict[str, Any]:
+    if given is None:
+        return {}
+    return {"stdin": given} if isinstance(given, str) else {"stdin_base64": given}
+
+
+def named(text: str, what: str) -> str:
+    """For a path; what could never be the name of anything is not asked for."""
+    if not text or not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
+        raise NotFound(f"there is no {what} {text!r}")
+    return text

@@ -1,0 +1,85 @@
+"""What everything about one box shares: who asks, under which lease, and whether the handle is still open."""
+
+import asyncio
+import secrets
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any, NoReturn, TypeVar
+
+from hutch.client.calling import Repeat, Server
+from hutch.client.http import Body, Broken, Response
+from hutch.errors import HutchError, LeaseLost, Refused
+
+T = TypeVar("T")
+
+CANCEL_SECONDS = 5.0
+
+
+class Handle:
+    """One session's way to one box. `epoch` 0: it only looks."""
+
+    def __init__(self, server: Server, session: str, box_id: str, epoch: int) -> None:
+        self.server = server
+        self.session = session
+        self.box_id = box_id
+        self.epoch = epoch
+        self.open = True
+        self.path = f"/v1/boxes/{box_id}"
+
+    @property
+    def observing(self) -> bool:
+        return not self.epoch
+
+    def headers(self, **more: str) -> dict[str, str]:
+        """LeaseLost if this handle was released: what comes late must not hit whoever has the box then."""
+        if not self.open:
+            raise LeaseLost(f"box {self.box_id} was released by this handle", remedy="attach to it again")
+        named = {name.replace("_", "-"): value for name, value in more.items()}
+        if self.observing:
+            return {"Hutch-Session": self.session, "Hutch-Observe": "true", **named}
+        return {"Hutch-Session": self.session, "Hutch-Epoch": str(self.epoch), **named}
+
+    async def ask(self, kind: type[T], method: str, path: str = "", /, **options: Any) -> T:
+        return await self.server.ask(kind, method, self.path + path, headers=self.headers(), **options)
+
+    def stream(
+        self, method: str, path: str, /, *, accept: str = "", content: Body | None = None, **options: Any
+    ) -> AbstractAsyncContextManager[Response]:
+        headers = self.headers(Accept=accept)
+        return self.server.open(method, self.path + path, headers=headers, content=content, **options)
+
+    async def once(self, path: str, body: Mapping[str, object]) -> tuple[bytes, Mapping[str, str]]:
+        """Something that must not happen twice. If the connection breaks, the same operation is asked for again by
+        its name, which the server remembers; one that it does not know is not begun anew."""
+        operation = secrets.token_hex(8)
+        headers = self.headers(Hutch_Operation=operation)
+        while True:
+            try:
+                return await self.server.get(
+                    "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
+                )  # fmt: skip
+            except Broken:
+                if not await self.server.life.there(self.server.life.rhythm.patience_sec):
+                    raise
+                headers["Hutch-Again"] = "true"
+            except asyncio.CancelledError:
+                await asyncio.shield(self._cancel(operation))
+                raise
+
+    async def _cancel(self, operation: str) -> None:
+        """Nobody waits for it any more. A server that cannot be told ends it by itself."""
+        try:
+            async with asyncio.timeout(CANCEL_SECONDS):
+                await self.ask(type(None), "DELETE", f"/operations/{operation}", repeat=Repeat.NEVER)
+        except (HutchError, TimeoutError):
+            return
+
+    def refuse_if_observing(self, op: str) -> None:
+        if self.observing:
+            refuse(op)
+
+
+def refuse(op: str) -> NoReturn:
+    raise Refused(
+        f"whoever only looks at a box may not {op}", op=op, remedy="attach to the box instead of observing it"
+    )

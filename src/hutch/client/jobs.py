@@ -1,0 +1,199 @@
+"""Jobs of a remote box: read by cursor, so that a lost connection loses no byte."""
+
+import asyncio
+import struct
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from hutch.client.calling import BYTES, Repeat
+from hutch.client.handle import Handle
+from hutch.client.http import Broken, Response
+from hutch.errors import HutchError, Invalid, Timeout, Unavailable
+from hutch.model.record import decoded
+from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
+
+FRAME = struct.Struct(">BI")
+"""Of a followed job: kind, length of what follows."""
+STDOUT, STDERR, SKIPPED_OUT, SKIPPED_ERR, ERROR = 1, 2, 5, 6, 4
+STREAMS = {STDOUT: "stdout", STDERR: "stderr", SKIPPED_OUT: "stdout", SKIPPED_ERR: "stderr"}
+LONGEST_WAIT = 600.0
+"""One question waits no longer than that for its answer; then it is asked again."""
+
+
+class RemoteJob:
+    """The `Job` protocol over HTTP."""
+
+    def __init__(self, handle: Handle, job_id: str) -> None:
+        self.id = job_id
+        self._handle = handle
+        self._path = f"/jobs/{job_id}"
+        self._cursors = {"stdout": 0, "stderr": 0}
+
+    async def info(self) -> JobInfo:
+        return await self._handle.ask(JobInfo, "GET", self._path)
+
+    async def read(
+        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
+    ) -> Chunk:
+        if stream not in self._cursors:
+            raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
+        start = self._cursors[stream] if cursor is None else cursor
+        handle = self._handle
+        data, told = await handle.server.get(
+            "GET", f"{handle.path}{self._path}/output", headers=handle.headers(Accept=BYTES), stream=stream,
+            cursor=start, limit=limit, wait=wait or None,
+        )  # fmt: skip
+        chunk = Chunk(
+            data=data, cursor=int(told["hutch-cursor"]), eof=told["hutch-eof"] == "true",
+            dropped=int(told["hutch-dropped"]),
+        )  # fmt: skip
+        self._cursors[stream] = chunk.cursor
+        return chunk
+
+    async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
+        cursors = {"stdout": stdout, "stderr": stderr}
+        life = self._handle.server.life
+        while True:
+            try:
+                async with self._handle.stream("GET", f"{self._path}/follow", accept=BYTES, **cursors) as response:
+                    async for kind, data in _frames(response):
+                        if kind == ERROR:
+                            raise HutchError.of(decoded(data, dict[str, Any]))
+                        if kind in (SKIPPED_OUT, SKIPPED_ERR):
+                            cursors[STREAMS[kind]] += int(data)
+                            continue
+                        cursors[STREAMS[kind]] += len(data)
+                        yield STREAMS[kind], data
+                return
+            except Broken:
+                if not await life.there(life.rhythm.patience_sec):
+                    raise
+            except Unavailable as error:
+                if not error.details.get("draining"):
+                    raise
+                await asyncio.sleep(error.retry_after or 1.0)
+
+    async def write(self, data: bytes | str) -> None:
+        self._handle.refuse_if_observing("write")
+        content = data.encode() if isinstance(data, str) else bytes(data)
+        await self._handle.ask(
+            type(None), "POST", f"{self._path}/stdin", content=content, repeat=Repeat.UNSENT
+        )  # fmt: skip
+
+    async def close_stdin(self) -> None:
+        self._handle.refuse_if_observing("close_stdin")
+        await self._handle.ask(type(None), "POST", f"{self._path}/stdin", content=b"", close=True)
+
+    async def signal(self, number: int = 15) -> None:
+        self._handle.refuse_if_observing("signal")
+        body = {"number": int(number)}
+        await self._handle.ask(type(None), "POST", f"{self._path}/signal", body=body, repeat=Repeat.UNSENT)
+
+    async def resize(self, rows: int, cols: int) -> None:
+        self._handle.refuse_if_observing("resize")
+        await self._handle.ask(type(None), "POST", f"{self._path}/resize", body={"rows": rows, "cols": cols})
+
+    async def wait(self, timeout_sec: float | None = None) -> Result:
+        left = timeout_sec
+        while True:
+            asked = LONGEST_WAIT if left is None else min(left, LONGEST_WAIT)
+            try:
+                told = await self._handle.ask(Ended, "POST", f"{self._path}/wait", body={"timeout_sec": asked})
+                return told.result()
+            except Timeout:
+                if left is not None:
+                    left -= asked
+                    if left <= 0:
+                        raise
+
+
+class Ended(msgspec.Struct, frozen=True, kw_only=True):
+    """A result as it crosses the wire: text, and base64 beside it where the text would lose bytes."""
+
+    job_id: str
+    exit_code: int | None
+    signal: int | None
+    stdout: str
+    stderr: str
+    stdout_base64: bytes | None = None
+    stderr_base64: bytes | None = None
+    stdout_total: int
+    stderr_total: int
+    stdout_truncated: bool
+    stderr_truncated: bool
+    lingering: bool
+    verdict: Verdict
+    usage: Usage
+    notes: tuple[str, ...]
+
+    def result(self, notes: tuple[str, ...] = ()) -> Result:
+        return Result(
+            job_id=self.job_id, exit_code=self.exit_code, signal=self.signal,
+            stdout_bytes=self.stdout.encode() if self.stdout_base64 is None else self.stdout_base64,
+            stderr_bytes=self.stderr.encode() if self.stderr_base64 is None else self.stderr_base64,
+            stdout_total=self.stdout_total, stderr_total=self.stderr_total, stdout_truncated=self.stdout_truncated,
+            stderr_truncated=self.stderr_truncated, lingering=self.lingering, verdict=self.verdict, usage=self.usage,
+            notes=(*notes, *self.notes),
+        )  # fmt: skip
+
+
+class RemoteStream:
+    """A command read while it runs: a job that is followed, and put away at the end. Leaving early kills it."""
+
+    def __init__(self, handle: Handle, body: Mapping[str, object]) -> None:
+        self._handle = handle
+        self._body = body
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        if self._result is None:
+            raise Invalid("the command has not ended: iterate to the end first", op="stream")
+        return self._result
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
+        job, notes = await started(self._handle, self._body)
+        ended = False
+        try:
+            pieces = job.follow()
+            try:
+                async for piece in pieces:
+                    yield piece
+            finally:
+                await pieces.aclose()  # type: ignore[attr-defined]
+            result = await job.wait()
+            self._result = result.but(notes=(*notes, *result.notes))
+            ended = True
+        finally:
+            await asyncio.shield(_put_away(self._handle, job, ended=ended))
+
+
+async def started(handle: Handle, body: Mapping[str, object]) -> tuple[RemoteJob, tuple[str, ...]]:
+    """A new job, and what the caller should know of it."""
+    data, headers = await handle.once("/jobs", body)
+    notes = decoded(headers.get("hutch-notes", "[]"), tuple[str, ...])
+    return RemoteJob(handle, decoded(data, JobInfo).id), notes
+
+
+async def _put_away(handle: Handle, job: RemoteJob, *, ended: bool) -> None:
+    if not ended:
+        await job.signal(9)
+        await job.wait()
+    await handle.ask(type(None), "DELETE", f"/jobs/{job.id}", repeat=Repeat.UNSENT)
+
+
+async def _frames(response: Response) -> AsyncIterator[tuple[int, bytes]]:
+    rest = b""
+    async for piece in response.pieces():
+        rest = rest + piece if rest else piece
+        position = 0
+        while len(rest) - position >= FRAME.size:
+            kind, size = FRAME.unpack_from(rest, position)
+            end = position + FRAME.size + size
+            if len(rest) < end:
+                break
+            yield kind, rest[position + FRAME.size : end]
+            position = end
+        rest = rest[position:]

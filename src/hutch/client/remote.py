@@ -1,0 +1,276 @@
+"""`RemoteHutch`: the `Hutch` protocol over HTTP. One session's view of the boxes that a server keeps."""
+
+import asyncio
+import copy
+import secrets
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from hutch.client.address import address_of
+from hutch.client.boxes import RemoteBox, named
+from hutch.client.calling import Repeat, Server
+from hutch.client.lifeline import Rhythm, Told
+from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.capabilities import Capabilities
+from hutch.model.status import Condition, Status
+
+STATUS_SECONDS = 10.0
+UNDO_SECONDS = 30.0
+FAREWELL_SECONDS = 5.0
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True):
+    """A box, and what the caller should know of it."""
+
+    box: BoxInfo
+    notes: tuple[str, ...] = ()
+
+
+class RemoteHutch:
+    """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
+
+    `session` names who holds the leases; without one, a new name that ends with this object. `told` is called when the
+    server is lost, and when it is back.
+    """
+
+    def __init__(
+        self, url: str, *, key: str = "", ca: str = "", session: str = "", rhythm: Rhythm | None = None,
+        told: Told | None = None, expected: bool = False,
+    ) -> None:  # fmt: skip
+        self._server = Server(address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected)
+        self._own_session = not session
+        self.session = _checked(session or f"client-{secrets.token_hex(8)}")
+        self._borrowed = False
+        """A view for another session: whoever made it closes."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    @property
+    def url(self) -> str:
+        return self._server.address.url
+
+    @property
+    def _headers(self) -> dict[str, str]:
+        return {"Hutch-Session": self.session}
+
+    async def _ask(self, kind: type[Any], method: str, path: str, /, **options: Any) -> Any:
+        return await self._server.ask(kind, method, path, headers=self._headers, **options)
+
+    def for_session(self, name: str) -> "RemoteHutch":
+        """The same boxes through the eyes of another session."""
+        view = copy.copy(self)
+        view.session = _checked(name)
+        view._borrowed = True
+        return view
+
+    # --- boxes ----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def box(self, **spec: Any) -> AsyncIterator[RemoteBox]:
+        """A new box, destroyed at exit."""
+        box = await self.create(**spec)
+        try:
+            yield box
+        finally:
+            await box.destroy()
+
+    async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
+        """A new box. Without a key of the caller's it has one of its own: a retry never makes two."""
+        headers = self._headers | {"Idempotency-Key": key or f"once:{secrets.token_hex(16)}"}
+        making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec))
+        try:
+            info = await making
+        except asyncio.CancelledError:
+            if not key:
+                await asyncio.shield(self._undo(headers, spec))
+            raise
+        return await self._leased(info)
+
+    async def _undo(self, headers: dict[str, str], spec: dict[str, Any]) -> None:
+        """The caller has gone, the box may have been made: by its key it is found, and goes too."""
+        try:
+            async with asyncio.timeout(UNDO_SECONDS):
+                info = await self._server.ask(
+                    BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec), repeat=Repeat.UNSENT
+                )
+                await self.destroy(info.id, force=True)
+        except (HutchError, TimeoutError):  # a server that is gone; the box ends when it has been idle for long enough
+            return
+
+    async def _leased(self, info: BoxInfo) -> RemoteBox:
+        """A box that came by its key may be held by another session."""
+        if info.lease is None or info.lease.holder != self.session:
+            return await self.attach(info.id)
+        return RemoteBox(self._server, self.session, info)
+
+    @asynccontextmanager
+    async def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> AsyncIterator[RemoteBox]:
+        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
+        given = {name: None if value is None else str(value) for name, value in values.items()}
+        if template == "task" and not (given.get("task") or given.get("conversation_id")):
+            given["task"] = secrets.token_hex(8)  # chosen here, so that a retry means the same one
+        body = {"template": template, "kind": kind, "values": given, "spec": _plain(dict(spec or {}))}
+        box = self._found(await self._ask(Found, "POST", "/v1/scopes", body=body))
+        try:
+            yield box
+        finally:
+            await box.release()
+
+    def _found(self, found: Found) -> RemoteBox:
+        return RemoteBox(self._server, self.session, found.box, found.notes)
+
+    async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
+        path = f"/v1/boxes/{named(box_id, 'box')}"
+        await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
+        return RemoteBox(self._server, self.session, await self._ask(BoxInfo, "GET", path))
+
+    async def observe(self, box_id: str) -> RemoteBox:
+        info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{named(box_id, 'box')}")
+        return RemoteBox(self._server, self.session, info, observing=True)
+
+    async def find(self, text: str) -> BoxInfo:
+        found: BoxInfo = await self._ask(BoxInfo, "GET", "/v1/find", text=text)
+        return found
+
+    async def boxes(self) -> tuple[BoxInfo, ...]:
+        """None while the server is not there (B25)."""
+        try:
+            found: dict[str, tuple[BoxInfo, ...]] = await self._ask(
+                dict[str, tuple[BoxInfo, ...]], "GET", "/v1/boxes", repeat=Repeat.NEVER
+            )
+        except Unavailable:
+            return ()
+        return found["boxes"]
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> None:
+        await self._ask(type(None), "DELETE", f"/v1/boxes/{named(box_id, 'box')}", force=force)
+
+    # --- the session's current box ----------------------------------------------------------------------------
+
+    async def current(self) -> str | None:
+        return _id(await self._ask(dict[str, Any], "GET", "/v1/session/current"))
+
+    async def switch(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
+        named(box_id, "box")
+        await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
+        info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{box_id}")
+        return RemoteBox(self._server, self.session, info)
+
+    async def working(self, **spec: Any) -> RemoteBox:
+        return self._found(await self._ask(Found, "POST", "/v1/session/working", body=_plain(spec)))
+
+    async def leave(self) -> None:
+        await self._ask(type(None), "DELETE", "/v1/session/current")
+
+    async def default(self, provider: str = "") -> str | None:
+        return _id(await self._ask(dict[str, Any], "GET", "/v1/default", provider=provider or None))
+
+    async def set_default(self, box_id: str, provider: str = "") -> None:
+        await self._ask(dict[str, Any], "PUT", "/v1/default", body={"box": box_id, "provider": provider})
+
+    # --- what there is ----------------------------------------------------------------------------------------
+
+    @property
+    def volumes(self) -> "RemoteVolumes":
+        return RemoteVolumes(self)
+
+    async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=limit)
+        return msgspec.convert(page["events"], tuple[Event, ...])
+
+    async def providers(self) -> tuple[Capabilities, ...]:
+        told = await self._ask(dict[str, Any], "GET", "/v1/providers")
+        return msgspec.convert(told["providers"], tuple[Capabilities, ...])
+
+    async def status(self) -> Status:
+        """Always answers (lesson 11)."""
+        try:
+            async with asyncio.timeout(STATUS_SECONDS):
+                told: Status = await self._ask(Status, "GET", "/v1/status", repeat=Repeat.NEVER)
+        except TimeoutError as error:
+            if not isinstance(error, HutchError):
+                error = HutchError(f"{self.url} does not answer", remedy="look at the server's log")
+            return _unreachable(error)
+        except HutchError as error:
+            return _unreachable(error)
+        return told
+
+    async def close(self) -> None:
+        """Boxes go on by their clocks. The leases of a session that ends here are given up."""
+        if self._borrowed:
+            return
+        if self._own_session:
+            try:
+                async with asyncio.timeout(FAREWELL_SECONDS):
+                    for session, box_id in list(self._server.handles):
+                        await self._server.ask(
+                            dict[str, Any], "DELETE", f"/v1/boxes/{box_id}/lease", headers={"Hutch-Session": session},
+                            repeat=Repeat.NEVER,
+                        )  # fmt: skip
+            except (HutchError, TimeoutError):  # leases end by themselves
+                pass
+        await self._server.close()
+
+
+class RemoteVolumes:
+    """Volumes of the key's owner."""
+
+    def __init__(self, hutch: RemoteHutch) -> None:
+        self._ask = hutch._ask
+
+    async def create(self, name: str) -> VolumeInfo:
+        made: VolumeInfo = await self._ask(
+            VolumeInfo, "POST", "/v1/volumes", body={"name": name}, repeat=Repeat.UNSENT
+        )  # fmt: skip
+        return made
+
+    async def all(self) -> tuple[VolumeInfo, ...]:
+        found: dict[str, tuple[VolumeInfo, ...]] = await self._ask(
+            dict[str, tuple[VolumeInfo, ...]], "GET", "/v1/volumes"
+        )
+        return found["volumes"]
+
+    async def get(self, name: str) -> VolumeInfo:
+        found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{named(name, 'volume')}")
+        return found
+
+    async def remove(self, name: str) -> None:
+        path = f"/v1/volumes/{named(name, 'volume')}"
+        await self._ask(type(None), "DELETE", path, repeat=Repeat.UNSENT)
+
+
+def _id(told: dict[str, Any]) -> str | None:
+    found: str | None = told["box"]
+    return found
+
+
+def _plain(spec: dict[str, Any]) -> dict[str, Any]:
+    """Records, paths and enums as the wire has them; what was not said is not sent."""
+    given = {name: value for name, value in spec.items() if value is not None}
+    plain: dict[str, Any] = msgspec.to_builtins(given, enc_hook=str)
+    return plain
+
+
+def _checked(session: str) -> str:
+    if not session or len(session) > 128 or not (session.isascii() and session.isprintable()):
+        raise Invalid(f"{session!r} is no name for a session", remedy="1 to 128 printable ASCII characters")
+    return session
+
+
+def _unreachable(error: HutchError) -> Status:
+    return Status(
+        state=Condition.UNREACHABLE, enabled=True, available=False, reason=error.message, remedy=error.remedy
+    )

@@ -1,0 +1,34 @@
+"""Trees between this machine and a remote box: the stream of `hutch.guest.trees`, carried by HTTP."""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import cast
+
+from hutch.client.calling import BYTES, Repeat
+from hutch.client.handle import Handle
+from hutch.providers.linked.file_shapes import Copied
+from hutch.providers.linked.host_side import packed, told, unpacked
+
+
+async def copy_in(handle: Handle, source: str | Path, target: str) -> int:
+    """A file or tree of this machine into the box."""
+    path = os.path.abspath(source)
+    async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
+        report = await handle.ask(
+            Copied, "PUT", "/files/tree", content=blocks, path=target, into=os.path.basename(path) or None,
+            repeat=Repeat.NEVER,
+        )  # fmt: skip
+    return told(path, report)
+
+
+async def copy_out(handle: Handle, source: str, target: str | Path) -> int:
+    """A box's file or tree to this machine."""
+    return await unpacked(_received(handle, source), source, target)
+
+
+async def _received(handle: Handle, source: str) -> AsyncIterator[bytes]:
+    async with handle.stream("GET", "/files/tree", accept=BYTES, path=source) as response:
+        async for piece in response.pieces():
+            yield piece

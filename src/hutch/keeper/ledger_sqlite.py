@@ -1,0 +1,131 @@
+"""Receipts in SQLite: a file of their own beside the store's, so that a box never waits for a receipt's lock."""
+
+import asyncio
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from hutch.errors import Unavailable
+from hutch.keeper.ledger import HEADS_KEPT_SECONDS, by_box, expired
+from hutch.keeper.receipt_chain import Row, link
+from hutch.keeper.schema import LEDGER_STEPS, migrate
+from hutch.model.receipts import Chain, Receipt
+
+T = TypeVar("T")
+
+COLUMNS = ("box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at")
+"""Of a chain, as a table holds it."""
+_ADD = "INSERT INTO receipts (box, seq, hash, body) VALUES (?, ?, ?, ?)"
+_CHAIN = f"SELECT {', '.join(COLUMNS)} FROM chains"
+_KEEP = f"INSERT OR REPLACE INTO chains ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
+
+
+class SqliteLedger:
+    """The `Ledger` protocol over one file. Several keepers may share it: SQLite serialises their transactions."""
+
+    def __init__(self, path: Path, *, synced: bool = False) -> None:
+        self._path = path
+        self._synced = synced
+        """Every commit reaches the disk before it is answered; else a power cut may take the last ones."""
+        self._db: sqlite3.Connection | None = None
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="hutch-receipts")
+
+    async def append(self, drafts: Sequence[Receipt]) -> None:
+        def work(db: sqlite3.Connection) -> None:
+            for box, each in by_box(drafts):
+                chain, rows = link(_chain(db, box), each)
+                db.executemany(_ADD, [(box, *row) for row in rows])
+                db.execute(_KEEP, chain_values(chain))
+
+        await self._do(work, writes=True)
+
+    async def chain(self, box: str) -> Chain | None:
+        return await self._do(lambda db: _chain(db, box))
+
+    async def chains(self, owner: str | None, after: str, limit: int) -> list[Chain]:
+        query = f"{_CHAIN} WHERE box > ? AND (? IS NULL OR owner = ?) ORDER BY box LIMIT ?"
+        rows = await self._do(lambda db: db.execute(query, (after, owner, owner, limit)).fetchall())
+        return [chain_of(row) for row in rows]
+
+    async def rows(self, box: str, after: int, limit: int) -> list[Row]:
+        query = "SELECT seq, hash, body FROM receipts WHERE box = ? AND seq > ? ORDER BY seq LIMIT ?"
+        rows = await self._do(lambda db: db.execute(query, (box, after, limit)).fetchall())
+        return [Row(*row) for row in rows]
+
+    async def prune(self, before: float, most: int) -> int:
+        now = time.time()
+
+        def work(db: sqlite3.Connection) -> int:
+            there = db.execute(f"{_CHAIN} WHERE pruned_at = 0").fetchall()
+            going = expired([chain_of(row) for row in there], before, most)
+            for chain in going:
+                db.execute("DELETE FROM receipts WHERE box = ?", (chain.box,))
+                db.execute("UPDATE chains SET pruned_at = ? WHERE box = ?", (now, chain.box))
+            db.execute("DELETE FROM chains WHERE pruned_at > 0 AND pruned_at < ?", (now - HEADS_KEPT_SECONDS,))
+            return len(going)
+
+        return await self._do(work, writes=True)
+
+    async def close(self) -> None:
+        def shut() -> None:
+            if self._db is not None:
+                self._db.close()
+                self._db = None
+
+        loop = asyncio.get_running_loop()
+        await loop.run_in_executor(self._thread, shut)
+        self._thread.shutdown(wait=False)
+
+    async def _do(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work, writes)
+        except RuntimeError as error:  # the thread has been shut down
+            raise Unavailable(f"the receipts in {self._path} are closed", retryable=False) from error
+
+    def _run(self, work: Callable[[sqlite3.Connection], T], writes: bool) -> T:
+        try:
+            db = self._opened()
+            if not writes:
+                return work(db)
+            db.execute("BEGIN IMMEDIATE")
+            try:
+                result = work(db)
+                db.execute("COMMIT")
+            except BaseException:
+                if db.in_transaction:
+                    db.execute("ROLLBACK")
+                raise
+            return result
+        except sqlite3.Error as error:
+            raise Unavailable(f"the receipts in {self._path} could not be reached: {error}") from error
+
+    def _opened(self) -> sqlite3.Connection:
+        if self._db is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0, check_same_thread=False)
+            try:
+                db.execute("PRAGMA journal_mode = WAL")
+                db.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'NORMAL'}")
+                db.execute("PRAGMA cache_size = -512")
+                migrate(db, LEDGER_STEPS)
+            except BaseException:
+                db.close()
+                raise
+            self._db = db
+        return self._db
+
+
+def chain_of(row: Sequence[object]) -> Chain:
+    return Chain(**dict(zip(COLUMNS, row, strict=True)))  # type: ignore[arg-type]
+
+
+def _chain(db: sqlite3.Connection, box: str) -> Chain | None:
+    row = db.execute(f"{_CHAIN} WHERE box = ?", (box,)).fetchone()
+    return chain_of(row) if row else None
+
+
+def chain_values(chain: Chain) -> tuple[object, ...]:
+    return tuple(getattr(chain, name) for name in COLUMNS)

@@ -1,0 +1,149 @@
+"""The chain of a box's receipts: how each is bound to the one before, and how a change of any byte is found.
+
+A receipt is hashed as the bytes that are stored, so nothing has to be encoded again to check it. The first one's
+`prev` is made of box and owner: a chain moved to another box, or to another owner, does not begin right.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import msgspec
+
+from hutch.errors import Invalid
+from hutch.logs import HIDDEN
+from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
+
+ARRIVED = "box.arrived"
+"""Drafted by a keeper that took a box over; what stands before it in the chain tells which of the next two it is."""
+HANDED_OVER = "box.handed_over"
+GAP = "gap"
+LEFT = "box.left"
+GONE = "box.gone"
+
+_VERSION = b"hutch receipts 1"
+_TAIL = len(',"hash":""}') + 64
+_ASSIGNED = re.compile(
+    r"""((?:[\w-]*(?:secret|token|passw|passphrase|credential|api[_-]?key|private[_-]?key)[\w-]*["']?\s*[=:\s]\s*["']?)"""
+    r"""|(?:authorization:\s*(?:bearer|basic)?\s*))([^\s"';&|]+)""",
+    re.IGNORECASE,
+)
+"""What a command says in the open: `TOKEN=x`, `--password x`, `Authorization: Bearer x`."""
+
+
+class Row(NamedTuple):
+    """A receipt as it is stored."""
+
+    seq: int
+    hash: str
+    body: bytes
+
+    @property
+    def line(self) -> bytes:
+        """As it is exported: the body, with its hash as the last field."""
+        return self.body[:-1] + b',"hash":"' + self.hash.encode() + b'"}'
+
+    @classmethod
+    def of_line(cls, line: bytes) -> "Row":
+        """Raises Invalid if the line does not have that form, byte by byte."""
+        body, tail = line[:-_TAIL] + b"}", line[-_TAIL:]
+        found = re.fullmatch(rb',"hash":"([0-9a-f]{64})"}', tail)
+        if found is None:
+            raise Invalid("a receipt does not end in its hash")
+        return cls(Receipt.from_json(body).seq, found[1].decode(), body)
+
+
+def genesis(box: str, owner: str) -> str:
+    """What the first receipt of a chain is bound to."""
+    return hashlib.sha256(b"\0".join((_VERSION, box.encode(), owner.encode()))).hexdigest()
+
+
+def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Row]]:
+    """The receipts of one box, sealed in order behind those there are; and the head after them."""
+    first = drafts[0]
+    chain = chain or Chain(box=first.box, owner=first.owner, head=genesis(first.box, first.owner), begun_at=first.at)
+    rows: list[Row] = []
+    count, head, last_at, last_op = chain.count, chain.head, chain.last_at, chain.last_op
+    for draft in drafts:
+        if draft.op == ARRIVED:
+            draft = _arrival(draft, last_at or draft.at, last_op)
+        count += 1
+        sealed = msgspec.structs.replace(draft, owner=chain.owner, seq=count, prev=head, details=_masked(draft.details))
+        body = msgspec.json.encode(sealed)
+        head = hashlib.sha256(body).hexdigest()
+        rows.append(Row(count, head, body))
+        last_at, last_op = draft.at + draft.duration_ms / 1000, draft.op
+    ended = last_at if last_op == GONE else chain.ended_at
+    return chain.but(count=count, head=head, last_at=last_at, last_op=last_op, ended_at=ended), rows
+
+
+def _arrival(draft: Receipt, since: float, last_op: str) -> Receipt:
+    """A keeper that went on purpose wrote so, as its last word; after any other word, operations may be missing."""
+    if last_op == LEFT:
+        return draft.but(op=HANDED_OVER)
+    return draft.but(op=GAP, details={**draft.details, "from": since, "to": draft.at})
+
+
+def _masked(details: Details) -> Details:
+    """Secrets that were told to the box are hidden before; these are the ones that a command spells out."""
+    command = details.get("command")
+    if not isinstance(command, str):
+        return details
+    return {**details, "command": _ASSIGNED.sub(lambda found: found[1] + HIDDEN, command)}
+
+
+class Walk:
+    """Goes along one chain and stops at the first receipt that is not what was written."""
+
+    def __init__(self, box: str, owner: str) -> None:
+        self.box = box
+        self.owner = owner
+        self._head = genesis(box, owner)
+        self.count = 0
+        self.broken: int | None = None
+        self.problem = ""
+
+    def along(self, rows: Iterable[Row]) -> bool:
+        """Whether all of these are in order."""
+        for row in rows:
+            problem = self._problem(row)
+            if problem:
+                self.stop(problem)
+                return False
+            self.count += 1
+            self._head = row.hash
+        return True
+
+    def stop(self, problem: str) -> None:
+        """The next receipt is not what was written."""
+        if self.broken is None:
+            self.broken, self.problem = self.count + 1, problem
+
+    def end(self, chain: Chain) -> ChainCheck:
+        """The verdict, with the head that was kept beside the chain."""
+        broken, problem = self.broken, self.problem
+        if broken is None and chain.count > self.count:
+            broken, problem = self.count + 1, f"missing: the head record tells of {chain.count} receipts"
+        elif broken is None and chain.count < self.count:
+            broken, problem = chain.count + 1, f"the head record tells of {chain.count} receipts only"
+        elif broken is None and chain.head != self._head:
+            broken, problem = 0, "the head record names another hash than the last receipt has"
+        return ChainCheck(
+            box=self.box, owner=self.owner, count=self.count, ok=broken is None, broken=broken, problem=problem
+        )
+
+    def _problem(self, row: Row) -> str:
+        if hashlib.sha256(row.body).hexdigest() != row.hash:
+            return "its hash does not fit its content"
+        try:
+            receipt = Receipt.from_json(row.body)
+        except Invalid as error:
+            return error.message
+        if receipt.box != self.box or receipt.owner != self.owner:
+            return f"it is of box {receipt.box}, owner {receipt.owner}"
+        if not receipt.seq == row.seq == self.count + 1:
+            return f"it has number {receipt.seq}, in the place of {self.count + 1}"
+        if receipt.prev != self._head:
+            return "it does not follow the receipt before it"
+        return ""

@@ -1,0 +1,222 @@
+"""Skills in boxes: the view each box mounts, through the box's life, and copies where nothing can be mounted.
+
+The directory `.skills` that a mount needs is made in the box's own store. In a workspace that is a directory of the
+host it has to be made there: an empty one, which is removed again when the last box of that workspace has gone.
+"""
+
+import asyncio
+import errno
+import os
+import time
+from contextlib import suppress
+
+from hutch import api
+from hutch.errors import FileThere, HutchError
+from hutch.keeper.engines import Engines
+from hutch.keeper.live import Live
+from hutch.keeper.pool import POOL_OWNER
+from hutch.keeper.records import BoxRecord
+from hutch.keeper.skill_workshop import Workshop
+from hutch.keeper.skills import Skills, in_thread
+from hutch.keeper.states import States
+from hutch.keeper.store import Store
+from hutch.logs import log
+from hutch.model.boxes import Event
+from hutch.model.ids import BoxId
+from hutch.model.places import CheckedMount, CheckedMounts
+from hutch.model.record import Record
+from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
+from hutch.model.spec import EffectiveSpec, MountMode
+from hutch.model.state import State
+from hutch.skills import dependencies
+from hutch.skills.views import box_view
+
+MOUNT_POINT = os.path.basename(INSTALLED_AT)
+KIND = "skill mount point"
+"""Of notes: directories that we have made in workspaces of the host."""
+COPY_SECONDS = 120.0
+
+
+class MountPoint(Record, frozen=True, kw_only=True):
+    """For which workspace, as boxes name it, a directory was made."""
+
+    source: str
+    owner: str
+
+
+class SkillBoxes:
+    """One for a keeper, over the boxes in its hands."""
+
+    def __init__(
+        self, skills: Skills, store: Store, states: States, engines: Engines, boxes: dict[BoxId, Live], shop: Workshop
+    ) -> None:
+        self._skills = skills
+        self._store = store
+        self._states = states
+        self._engines = engines
+        self._boxes = boxes
+        self._shop = shop
+        self._copied: dict[BoxId, dict[str, str]] = {}
+        """On engines without mounts: which version of which skill each box has."""
+        skills.followers.append(self._follow)
+
+    # --- a box's life ---------------------------------------------------------------------------------------
+
+    async def place(self, box_id: BoxId, spec: EffectiveSpec, owner: str, places: CheckedMounts) -> CheckedMounts:
+        """The box's places with its skills among them, where the engine can mount."""
+        if spec.skills == NO_SKILL or not (await self._engines.capabilities(spec.provider)).mounts:
+            return places
+        if places.workspace is not None and not await self._mount_point(places.workspace, spec, box_id, owner):
+            return places
+        # A box of the pool has no owner yet: it gets a view of its own, which becomes one of its owner's.
+        if owner == POOL_OWNER:
+            view = await in_thread(self._skills.store.box_view, box_id)
+        else:
+            view = self._skills.store.views.place(owner, spec.skills)
+            if not view.is_dir():
+                view = await in_thread(self._skills.store.view, owner, spec.skills)
+        found = os.stat(view)
+        mount = CheckedMount(
+            real=os.path.realpath(view), target=INSTALLED_AT, mode=MountMode.RO, dev=found.st_dev, ino=found.st_ino,
+            public=True,
+        )  # fmt: skip
+        return places.but(mounts=(*places.mounts, mount))
+
+    async def settle(self, live: Live) -> None:
+        """A box has come up: on an engine without mounts its skills are copied in now (P11)."""
+        record = live.record
+        if record.spec.skills == NO_SKILL or (await self._engines.capabilities(record.spec.provider)).mounts:
+            return
+        await self._copy(live)
+
+    async def claimed(self, live: Live) -> None:
+        """A box of the pool has an owner now."""
+        record = live.record
+        if record.spec.skills != NO_SKILL and (await self._engines.capabilities(record.spec.provider)).mounts:
+            await in_thread(self._skills.store.give_box_view, record.id, record.owner, record.spec.skills)
+        else:
+            await self.settle(live)
+
+    async def gone(self, record: BoxRecord) -> None:
+        """A box was destroyed: its own view goes, and the mount point that we made for it in the host's directory."""
+        self._copied.pop(record.id, None)
+        if self._skills.store.views.place(record.owner, box_view(record.id)).is_dir():
+            await in_thread(self._skills.store.drop_box_view, record.id, record.owner)
+        if record.spec.workspace.source == "own":
+            return
+        for real, body in (await self._store.notes(KIND)).items():
+            if _works_in(record, real, body) and not await self._used_by_another(record, real, body):
+                await self._store.drop_note(KIND, real)
+                with suppress(OSError):  # not empty any more, or gone: then it is not ours to remove
+                    os.rmdir(os.path.join(real, MOUNT_POINT))
+
+    async def _used_by_another(self, record: BoxRecord, real: str, body: bytes) -> bool:
+        """Removed under a live mount, the directory would take the mount with it."""
+        return any(_works_in(each, real, body) for each in await self._store.all() if each.id != record.id)
+
+    # --- a workspace of the host ----------------------------------------------------------------------------
+
+    async def _mount_point(self, workspace: CheckedMount, spec: EffectiveSpec, box_id: BoxId, owner: str) -> bool:
+        """Whether there is an empty directory to mount on, made now if need be. What people keep under that name is
+        never covered."""
+        try:
+            made = _make_mount_point(workspace)
+        except (OSError, HutchError) as error:
+            reason = getattr(error, "message", None) or f"{MOUNT_POINT} cannot be made there: {error}"
+            await self._warn(box_id, owner, f"{workspace.real} shows no skills: {reason}")
+            return False
+        if made:
+            note = MountPoint(source=spec.workspace.source, owner=owner)
+            await self._store.put_note(KIND, workspace.real, note.to_json())
+        return True
+
+    # --- copies, where nothing can be mounted ---------------------------------------------------------------
+
+    async def _follow(self, owner: str) -> None:
+        """Skills of this owner have changed; boxes with mounts see it by themselves."""
+        for live in list(self._boxes.values()):
+            record = live.record
+            if record.owner == owner and record.state is State.RUNNING and live.instance is not None:
+                await self.settle(live)
+
+    async def _copy(self, live: Live) -> None:
+        """Best effort: a box without its skills is still a box, and an event says what is missing."""
+        record = live.record
+        try:
+            async with asyncio.timeout(COPY_SECONDS):
+                await self._bring(live)
+        except (HutchError, OSError, TimeoutError) as error:
+            reason = str(error) or f"it took more than {COPY_SECONDS:g} s"
+            log("keeper").warning("skills not copied", box=record.id, error=reason)
+            await self._warn(record.id, record.owner, f"its skills could not be copied into it: {reason}")
+
+    async def _bring(self, live: Live) -> None:
+        record, files = live.record, live.running.files
+        view = await in_thread(self._skills.store.view, record.owner, record.spec.skills)
+        wanted = await in_thread(self._skills.store.views.shown, record.owner, record.spec.skills)
+        there = self._copied.setdefault(record.id, {})
+        for name in sorted(there.keys() - wanted.keys()):
+            await files.remove(f"{INSTALLED_AT}/{name}", recursive=True, missing_ok=True)
+            del there[name]
+        for name, version in wanted.items():
+            if there.get(name) != version:
+                await files.remove(f"{INSTALLED_AT}/{name}", recursive=True, missing_ok=True)
+                await files.copy_in(view / name, f"{INSTALLED_AT}/{name}")
+                there[name] = version
+
+    async def _warn(self, box_id: BoxId, owner: str, reason: str) -> None:
+        await self._states.announce(
+            Event(seq=0, at=time.time(), box_id=box_id, owner=owner, kind="warning", reason=reason)
+        )
+
+    # --- one skill in one box -------------------------------------------------------------------------------
+
+    async def prepare(self, owner: str, name: str, box: api.Box) -> SkillPlace:
+        """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
+        skill = await self._skills.get(owner, name)
+        warning = await self._shop.prepare(owner, skill.name, skill.digest)
+        warnings = [warning] if warning else []
+        state = f"{STATE_AT}/{name}"
+        if box.spec.workspace.mode is not MountMode.RW:
+            state = f"/tmp/.skills-state/{name}"
+        await box.files.mkdir(state)
+        path = f"{INSTALLED_AT}/{name}"
+        if not await box.files.exists(path):
+            warnings.append(f"box {box.id} does not show it: its skills are {box.spec.skills!r}")
+        env = {"SKILL_DIR": path, "SKILL_STATE": state}
+        if not warning:
+            env |= dependencies.environment(name, skill.dependencies)
+        return SkillPlace(
+            name=name, digest=skill.digest, path=path, state=state, env=env, warnings=tuple(warnings)
+        )  # fmt: skip
+
+
+def _works_in(record: BoxRecord, real: str, body: bytes) -> bool:
+    source = record.spec.workspace.source
+    if source.startswith("volume:"):
+        return MountPoint.from_json(body) == MountPoint(source=source, owner=record.owner)
+    return source != "own" and os.path.realpath(source) == real
+
+
+def _make_mount_point(workspace: CheckedMount) -> bool:
+    """True: it was made now."""
+    top = os.open(workspace.real, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        facts = os.fstat(top)
+        if (facts.st_dev, facts.st_ino) != (workspace.dev, workspace.ino):
+            raise OSError(errno.ESTALE, "the workspace was replaced after it had been allowed")
+        try:
+            os.mkdir(MOUNT_POINT, 0o755, dir_fd=top)
+        except FileExistsError:
+            inner = os.open(MOUNT_POINT, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=top)
+            try:
+                if os.listdir(inner):
+                    raise FileThere(f"it has a directory {MOUNT_POINT} of its own, which is not covered") from None
+            finally:
+                os.close(inner)
+            return False
+        if os.geteuid() == 0:
+            os.chown(MOUNT_POINT, facts.st_uid, facts.st_gid, dir_fd=top, follow_symlinks=False)
+        return True
+    finally:
+        os.close(top)

@@ -1,0 +1,88 @@
+"""Receipts: the tamper-evident record of each operation on a box, and what is known of the chain they form."""
+
+import msgspec
+
+from hutch.model.record import Record
+from hutch.model.results import Usage
+
+Detail = str | int | float | bool | tuple[str, ...] | None
+Details = dict[str, Detail]
+
+
+class Who(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """Who asked: a session, and over HTTP the key, its role and the request."""
+
+    session: str = ""
+    role: str = "local"
+    """admin, user or observer; local: this machine's user, in the process itself; keeper: nobody asked."""
+    key: str = ""
+    """The key's id; never the key."""
+    request: str = ""
+    """The operation id that the log lines of the request carry."""
+    admin: bool = False
+    """Acted past owner and lease (`Hutch-Admin: yes`)."""
+
+
+class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
+    """One operation. What is not known is left out: a receipt never guesses."""
+
+    box: str
+    owner: str
+    seq: int = 0
+    """From 1, without holes, within the box's chain."""
+    at: float
+    """Unix time at which the operation began."""
+    op: str
+    """exec, job.start, files.write, box.paused, …, gap; `tool.…` and `note.…` are a caller's own."""
+    who: Who = Who()
+    details: Details = msgspec.field(default_factory=dict)
+    """What was asked, bounded and without secrets: a command's text, paths, sizes; never content or values of env."""
+    policy: str = ""
+    """SHA-256 of the box's effective spec, as it is shown, when the operation began."""
+    error: str = ""
+    """The code of the error that the caller got; empty: it was done."""
+    cause: str = ""
+    """Of a command's verdict."""
+    exit_code: int | None = None
+    signal: int | None = None
+    usage: Usage | None = None
+    changed: tuple[str, ...] | None = None
+    """Paths that the operation itself changed; absent: not known (what a command did to files)."""
+    hosts: tuple[str, ...] | None = None
+    """Hosts reached; absent: not known."""
+    duration_ms: float = 0.0
+    prev: str = ""
+    """The hash of the receipt before; of the first: of the chain's own beginning (box and owner)."""
+    hash: str = ""
+    """SHA-256 of this receipt's JSON up to here. It stands last, so that it can be cut off and checked."""
+
+
+class Chain(Record, frozen=True, kw_only=True):
+    """The head kept beside a chain: how long it is and how it ends, so that a cut tail is noticed."""
+
+    box: str
+    owner: str
+    count: int = 0
+    head: str = ""
+    """Hash of the last receipt."""
+    begun_at: float = 0.0
+    last_at: float = 0.0
+    last_op: str = ""
+    ended_at: float = 0.0
+    """The box is gone since; 0: it lives."""
+    pruned_at: float = 0.0
+    """The receipts were removed by retention then, all of them; 0: they are there."""
+
+
+class ChainCheck(Record, frozen=True, kw_only=True):
+    """What `verify` found in one chain."""
+
+    box: str
+    owner: str = ""
+    count: int = 0
+    """Receipts that are in order, from the first on."""
+    ok: bool = True
+    broken: int | None = None
+    """The number of the first receipt that is not what was written; 0: the head record itself."""
+    problem: str = ""
+    pruned_at: float = 0.0

@@ -1,0 +1,222 @@
+"""What an agent may do with its tools: allow, deny or ask, by tool, by command and by path. Pure: rules in, ruling out.
+
+Path rules are enforced: they see the path inside the box after symlinks were resolved. Command rules on a shell string
+are advisory, because a shell has endless ways to spell one thing: `deny` and `ask` catch the plain spelling, and what
+must not happen has to be impossible in the box. So that a rule cannot be talked around, `allow` never loosens anything
+for a command that is more than one plain command.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+from functools import lru_cache
+from typing import NamedTuple
+
+import msgspec
+
+from hutch.errors import ConfigError
+from hutch.model.record import Record
+
+EVERYBODY = "*"
+"""The name of the permissions of agents that have none of their own."""
+
+
+class Decision(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+    ASK = "ask"
+
+
+class Answer(StrEnum):
+    """What somebody who was asked has said; `always` holds for the same thing from then on."""
+
+    ALLOW = "allow"
+    DENY = "deny"
+    ALWAYS = "always"
+
+
+class Access(StrEnum):
+    READ = "read"
+    WRITE = "write"
+    ANY = "any"
+
+
+class CommandRule(Record, frozen=True, kw_only=True):
+    """Exactly one of `program`, `prefix`, `glob` and `regex`."""
+
+    decision: Decision
+    program: str = ""
+    """Of argv[0], without its directories: a glob pattern, `git` or `apt*`."""
+    prefix: str = ""
+    """The first words of the command: `git push`."""
+    glob: str = ""
+    """Of the whole command: `*--force*`."""
+    regex: str = ""
+    """Searched in the whole command."""
+    reason: str = ""
+
+
+class PathRule(Record, frozen=True, kw_only=True):
+    """`match` is a glob pattern of an absolute path in the box; `**` crosses directories."""
+
+    match: str
+    decision: Decision
+    access: Access = Access.ANY
+    reason: str = ""
+
+
+class AgentPermissions(Record, frozen=True, kw_only=True):
+    """`[permissions.AGENT]`; `[permissions."*"]` for whoever is not named."""
+
+    default: Decision = Decision.ALLOW
+    """Of a tool that `tools` does not name."""
+    tools: dict[str, Decision] = msgspec.field(default_factory=dict)
+    """By name, `exec`, or by name and action, `box_lifecycle.destroy`."""
+    commands: tuple[CommandRule, ...] = ()
+    """The first that matches wins over the tool's decision, unless the tool is denied."""
+    paths: tuple[PathRule, ...] = ()
+    """The first that matches wins over the tool's decision, unless the tool is denied."""
+
+
+class Ruling(NamedTuple):
+    decision: Decision
+    reason: str
+
+
+def check(name: str, permissions: AgentPermissions) -> None:
+    """ConfigError if a rule of that agent can never work."""
+    for rule in permissions.commands:
+        given = [field for field in ("program", "prefix", "glob", "regex") if getattr(rule, field)]
+        if len(given) != 1:
+            raise ConfigError(
+                f"permissions.{name}.commands: a rule needs one of program, prefix, glob and regex, not {len(given)}",
+                details={"field": f"permissions.{name}.commands"},
+            )
+        if rule.regex:
+            _compiled(rule.regex)
+    for path_rule in permissions.paths:
+        if not path_rule.match.startswith(("/", "**")):
+            raise ConfigError(
+                f"permissions.{name}.paths: {path_rule.match!r} is not an absolute pattern",
+                remedy="begin it with / or **/",
+                details={"field": f"permissions.{name}.paths"},
+            )
+
+
+def of(agent: str, table: Mapping[str, AgentPermissions]) -> AgentPermissions:
+    return table.get(agent) or table.get(EVERYBODY) or AgentPermissions()
+
+
+def on_tool(permissions: AgentPermissions, tool: str, action: str = "") -> Ruling:
+    """Of the tool, and of the action if it has any: the stricter one."""
+    whole = permissions.tools.get(tool, permissions.default)
+    ruling = Ruling(whole, f"{tool}: {whole}")
+    one = permissions.tools.get(f"{tool}.{action}") if action else None
+    if one is None:
+        return ruling
+    if whole is Decision.DENY:
+        return ruling
+    return Ruling(one, f"{tool}.{action}: {one}")
+
+
+def on_command(permissions: AgentPermissions, ruling: Ruling, command: str | Sequence[str]) -> Ruling:
+    """`ruling` is the tool's own; a denied tool stays denied."""
+    if ruling.decision is Decision.DENY or not permissions.commands:
+        return ruling
+    text, parts, plain = _read(command if isinstance(command, str) else tuple(command))
+    for rule in permissions.commands:
+        if rule.decision is Decision.ALLOW and not plain:
+            continue
+        if _matches(rule, text, parts):
+            told = rule.program or rule.prefix or rule.glob or rule.regex
+            return Ruling(rule.decision, rule.reason or f"command rule {told!r}: {rule.decision}")
+    return ruling
+
+
+def on_path(permissions: AgentPermissions, ruling: Ruling, path: str, access: Access) -> Ruling:
+    """`path` is absolute, normal and free of symlinks."""
+    if ruling.decision is Decision.DENY:
+        return ruling
+    for rule in permissions.paths:
+        if rule.access in (Access.ANY, access) and path_pattern(rule.match).fullmatch(path):
+            return Ruling(rule.decision, rule.reason or f"path rule {rule.match!r}: {rule.decision}")
+    return ruling
+
+
+def _matches(rule: CommandRule, text: str, parts: tuple[tuple[str, ...], ...]) -> bool:
+    if rule.regex:
+        return _compiled(rule.regex).search(text) is not None
+    if rule.glob:
+        pattern = _text_pattern(rule.glob)
+        return any(pattern.fullmatch(each) for each in (text, *(" ".join(part) for part in parts)))
+    if rule.program:
+        pattern = _text_pattern(rule.program)
+        return any(pattern.fullmatch(part[0].rpartition("/")[2]) for part in parts if part)
+    wanted = tuple(rule.prefix.split())
+    return any(part[: len(wanted)] == wanted for part in parts)
+
+
+_OPERATORS = frozenset(";&|()\n<>")
+_EXPANSIONS = re.compile(r"[`$*?\[{~\\]")
+_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+
+
+def _read(command: str | tuple[str, ...]) -> tuple[str, tuple[tuple[str, ...], ...], bool]:
+    """The command as one line, its simple commands word by word, and whether it is one plain command only."""
+    import shlex
+
+    if not isinstance(command, str):
+        return shlex.join(command), (command,), True
+    text = command.strip()
+    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=";&|()<>")
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    parts: list[list[str]] = [[]]
+    plain = _EXPANSIONS.search(text) is None
+    try:
+        for word in lexer:
+            if word and set(word) <= _OPERATORS:
+                plain = False
+                parts.append([])
+            elif parts[-1] or not _ASSIGNMENT.match(word):
+                parts[-1].append(word)
+            else:
+                plain = False  # an assignment before the program may change what it does
+    except ValueError:
+        plain = False  # an open quote: the shell may still make something of it
+    return text, tuple(tuple(part) for part in parts if part), plain
+
+
+@lru_cache(maxsize=512)
+def _compiled(regex: str) -> re.Pattern[str]:
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise ConfigError(f"permissions: {regex!r} is not a regular expression: {error}") from error
+
+
+@lru_cache(maxsize=512)
+def _text_pattern(glob: str) -> re.Pattern[str]:
+    """`*` is any text, `?` any character: a command has no directories."""
+    return re.compile("".join({"*": ".*", "?": "."}.get(each, re.escape(each)) for each in glob), re.DOTALL)
+
+
+@lru_cache(maxsize=512)
+def path_pattern(glob: str) -> re.Pattern[str]:
+    """`**` crosses directories, `*` and `?` stay within a name; `/a/**` means what is in /a and /a itself."""
+    written = []
+    position = 0
+    while position < len(glob):
+        if glob.startswith("/**", position) and position + 3 == len(glob):
+            written.append("(?:/.*)?")
+            position += 3
+        elif glob.startswith("**/", position):
+            written.append("(?:.*/)?")
+            position += 3
+        elif glob.startswith("**", position):
+            written.append(".*")
+            position += 2
+        else:
+            written.append({"*": "[^/]*", "?": "[^/]"}.get(glob[position], re.escape(glob[position])))
+            position += 1
+    return re.compile("".join(written), re.DOTALL)

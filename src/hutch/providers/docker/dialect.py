@@ -1,0 +1,43 @@
+"""Where Docker and Podman differ behind the same API."""
+
+from typing import Any, NamedTuple
+
+
+class Dialect(NamedTuple):
+    """One product's ways."""
+
+    host_config: dict[str, Any]
+    """What a container needs besides."""
+    ulimits: dict[str, int]
+    """Limits that the product would raise to the machine's maxima, which a machine may forbid."""
+    updates: bool
+    """Whether its API changes the limits of a live container."""
+
+    inodes: bool
+    """Whether it lets a tmpfs be limited in its number of files."""
+    owner: str
+    """How a tmpfs is given to the container's user."""
+    bridge_options: tuple[str, str]
+    """Its names for: the name of a network's interface, whether neighbours may talk."""
+
+    def network_options(self, bridge: str) -> dict[str, str]:
+        name, neighbours = self.bridge_options
+        return {name: bridge, **({neighbours: "false"} if neighbours else {})}
+
+
+DOCKER = Dialect(
+    host_config={"LogConfig": {"Type": "json-file", "Config": {"max-size": "64k"}}},
+    ulimits={},
+    updates=True,
+    inodes=True,
+    owner="uid={uid},gid={gid}",
+    bridge_options=("com.docker.network.bridge.name", "com.docker.network.bridge.enable_icc"),
+)
+PODMAN = Dialect(
+    host_config={},
+    ulimits={"nproc": 4096},
+    updates=False,
+    inodes=False,
+    owner="U",
+    bridge_options=("com.docker.network.bridge.name", ""),
+)

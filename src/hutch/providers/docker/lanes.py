@@ -1,0 +1,170 @@
+"""How a keeper reaches a planted guest. Both lanes carry the same protocol to the same guest.
+
+Fast: straight to the guest's socket, through the root directory of the container's first process. Only where we are
+root on the engine's own machine, and only with runtimes whose containers are processes of this kernel. Nothing is given
+up for it: the engine itself started the guest, with its filter, capabilities and label, and the guest starts commands.
+API: an exec of the engine runs a relay inside that carries the bytes. Everywhere else.
+"""
+
+import asyncio
+import ctypes
+import errno
+import os
+import socket
+import struct
+from typing import Protocol
+
+from hutch.errors import BoxBroken, Detail, EngineError, Unavailable
+from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.hijack import hijack
+from hutch.providers.linked.link import Link
+from hutch.providers.native.processes import Identity
+from hutch.providers.planted.door import NAME, packed
+from hutch.providers.planted.packing import Plant
+
+PATIENCE = 30.0
+"""Seconds that a guest which has just been started may take to open its door."""
+RELAY_USER = "0:0"
+"""Without any capability; being root is how the guest's door knows it from the box's own commands."""
+
+_CROWDED = 5.0
+"""Seconds that a guest may leave callers waiting at its door."""
+_OPENAT2 = 437
+_IN_ROOT, _NO_SYMLINKS, _NO_MAGICLINKS = 0x10, 0x04, 0x02
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Lane(Protocol):
+    """A way to the guests of one container."""
+
+    name: str
+
+    async def connect(self, place: str, told: bytes | None = None) -> Link:
+        """To the guest whose door is at `place`; `told` are its first orders, if it has just been started.
+
+        Unavailable with errno ECONNREFUSED or ENOENT: there is certainly no guest any more.
+        """
+
+
+class FastLane:
+    """Through /proc, as root on the same machine."""
+
+    name = "fast"
+
+    def __init__(self, first: Identity) -> None:
+        self._first = first
+        """The container's first process. Its pid is looked at only together with its start time."""
+
+    async def connect(self, place: str, told: bytes | None = None) -> Link:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        while True:
+            try:
+                sock = self._knock(place)
+                break
+            except OSError as error:
+                if not self._first.alive():
+                    raise _nobody(
+                        place, ConnectionRefusedError(errno.ECONNREFUSED, "its first process ended")
+                    ) from error
+                patience = _CROWDED if error.errno == errno.EAGAIN else PATIENCE if told is not None else 0.0
+                if loop.time() - begun >= patience:
+                    raise _nobody(place, error) from error
+            await asyncio.sleep(0.002)
+        if told is not None:
+            await loop.sock_sendall(sock, packed(told))
+        return await Link.over(sock)
+
+    def _knock(self, place: str) -> socket.socket:
+        pidfd = self._first.open()
+        if pidfd is None:
+            raise ConnectionRefusedError(errno.ECONNREFUSED, "the container's first process has ended")
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            root = os.open(f"/proc/{self._first.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                door = _open_inside(root, f"{place}/{NAME}")
+            finally:
+                os.close(root)
+            sock.setblocking(False)
+            try:
+                sock.connect(f"/proc/self/fd/{door}")
+            finally:
+                os.close(door)
+            self._check_peer(sock)
+        except BaseException:
+            sock.close()
+            raise
+        finally:
+            os.close(pidfd)
+        return sock
+
+    def _check_peer(self, sock: socket.socket) -> None:
+        """Who listens must live in the container: its files are the user's to arrange."""
+        pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        ours, theirs = (os.stat(f"/proc/{each}/ns/pid") for each in (self._first.pid, pid))
+        if (ours.st_dev, ours.st_ino) != (theirs.st_dev, theirs.st_ino):
+            raise BoxBroken(f"process {pid}, which is not of the container, answers in place of its guest")
+
+
+class ApiLane:
+    """Through an exec of the engine and a relay inside."""
+
+    name = "api"
+
+    def __init__(self, engine: Engine, container: str, plant: Plant) -> None:
+        self._engine = engine
+        self._container = container
+        self._plant = plant
+
+    async def connect(self, place: str, told: bytes | None = None) -> Link:
+        wait = ["wait"] if told is not None else []
+        argv = self._plant.argv("hutch.providers.planted.relay", place, *wait)
+        try:
+            exec_id = await self._engine.exec_create(self._container, argv, user=RELAY_USER, attached=True)
+            stream = await hijack(self._engine.http, exec_id)
+        except EngineRefused as refused:
+            raise await self._explained(refused) from refused
+        link = Link()
+        if told is not None:
+            stream.send(packed(told))
+        stream.become(link)
+        try:
+            await link.greeted(PATIENCE if told is not None else 10.0)
+        except Unavailable as error:
+            complaint = stream.complaint.decode("utf-8", "replace").strip()
+            raise await self._explained(error, complaint) from error
+        return link
+
+    async def _explained(self, error: EngineError | Unavailable, complaint: str = "") -> EngineError | Unavailable:
+        """Whether the box has ended, or only cannot be reached."""
+        found = await self._engine.inspect(self._container)
+        state = (found or {}).get("State", {})
+        if not state.get("Running") or "no guest at" in complaint:
+            return _nobody(self._container, error)
+        if state.get("Paused"):
+            return Unavailable(f"container {self._container} is paused", op="connect")
+        return EngineError(f"{error.message} {complaint}".strip(), op="connect") if complaint else error
+
+
+class _OpenHow(ctypes.Structure):
+    _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
+
+
+def _open_inside(root: int, path: str) -> int:
+    """A name in somebody else's root, with nothing followed on the way: no link of the box leads us out of it."""
+    how = _OpenHow(os.O_PATH | os.O_CLOEXEC, 0, _IN_ROOT | _NO_SYMLINKS | _NO_MAGICLINKS)
+    syscall = ctypes.CDLL(None, use_errno=True).syscall
+    syscall.restype = ctypes.c_long
+    fd: int = syscall(_OPENAT2, root, path.encode(), ctypes.byref(how), ctypes.c_size_t(ctypes.sizeof(how)))
+    if fd < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), path)
+    return fd
+
+
+def _nobody(where: str, error: BaseException) -> Unavailable:
+    number = getattr(error, "errno", None)
+    details: dict[str, Detail] = {"errno": number if isinstance(number, int) else errno.ECONNREFUSED}
+    return Unavailable(f"no guest answers at {where}: {error}", op="connect", details=details)

@@ -1,0 +1,181 @@
+"""A bridge network for each box that has network, out of a range of our own, and what may not be reached from it.
+
+An engine's own pools hold about thirty networks; ours hold thousands. Boxes never share one: a neighbour cannot be
+called. Where we are root beside the engine, one nftables table for each box keeps the machine itself and every private
+range out of reach, as for native boxes. Elsewhere the capabilities say that nothing does.
+"""
+
+import asyncio
+import os
+import random
+import re
+import socket
+import struct
+import subprocess
+from collections.abc import Sequence
+from ipaddress import IPv4Address, IPv4Network
+from typing import Any
+
+from hutch.errors import EngineError
+from hutch.providers.docker import naming
+from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.ranges import parse, refused
+
+PREFIX = 28
+_TRIES = 40
+_TABLE = re.compile(r"hutch_box_([a-z0-9]{20})")
+
+
+def bridge(box_id: str) -> str:
+    """The name of an interface has 15 bytes."""
+    return f"hx{box_id[:13]}"
+
+
+async def create(
+    engine: Engine, box_id: str, labels: dict[str, str], addresses: str, *, options: dict[str, str]
+) -> IPv4Network:
+    """The box's network; its range is one that nobody on the engine uses."""
+    pool = IPv4Network(addresses)
+    taken = _subnets(await engine.call("GET", "/networks"))
+    free = [each for each in pool.subnets(new_prefix=PREFIX) if not any(each.overlaps(other) for other in taken)]
+    random.shuffle(free)  # two creations at once should not want the same one
+    reason = "none is left"
+    for subnet in free[:_TRIES]:
+        body = {
+            "Name": naming.network(box_id),
+            "Driver": "bridge",
+            "CheckDuplicate": True,
+            "EnableIPv6": False,
+            "Labels": labels,
+            "Options": options,
+            "IPAM": {"Config": [{"Subnet": str(subnet), "Gateway": str(subnet.network_address + 1)}]},
+        }
+        try:
+            await engine.create_network(body)
+        except EngineRefused as error:
+            if not re.search(r"overlap|in use|already used|conflict", error.message, re.I):
+                raise
+            reason = error.message
+        else:
+            return subnet
+    raise EngineError(
+        f"no network for box {box_id}: no /{PREFIX} of {pool} is free ({reason})",
+        op="create",
+        remedy="give the provider a larger range: addresses",
+    )
+
+
+def _subnets(networks: Sequence[dict[str, Any]]) -> list[IPv4Network]:
+    found = []
+    for network in networks:
+        for config in (network.get("IPAM") or {}).get("Config") or ():
+            try:
+                found.append(IPv4Network(config.get("Subnet", ""), strict=False))
+            except ValueError:
+                continue  # IPv6
+    return found
+
+
+class Walls:
+    """The tables of boxes, in the network namespace of the engine."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._enter = _entrance(engine.http.endpoint.path)
+
+    async def raise_around(self, box_id: str, subnet: IPv4Network, allow_private: Sequence[str]) -> None:
+        pool = IPv4Network(f"{subnet.network_address}/16", strict=False)
+        script = ruleset(box_id, refused(pool, parse(allow_private)), parse(allow_private), nameservers())
+        await asyncio.to_thread(self._nft, script)
+
+    async def remove(self, box_id: str) -> None:
+        # `add` first makes the deletion right whether the table is there or not.
+        table = f"table inet hutch_box_{box_id}"
+        await asyncio.to_thread(self._nft, f"add {table}\ndelete {table}\n")
+
+    async def boxes(self) -> set[str]:
+        """The boxes that have a table."""
+        listed = await asyncio.to_thread(self._nft, "list tables\n")
+        return set(_TABLE.findall(listed))
+
+    def _nft(self, script: str) -> str:
+        program = find_program("nft")
+        if program is None:
+            raise EngineError("nft is not installed", op="create", remedy="install nftables")
+        done = subprocess.run([*self._enter, program, "-f", "-"], input=script, capture_output=True, text=True)
+        if done.returncode:
+            raise EngineError(f"nft refused: {done.stderr.strip()[:500]}", op="create")
+        return done.stdout
+
+
+def ruleset(
+    box_id: str, forbidden: Sequence[IPv4Network], allowed: Sequence[IPv4Network], servers: Sequence[IPv4Address]
+) -> str:
+    """What may leave this box's network: nothing to the machine, to neighbours or to private ranges."""
+    box = f'"{bridge(box_id)}"'
+    names = (
+        f"ip daddr {{ {', '.join(map(str, servers))} }} meta l4proto {{ tcp, udp }} th dport 53 accept"
+        if servers
+        else ""
+    )
+    open_ranges = f"ip daddr {{ {', '.join(map(str, allowed))} }} accept" if allowed else ""
+    table = f"table inet hutch_box_{box_id}"
+    return f"""
+add {table}
+delete {table}
+{table} {{
+  set refused {{ type ipv4_addr; flags interval; auto-merge; elements = {{ {", ".join(map(str, forbidden))} }} }}
+  chain to_us {{
+    type filter hook input priority filter - 5; policy accept;
+    iifname != {box} accept
+    {names}
+    meta l4proto icmp accept
+    reject
+  }}
+  chain passing {{
+    type filter hook forward priority filter - 5; policy accept;
+    oifname {box} ct state established,related accept
+    oifname {box} reject
+    iifname != {box} accept
+    meta nfproto != ipv4 drop
+    {names}
+    {open_ranges}
+    ip daddr @refused reject
+  }}
+}}
+"""
+
+
+def nameservers(path: str = "/etc/resolv.conf") -> list[IPv4Address]:
+    """Of this machine: names are asked for from inside the box, and the servers are often private."""
+    found = []
+    for source in ("/run/systemd/resolve/resolv.conf", path):
+        try:
+            with open(source) as file:
+                words = [line.split() for line in file]
+        except OSError:
+            continue
+        for word in words:
+            if len(word) > 1 and word[0] == "nameserver":
+                try:
+                    address = IPv4Address(word[1])
+                except ValueError:
+                    continue
+                if not address.is_loopback and address not in found:
+                    found.append(address)
+    return found
+
+
+def _entrance(engine_socket: str) -> list[str]:
+    """How a program gets into the engine's network namespace: nothing to do if it is ours."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        door.connect(engine_socket)
+        (pid, _, _) = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    ours, theirs = os.stat("/proc/self/ns/net"), os.stat(f"/proc/{pid}/ns/net")
+    if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
+        return []
+    program = find_program("nsenter")
+    if program is None:
+        raise EngineError("nsenter is not installed", op="create", remedy="install util-linux")
+    return [program, f"--net=/proc/{pid}/ns/net"]

@@ -1,0 +1,139 @@
+"""Places of the host that a box shows: named as the engine knows them, and proven to be what policy had looked at.
+
+The engine may see other files than we do under the same name: we may run in a container, it may run on another machine.
+On the same kernel a mount is known by device and inode, which the guest tells before any command has run. Elsewhere a
+file with a random name is written into the directory and has to be found by the engine.
+"""
+
+import contextlib
+import io
+import os
+import secrets
+import tarfile
+import time
+
+import msgspec
+
+from hutch.errors import FileMissing, Refused, Unsupported
+from hutch.model.places import CheckedMount
+from hutch.model.spec import MountMode, Order
+from hutch.providers.docker import naming, shape
+from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.ground import Ground, throwaway
+from hutch.providers.docker.shape import Bind
+from hutch.providers.linked.link import Link
+from hutch.providers.linked.shapes import checked
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    dev: int = 0
+    ino: int = 0
+    error: str = ""
+
+
+async def binds(order: Order, ground: Ground) -> tuple[Bind, ...]:
+    """Every mount of the order; Refused or FileMissing before anything is made (B11)."""
+    found = []
+    for place in shown(order):
+        _check(place)
+        source = translated(place.real, ground.settings.paths)
+        bind = Bind(source, shape.target(place.target), place.mode is MountMode.RW)
+        if not comparable(ground):
+            await _prove(ground, place, bind)
+        found.append(bind)
+    return tuple(found)
+
+
+def shown(order: Order) -> tuple[CheckedMount, ...]:
+    return tuple(place for place in (order.places.workspace, *order.places.mounts) if place is not None)
+
+
+def comparable(ground: Ground) -> bool:
+    """Whether inodes inside a container are those of this machine."""
+    return ground.machine.same_host and ground.machine.is_direct
+
+
+async def verify(link: Link, order: Order) -> None:
+    """The engine mounted these very inodes; Refused if not. Asked of the guest, before any command has run."""
+    mounted = shown(order)
+    if not mounted:
+        return
+    answer = await link.request("identities", paths=[shape.target(place.target) for place in mounted])
+    for place, found in zip(mounted, checked(answer.get("found"), list[_Identity]), strict=True):
+        if (found.dev, found.ino) != (place.dev, place.ino):
+            raise _elsewhere(place, found.error or "it shows another file of that name")
+
+
+def translated(path: str, prefixes: dict[str, str]) -> str:
+    """As the engine names it: the longest prefix of ours that is known."""
+    for ours in sorted(prefixes, key=len, reverse=True):
+        below = path.removeprefix(ours.rstrip("/"))
+        if path == ours or (below != path and below.startswith("/")):
+            return prefixes[ours].rstrip("/") + below
+    return path
+
+
+async def give(engine: Engine, container: str, kept: dict[str, str], user: str) -> None:
+    """New volumes belong to root: make their roots the box's user's, before the container is started."""
+    uid, gid = map(int, user.split(":"))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        entry = tarfile.TarInfo("./")
+        entry.type, entry.mode, entry.uid, entry.gid, entry.mtime = tarfile.DIRTYPE, 0o755, uid, gid, int(time.time())
+        tar.addfile(entry)
+    for place in kept.values():
+        await engine.put_archive(container, place, packed.getvalue())
+
+
+def _check(place: CheckedMount) -> None:
+    try:
+        found = os.stat(place.real, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise FileMissing(f"cannot mount {place.real}: it is gone", op="create") from error
+    except OSError as error:
+        raise Refused(f"cannot mount {place.real}: {error.strerror}", op="create") from error
+    if (found.st_dev, found.st_ino) != (place.dev, place.ino) or os.path.realpath(place.real) != place.real:
+        raise Refused(f"{place.real} was replaced after it had been allowed", op="create")
+
+
+async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
+    """By a file that only the right directory has."""
+    if not os.path.isdir(place.real):
+        raise Unsupported(
+            f"{place.real} is a single file, of which it cannot be proven that the engine sees the same",
+            op="create",
+            remedy="mount the directory that it is in",
+        )
+    mark = f".hutch-probe-{secrets.token_hex(8)}"
+    path = os.path.join(place.real, mark)
+    try:
+        with open(path, "x") as file:
+            file.write(mark)
+    except OSError as error:
+        raise Refused(
+            f"whether the engine sees {place.real} could not be proven: {error.strerror}", op="create"
+        ) from error
+    name = f"hutch-probe-{secrets.token_hex(8)}"
+    mount = {"Type": "bind", "Source": bind.source, "Target": "/probe", "ReadOnly": True}
+    labels = {naming.THROWAWAY: str(int(time.time()))}
+    try:
+        await ground.engine.create(name, throwaway(labels, {"Mounts": [mount]}, ["/nothing"]))
+        found = await ground.engine.get_archive(name, f"/probe/{mark}")
+        if mark.encode() not in found:
+            raise _elsewhere(place, "another file was found there")
+    except EngineRefused as refused:
+        raise _elsewhere(place, refused.message) from refused
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        await ground.engine.remove(name)
+
+
+def _elsewhere(place: CheckedMount, reason: str) -> Refused:
+    return Refused(
+        f"the engine does not see our {place.real}: {reason}",
+        op="create",
+        remedy="if Hutch runs in a container, say in the provider's settings how paths differ: "
+        'paths = { "/ours" = "/the/engine\'s" }',
+    )

@@ -1,0 +1,149 @@
+"""What an engine can do for us: read, and then proven by a canary box made of nothing but our own guest."""
+
+import contextlib
+import hashlib
+import os
+import re
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from hutch import __version__
+from hutch.errors import HutchError
+from hutch.model.capabilities import Capabilities, Missing, Pause
+from hutch.model.ids import new_box_id
+from hutch.model.limits import EnforcedBy, Grades, Limits
+from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order, Retention, Workspace
+from hutch.providers.docker import machine
+from hutch.providers.docker.dialect import Dialect
+from hutch.providers.docker.ground import Ground
+
+Canary = Callable[[NetworkMode], Awaitable[str]]
+
+
+def unusable(provider: str, error: HutchError) -> Capabilities:
+    return Capabilities(
+        provider=provider, usable=False, reason=error.message, remedy=error.remedy or f"is {provider} running?"
+    )
+
+
+def canary_order(provider: str, image: str, network: NetworkMode) -> Order:
+    limits = Limits(
+        cpus=1.0, memory_mb=64, pids=16, disk_mb=16, open_files=256, timeout_sec=10.0, max_timeout_sec=10.0
+    )  # fmt: skip
+    spec = EffectiveSpec(
+        profile="", provider=provider, image=f"oci:{image}", workspace=Workspace(), workdir="/workspace", user="user",
+        mounts=(), env={}, secrets={}, network=network, allow_private=(), limits=limits, read_only_root=True,
+        retention=Retention.TEMPORARY, idle_timeout_sec=0.0, ttl_sec=60.0, labels={}, ports=(), name="",
+    )  # fmt: skip
+    box_id = new_box_id()
+    return Order(box_id=box_id, keeper=f"canary-{box_id}", spec=spec)
+
+
+async def probe(provider: str, ground: Ground, dialect: Dialect, canary: Canary) -> Capabilities:
+    """The capabilities, if a box lives there and is as hardened as it should be; else why not."""
+    mark = _mark(ground)
+    if mark is not None and mark.exists():
+        return capabilities(provider, ground, dialect, mark.read_text())
+    try:
+        status = await canary(NetworkMode.OFF)
+    except HutchError as error:
+        return unusable(provider, error)
+    if soft := softness(status, ground.machine.isolation):
+        return unusable(provider, HutchError(f"containers of this engine are not hardened: {soft}", remedy="check it"))
+    reason = ""
+    try:
+        await canary(NetworkMode.ON)
+    except HutchError as error:
+        reason = f"a network for a box could not be made: {error.message}"
+    if mark is not None:
+        with contextlib.suppress(OSError):  # a mark that cannot be kept costs the next probe a box, nothing more
+            mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            mark.write_text(reason)
+    return capabilities(provider, ground, dialect, reason)
+
+
+def softness(status: str, isolation: Isolation) -> str:
+    """What of the engine's hardening is missing in a guest's own status (proc_pid_status(5)); "" if nothing."""
+    found = dict(re.findall(r"^(\w+):\s*(\S+)", status, re.M))
+    if int(found.get("CapEff", "0"), 16) or int(found.get("CapPrm", "0"), 16):
+        return f"capabilities {found.get('CapPrm')} are left"
+    if isolation is not Isolation.NAMESPACES:
+        return ""  # behind a wall of its own the kernel that answers is not the machine's
+    if found.get("NoNewPrivs") != "1":
+        return "no_new_privs is not set"
+    if found.get("Seccomp") != "2":
+        return "no system call filter is loaded"
+    return ""
+
+
+def grades(ground: Ground) -> Grades:
+    return Grades(
+        cpus=EnforcedBy.CGROUP,
+        memory_mb=EnforcedBy.CGROUP,
+        pids=EnforcedBy.CGROUP,
+        disk_mb=EnforcedBy.QUOTA,
+        open_files=EnforcedBy.RLIMIT,
+    )
+
+
+def capabilities(provider: str, ground: Ground, dialect: Dialect, no_network: str) -> Capabilities:
+    found, image = ground.machine, ground.settings.image.removeprefix("oci:")
+    return Capabilities(
+        provider=provider,
+        isolation=found.isolation,
+        guest=True,
+        durable_jobs=True,
+        pty=True,
+        watch=True,
+        pause=Pause.FREEZE,
+        users=("user", "root"),
+        writable_root=True,
+        persistent=True,
+        networks=(NetworkMode.OFF,) if no_network else (NetworkMode.OFF, NetworkMode.ON),
+        images=("oci",),
+        default_image=f"oci:{image}" if image else "",
+        mounts=True,
+        grades=grades(ground),
+        missing=_missing(ground, no_network),
+        facts={
+            "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
+            "runtime": found.runtime,
+            "lane": "fast" if ground.fast else "api",
+            "cgroups": f"v{found.cgroups}",
+            "kernel": found.kernel,
+            "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
+            "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",
+            "egress": "private ranges and the machine refused" if ground.walls else "not filtered",
+        },
+    )
+
+
+def _missing(ground: Ground, no_network: str) -> tuple[Missing, ...]:
+    found = [
+        Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
+        Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
+        Missing(what="ports", reason="ports of containers are not published", remedy="use the native provider"),
+    ]
+    if no_network:
+        found.append(Missing(what="networks.on", reason=no_network, remedy="check the engine's own networks"))
+    elif ground.walls is None:
+        found.append(
+            Missing(
+                what="egress",
+                reason="boxes with network may reach private addresses: only root on the engine's machine can filter",
+                remedy="run Hutch as root beside the engine, or filter there yourself",
+            )
+        )
+    if not ground.fast:
+        reason = machine.obstacle(ground.machine, ground.engine.http.endpoint) or "lane api is asked for"
+        found.append(Missing(what="lane.fast", reason=reason, remedy="run Hutch as root beside the engine"))
+    return tuple(found)
+
+
+def _mark(ground: Ground) -> Path | None:
+    """Where a canary that lived is remembered: by all that its answer may depend on."""
+    if not ground.settings.state_dir:
+        return None
+    words = (repr(ground.machine), repr(ground.settings), ground.plant.digest, str(os.geteuid()), __version__)
+    key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
+    return Path(ground.settings.state_dir, "cache", f"container-canary-{key}")

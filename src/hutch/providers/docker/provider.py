@@ -1,0 +1,330 @@
+"""Docker and Podman: each box one hardened container, our guest its first process, found again by name and label."""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailable, Unsupported
+from hutch.model.capabilities import Capabilities
+from hutch.model.images import ImageDefaults
+from hutch.model.spec import EffectiveSpec, NetworkMode, Order
+from hutch.providers.base import InstanceRecord, Provider
+from hutch.providers.docker import ground, naming, networks, places, probing, shape, sweeping
+from hutch.providers.docker import settings as configuration
+from hutch.providers.docker.box import ContainerInstance
+from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
+from hutch.providers.docker.engine import Engine, Json
+from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.facts import AskedFacts, Facts, HostFacts
+from hutch.providers.docker.ground import BASE, Ground
+from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
+from hutch.providers.docker.shape import Bind, ImageFacts, Site
+from hutch.providers.linked.link import Link
+from hutch.providers.native.processes import Identity, boot_id, start_time
+from hutch.providers.planted.door import DEPUTY_PLACE, GUEST_PLACE
+
+
+class DockerProvider(Provider):
+    """See docs/architecture.md, "Containers"."""
+
+    name: ClassVar[str] = "docker"
+    dialect: ClassVar[Dialect] = DOCKER
+
+    def __init__(self) -> None:
+        self._settings = configuration.Settings()
+        self._ground: Ground | None = None
+        # One meeting, however many callers come first.
+        self._meeting = asyncio.Lock()
+
+    def configure(self, settings: Mapping[str, object]) -> None:
+        self._settings = configuration.read(self.name, settings)
+        self._ground = None
+
+    async def _met(self) -> Ground:
+        if self._ground is None:
+            async with self._meeting:
+                if self._ground is None:
+                    engine = Engine(ground.locate(self.name, self._settings))
+                    self._ground = await ground.meet(engine, self._settings)
+        return self._ground
+
+    # --- what can be done here -------------------------------------------------------------------------------
+
+    async def probe(self) -> Capabilities:
+        try:
+            found = await self._met()
+        except HutchError as error:
+            return probing.unusable(self.name, error)
+        return await probing.probe(self.name, found, self.dialect, self._canary)
+
+    async def _canary(self, network: NetworkMode) -> str:
+        """A real box of the empty image; its guest's own status, as the kernel tells it."""
+        order = probing.canary_order(self.name, BASE, network)
+        box = await self.create(order, self.plan(order))
+        try:
+            await box.check()
+            return (await box.files.read("/proc/self/status")).decode("utf-8", "replace")
+        finally:
+            await box.close()
+            await self.destroy(box.record)
+
+    async def image(self, reference: str) -> ImageDefaults | None:
+        return (await (await self._met()).images.ensure(reference)).defaults
+
+    # --- making ----------------------------------------------------------------------------------------------
+
+    def plan(self, order: Order) -> InstanceRecord:
+        data: dict[str, Any] = {"container": naming.container(order.box_id)}
+        if kept := shape.kept(order.spec):
+            data["store"] = naming.volume(order.box_id, "home")
+            data["volumes"] = [naming.volume(order.box_id, part) for part in kept]
+        return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
+
+    async def create(self, order: Order, planned: InstanceRecord) -> ContainerInstance:
+        found = await self._met()
+        await found.prepare()
+        image = await found.images.ensure(order.spec.image)
+        binds = await places.binds(order, found)
+        # From here on the engine has something of the box. A request that is given up half-way may still be carried
+        # out, so that a cancelled creation is seen to its end and then undone.
+        making = asyncio.ensure_future(self._make(found, order, planned, image, binds))
+        try:
+            return await asyncio.shield(making)
+        except BaseException as error:
+            await asyncio.shield(self._retreat(making, planned))
+            if isinstance(error, EngineRefused):
+                raise self._failure(found, order, error) from error
+            raise
+
+    async def _make(
+        self, found: Ground, order: Order, planned: InstanceRecord, image: ImageFacts, binds: tuple[Bind, ...]
+    ) -> ContainerInstance:
+        engine, name = found.engine, naming.container(order.box_id)
+        site = self._site(found, order, binds)
+        labels = naming.labels(order, found.instance)
+        kept = shape.kept(order.spec)
+        for part in kept:
+            await engine.create_volume(naming.volume(order.box_id, part), labels)
+        if site.network:
+            await self._connect_network(found, order, labels)
+        await engine.create(name, shape.container(order, image, site))
+        if kept and "restored" not in planned.data:
+            await places.give(engine, name, kept, shape.user_of(image, site))
+        await engine.start(name)
+        inspected = await engine.inspect(name)
+        record = planned.but(data={**planned.data, **self._identity(found, inspected)})
+        instance = self._instance(found, record, order.spec, told=_guest_options(order, image))
+        try:
+            await self._meet_guest(found, instance, order)
+        except BaseException:
+            await instance.close()
+            raise
+        return instance
+
+    async def _meet_guest(self, found: Ground, instance: ContainerInstance, order: Order) -> None:
+        """Its greeting is the box's first real answer."""
+        try:
+            link = await instance.link()
+        except (BoxBroken, Unavailable) as error:
+            said = await found.engine.logs(instance.container)
+            raise EngineError(
+                f"box {order.box_id} could not be made: its guest does not answer: {said or error.message}",
+                op="create",
+                details={"step": "guest"},
+            ) from error
+        if places.comparable(found):
+            await places.verify(link, order)
+
+    def _site(self, found: Ground, order: Order, binds: tuple[Bind, ...]) -> Site:
+        return Site(
+            plant=found.plant,
+            instance=found.instance,
+            runtime=self._settings.runtime,
+            user=self._settings.user,
+            cgroup_parent=self._settings.cgroup_parent,
+            network="" if order.spec.network is NetworkMode.OFF else naming.network(order.box_id),
+            binds=binds,
+            quota=False,
+            private_cgroups=found.machine.cgroups == 2,
+            walled=found.machine.is_walled,
+            dialect=self.dialect,
+        )
+
+    async def _connect_network(self, found: Ground, order: Order, labels: dict[str, str]) -> None:
+        options = self.dialect.network_options(networks.bridge(order.box_id))
+        subnet = await networks.create(found.engine, order.box_id, labels, self._settings.addresses, options=options)
+        if found.walls is not None:
+            await found.walls.raise_around(order.box_id, subnet, order.spec.allow_private)
+
+    async def _retreat(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
+        try:
+            await (await making).close()
+        except (HutchError, OSError, asyncio.CancelledError):
+            pass  # the caller is told, or is not there any more
+        await self._discard(planned, keep_store="restored" in planned.data)
+
+    def _failure(self, found: Ground, order: Order, error: EngineRefused) -> HutchError:
+        found.forget_plant()  # if that was what is missing, the next creation brings it
+        return EngineError(
+            f"box {order.box_id} could not be made: {error.message}",
+            op="create",
+            details={"step": error.op, "status": error.status},
+        )
+
+    # --- reaching --------------------------------------------------------------------------------------------
+
+    def _identity(self, found: Ground, inspected: Json | None) -> dict[str, str | int | float]:
+        """Which process is the container's first, if we can see it; by that the fast lane is chosen."""
+        state = (inspected or {}).get("State") or {}
+        pid = int(state.get("Pid") or 0)
+        if not found.fast or not pid or inspected is None:
+            return {"lane": "api"}
+        try:
+            with open(f"/proc/{pid}/cgroup") as file:
+                is_there = str(inspected["Id"]) in file.read()
+        except OSError:
+            is_there = False
+        start = start_time(pid)
+        if not is_there or start is None:
+            return {"lane": "api"}
+        return {"lane": "fast", "pid": pid, "start": start, "boot": boot_id()}
+
+    def _instance(
+        self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None
+    ) -> ContainerInstance:
+        name, data = str(record.data["container"]), record.data
+        lane: Lane
+        facts: Facts
+        if data.get("lane") == "fast":
+            pid, start = data["pid"], data["start"]
+            assert isinstance(pid, int) and isinstance(start, int)
+            lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostFacts(pid)
+        else:
+            lane, facts = ApiLane(found.engine, name, found.plant), AskedFacts()
+        first = told
+
+        async def connect() -> Link:
+            nonlocal first
+            orders, first = first, None
+            return await lane.connect(GUEST_PLACE, orders)
+
+        async def deputy(user: str) -> Link:
+            return await self._deputy(found, record, spec, lane, user)
+
+        return ContainerInstance(
+            record,
+            spec,
+            found.engine,
+            connect,
+            deputy,
+            facts,
+            updates=self.dialect.updates,
+            walled=found.machine.is_walled,
+        )
+
+    async def _deputy(self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str) -> Link:
+        """The link to a guest that runs as the box's root; an exec of the engine makes it when first asked for."""
+        if user not in ("root", "0"):
+            raise Unsupported(
+                f"commands cannot run as {user!r} in a container box", op="run", remedy="use `user` or `root`"
+            )
+        try:
+            return await lane.connect(DEPUTY_PLACE)
+        except Unavailable as error:
+            if error.details.get("errno") is None:
+                raise
+        name = str(record.data["container"])
+        argv = found.plant.argv("hutch.providers.planted.boot", DEPUTY_PLACE, "deputy")
+        image = await found.images.ensure(spec.image)
+        told = {
+            "box_id": record.box_id,
+            "workdir": spec.workdir,
+            "env": shape.environment(spec, image, record.box_id, user="root"),
+        }
+        await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
+        return await lane.connect(DEPUTY_PLACE, json.dumps(told).encode())
+
+    # --- finding again ---------------------------------------------------------------------------------------
+
+    async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> ContainerInstance:
+        found = await self._met()
+        name = naming.container(record.box_id)
+        inspected = await found.engine.inspect(name)
+        state = (inspected or {}).get("State") or {}
+        if not state.get("Running"):
+            raise NotFound(f"box {record.box_id} no longer runs", op="attach")
+        if state.get("Paused"):
+            await found.engine.unpause(name)  # whoever paused it is gone
+        data = {**record.data, "container": name, **self._identity(found, inspected)}
+        instance = self._instance(found, record.but(data=data), spec)
+        try:
+            await instance.link()
+        except BoxBroken as error:
+            await instance.close()
+            state = ((await found.engine.inspect(name)) or {}).get("State") or {}
+            if not state.get("Running"):
+                raise NotFound(f"box {record.box_id} no longer runs", op="attach") from error
+            raise
+        except BaseException:
+            await instance.close()
+            raise
+        return instance
+
+    async def restore(self, order: Order, record: InstanceRecord) -> ContainerInstance:
+        found = await self._met()
+        store = record.data.get("store")
+        if not isinstance(store, str) or await found.engine.volume(store) is None:
+            raise NotFound(f"box {record.box_id} has no kept files to come back from", op="restore")
+        await self._discard(record, keep_store=True)
+        planned = self.plan(order)
+        return await self.create(order, planned.but(data={**planned.data, "restored": True}))
+
+    async def stop(self, record: InstanceRecord) -> None:
+        await self._discard(record, keep_store=True)
+
+    async def destroy(self, record: InstanceRecord) -> None:
+        await self._discard(record, keep_store=False)
+
+    async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
+        """By names alone: a creation that died half-way has left no other trace."""
+        found = await self._met()
+        await found.engine.remove(naming.container(record.box_id))
+        await found.engine.remove_network(naming.network(record.box_id))
+        if found.walls is not None:
+            await found.walls.remove(record.box_id)
+        if not keep_store:
+            for part in shape.PARTS:
+                await found.engine.remove_volume(naming.volume(record.box_id, part))
+
+    async def list(self) -> tuple[InstanceRecord, ...]:
+        found = await self._met()
+        return await sweeping.records(self.name, found)
+
+    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        return await sweeping.sweep(await self._met(), dry_run=dry_run)
+
+    async def close(self) -> None:
+        """Nothing is held: every request has a connection of its own."""
+
+
+class PodmanProvider(DockerProvider):
+    """The same API, in Podman's dialect."""
+
+    name: ClassVar[str] = "podman"
+    dialect: ClassVar[Dialect] = PODMAN
+
+
+def _guest_options(order: Order, image: ImageFacts) -> bytes:
+    """What `guest.main.Options` is made of. It goes to the guest over its first connection: what stands in a
+    container's configuration is shown to everybody who may ask the engine, and secrets must not be."""
+    spec = order.spec
+    return json.dumps(
+        {
+            "box_id": order.box_id,
+            "workdir": spec.workdir,
+            "env": shape.environment(spec, image, order.box_id),
+            "orphan_grace": order.orphan_grace_sec,
+            "ttl": spec.ttl_sec,
+        }
+    ).encode()

@@ -1,0 +1,68 @@
+"""The head of a request (its line and its headers) has a time and a size: nobody holds a connection, or our memory, by
+never finishing it."""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+LONGEST_HEAD = 64 << 10
+_REFUSALS = {
+    408: b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+    431: b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n",
+}
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """uvicorn's protocol, which has neither bound of its own."""
+
+    head_seconds = 60.0
+    _in_head = True
+    _head_bytes = 0
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._wait()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if not self._in_head or self.transport.is_closing():
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > LONGEST_HEAD:
+            self._refuse(431)
+        elif self._late is None:
+            self._wait()
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        self._head_bytes = 0
+        self._stop_waiting()
+        super().on_headers_complete()
+
+    def _wait(self) -> None:
+        if self.head_seconds:
+            self._late = self.loop.call_later(self.head_seconds, self._refuse, 408)
+
+    def _stop_waiting(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _refuse(self, status: int) -> None:
+        self._stop_waiting()
+        self.transport.write(_REFUSALS[status])
+        self.transport.close()
+
+
+def patient(kind: type[BoundedHttp], seconds: float) -> type[BoundedHttp]:
+    """The protocol with the configured time; uvicorn makes the objects itself."""
+    return type(kind.__name__, (kind,), {"head_seconds": seconds})

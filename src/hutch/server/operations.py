@@ -1,0 +1,119 @@
+"""Operations that must not happen twice: a client names each, and may ask for it again after its connection broke.
+
+The name belongs to its caller. Work goes on for a while after the client has left, and its answer is kept for a while
+after it was given; asking again for a name that is not known begins nothing.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import TYPE_CHECKING, Any
+
+from hutch.errors import Invalid, Unavailable
+
+if TYPE_CHECKING:
+    from hutch.server.call import Call, Reply
+
+RETURN_SECONDS = 45.0
+"""How long a client may be away before its work is given up."""
+KEPT = 1024
+KEPT_BYTES = 64 << 20
+
+
+class Operation:
+    """One of them."""
+
+    __slots__ = ("giving_up", "task", "waiting")
+
+    def __init__(self, task: "asyncio.Task[Reply]") -> None:
+        self.task = task
+        self.waiting = 0
+        self.giving_up: asyncio.TimerHandle | None = None
+
+
+class Operations:
+    """Those that run, and the answers that were given lately."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], Operation] = {}
+        self._bytes = 0
+
+    async def do(self, call: "Call", work: "Coroutine[Any, Any, Reply]") -> "Reply":
+        """The answer of `work`, which is begun once for each name; without a name it ends with its caller."""
+        name = call.header("hutch-operation")
+        if not name:
+            return await work
+        try:
+            operation = self._begun(call, name, work)
+        except BaseException:
+            work.close()
+            raise
+        operation.waiting += 1
+        if operation.giving_up is not None:
+            operation.giving_up.cancel()
+            operation.giving_up = None
+        try:
+            return await asyncio.shield(operation.task)
+        finally:
+            operation.waiting -= 1
+            if not operation.waiting and not operation.task.done():
+                loop = asyncio.get_running_loop()
+                operation.giving_up = loop.call_later(RETURN_SECONDS, operation.task.cancel)
+
+    def _begun(self, call: "Call", name: str, work: "Coroutine[Any, Any, Reply]") -> Operation:
+        if len(name) > 64 or not name.isalnum():
+            raise Invalid("Hutch-Operation is at most 64 letters and digits")
+        full = (_place(call), name)
+        operation = self._known.get(full)
+        if operation is not None:
+            work.close()
+            return operation
+        if call.header("hutch-again"):
+            raise Unavailable(
+                "the server does not know this operation any more: whether it was done cannot be said",
+                details={"operation": "unknown"},
+                retryable=False,
+                remedy="look at what it was to change, and ask anew",
+            )
+        operation = self._known[full] = Operation(asyncio.ensure_future(work))
+        operation.task.add_done_callback(lambda task: self._ended(full, task))
+        return operation
+
+    def _ended(self, full: tuple[str, str], task: "asyncio.Task[Reply]") -> None:
+        if task.cancelled():
+            self._known.pop(full, None)
+            return
+        task.exception()  # told to whoever waits; nobody else is interested
+        self._bytes += _size(task)
+        for old, operation in list(self._known.items()):
+            if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
+                break
+            if operation.task.done():
+                self._bytes -= _size(operation.task)
+                del self._known[old]
+
+    async def cancel(self, call: "Call", name: str) -> None:
+        """Nobody waits for it any more; one that is not known has ended."""
+        operation = self._known.get((_place(call), name))
+        if operation is not None and not operation.task.done():
+            operation.task.cancel()
+            await asyncio.wait({operation.task})
+
+    async def finish(self) -> None:
+        """The server ends, and with it what nobody came back for."""
+        running = [operation.task for operation in self._known.values() if not operation.task.done()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+
+
+def _place(call: "Call") -> str:
+    """Whose name it is, and of which box: nobody gets at an answer by guessing."""
+    return f"{call.caller.owner}\0{call.caller.session}\0{call.params['box']}"
+
+
+def _size(task: "asyncio.Task[Reply]") -> int:
+    if task.cancelled() or task.exception() is not None:
+        return 0
+    body = task.result().body
+    return len(body) if isinstance(body, bytes) else 1024

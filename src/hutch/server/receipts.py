@@ -1,0 +1,87 @@
+"""Receipts over HTTP: what was done to boxes and by whom, whether it is what was written, and a caller's own notes."""
+
+from collections.abc import AsyncGenerator
+from typing import Annotated
+
+import msgspec
+
+from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt, Who
+from hutch.model.record import Record
+from hutch.server.access import find
+from hutch.server.call import NDJSON, Call, Reply
+from hutch.server.door import Caller
+
+BoxText = Annotated[str, msgspec.Meta(pattern="^([a-z0-9]{20})?$")]
+NoteOp = Annotated[str, msgspec.Meta(pattern=r"^(tool|note)\.[a-z0-9_.-]{1,60}$")]
+
+
+class ReceiptsQuery(Record, frozen=True, kw_only=True):
+    box: BoxText = ""
+    """Also one that is gone. Without it the chains are listed, or all are exported."""
+    after: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
+    limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+
+
+class ReceiptPage(Record, frozen=True, kw_only=True):
+    receipts: tuple[Receipt, ...] = ()
+    chains: tuple[Chain, ...] = ()
+    """Without a box: one for each that has, or had, receipts."""
+    last: int = 0
+    """Pass it as `after` to go on."""
+
+
+class VerifyBody(Record, frozen=True, kw_only=True):
+    box: BoxText = ""
+
+
+class Verified(Record, frozen=True, kw_only=True):
+    ok: bool
+    chains: tuple[ChainCheck, ...]
+
+
+class NoteBody(Record, frozen=True, kw_only=True):
+    op: NoteOp
+    details: dict[str, Detail] = msgspec.field(default_factory=dict)
+    """At most 32; secrets of live boxes are hidden."""
+
+
+async def read(call: Call, query: ReceiptsQuery) -> Reply:
+    """A page of one box's receipts, or the chains there are. Accept: application/x-ndjson exports whole chains, in the
+    form that `hutch receipts verify --file` checks."""
+    receipts, owner = call.keeper.receipts, _owner(call.caller)
+    if call.accepts(NDJSON):
+        return Reply(_exported(call, query.box, owner), type=NDJSON)
+    if not query.box:
+        return Reply(ReceiptPage(chains=await receipts.chains(owner)))
+    page = await receipts.list(query.box, query.after, query.limit, owner=owner)
+    return Reply(ReceiptPage(receipts=page, last=page[-1].seq if page else query.after))
+
+
+async def verify(call: Call, body: VerifyBody) -> Reply:
+    """Whether every receipt of a box, or of all the owner's, is what was written."""
+    found = await call.keeper.receipts.verify(body.box, owner=_owner(call.caller))
+    return Reply(Verified(ok=all(check.ok for check in found), chains=found))
+
+
+async def note(call: Call, body: NoteBody) -> Reply:
+    """Put a word of the caller's own into the box's chain: a tool that was allowed, a person who approved. It needs no
+    lease and extends nothing."""
+    live = await find(call)
+    await call.keeper.receipts.note(live.record.id, body.op, body.details, session=call.caller.session)
+    return Reply(status=204)
+
+
+def who_of(caller: Caller, request: str) -> Who:
+    """As receipts name whoever was let in."""
+    return Who(
+        session=caller.session, role=str(caller.role), key=caller.key_id, request=request, admin=caller.over_all
+    )  # fmt: skip
+
+
+def _owner(caller: Caller) -> str | None:
+    return None if caller.over_all else caller.owner
+
+
+async def _exported(call: Call, box: str, owner: str | None) -> AsyncGenerator[bytes, None]:
+    async for piece in call.keeper.receipts.export(box, owner=owner):
+        yield piece

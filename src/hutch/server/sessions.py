@@ -1,0 +1,148 @@
+"""Sessions over HTTP: heartbeats, the current and the default box, and how a conversation finds its own."""
+
+from typing import Annotated, Any
+
+import msgspec
+
+from hutch.errors import HutchError, Invalid
+from hutch.keeper.scopes import scope
+from hutch.keeper.showing import shown
+from hutch.model.asking import ask
+from hutch.model.boxes import BoxInfo
+from hutch.model.record import Record
+from hutch.model.spec import Spec
+from hutch.server.access import find
+from hutch.server.call import Call, Reply
+
+SessionName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+Epoch = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class CurrentBody(Record, frozen=True, kw_only=True):
+    box: str
+    takeover: bool = False
+
+
+class Current(Record, frozen=True, kw_only=True):
+    session: str
+    box: str | None
+    """It may have gone meanwhile."""
+
+
+class DefaultQuery(Record, frozen=True, kw_only=True):
+    provider: str = ""
+
+
+class DefaultBody(Record, frozen=True, kw_only=True):
+    box: str
+    provider: str = ""
+    """Empty: wherever no provider has a default of its own."""
+
+
+class Default(Record, frozen=True, kw_only=True):
+    box: str | None
+    """It may have gone meanwhile."""
+
+
+class ScopeBody(Record, frozen=True, kw_only=True):
+    template: str
+    """`{chat}_{user}` and the like, or the name of a ready-made scope."""
+    kind: str = ""
+    values: dict[str, str | None] = msgspec.field(default_factory=dict)
+    """One for each variable of the template."""
+    spec: dict[str, Any] = msgspec.field(default_factory=dict)
+    """For a box that has to be made, in the form that creation takes."""
+
+
+class FoundBox(Record, frozen=True, kw_only=True):
+    """A box whose lease the session has now."""
+
+    box: BoxInfo
+    notes: tuple[str, ...]
+    """That it is new, or that an earlier one was lost."""
+
+
+class PresenceBody(Record, frozen=True, kw_only=True):
+    sessions: dict[SessionName, dict[str, Epoch]] = msgspec.field(default_factory=dict)
+    """By session, the boxes it has open and the epoch of each."""
+
+
+class PresenceView(Record, frozen=True, kw_only=True):
+    kept: int
+    """How many leases go on."""
+
+
+async def presence(call: Call, body: PresenceBody) -> Reply:
+    """A client's heartbeat: the leases of the boxes that it has open are kept alive for another minute."""
+    kept = 0
+    for session, boxes in body.sessions.items():
+        for box_id, epoch in boxes.items():
+            call.params = {"box": box_id}
+            try:
+                live = await find(call)
+            except HutchError:  # gone, or not this caller's: its next operation will be told
+                continue
+            lease = live.record.lease
+            if lease is not None and lease.holder == session and live.record.epoch == epoch:
+                call.service.presence.beat(session, live)
+                kept += 1
+    call.params = {}
+    return Reply(PresenceView(kept=kept))
+
+
+async def get_current(call: Call) -> Reply:
+    """The session's current box."""
+    caller = call.caller
+    return Reply(Current(session=caller.session, box=await call.keeper.sessions.current(caller.session, caller.owner)))
+
+
+async def set_current(call: Call, body: CurrentBody) -> Reply:
+    """Make a box current; the session holds its lease from now on."""
+    caller = call.caller
+    call.params = {"box": body.box}
+    live = await find(call)
+    await call.keeper.sessions.switch(caller.session, live.record.id, caller.owner, takeover=body.takeover)
+    return Reply(Current(session=caller.session, box=live.record.id))
+
+
+async def leave_current(call: Call) -> Reply:
+    """Release the current box."""
+    await call.keeper.sessions.leave(call.caller.session, call.caller.owner)
+    return Reply(status=204)
+
+
+async def working(call: Call, body: dict[str, Any]) -> Reply:
+    """The box this session works in: its current one, else the owner's default, else a new one of this spec."""
+    caller = call.caller
+    live, notes = await call.keeper.sessions.working(caller.session, asked(body), caller.owner)
+    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+
+
+async def get_default(call: Call, query: DefaultQuery) -> Reply:
+    """The owner's default box on that provider, else its default anywhere."""
+    return Reply(Default(box=await call.keeper.sessions.default(call.caller.owner, query.provider)))
+
+
+async def set_default(call: Call, body: DefaultBody) -> Reply:
+    """Make a box the owner's default."""
+    call.params = {"box": body.box}
+    live = await find(call)
+    await call.keeper.sessions.set_default(live.record.id, call.caller.owner, body.provider)
+    return Reply(Default(box=live.record.id))
+
+
+async def scoped(call: Call, body: ScopeBody) -> Reply:
+    """The box of a conversation: found by template and values, or made; the session holds its lease."""
+    caller = call.caller
+    place = scope(body.template, body.values, owner=caller.owner, kind=body.kind)
+    spec = asked(body.spec)
+    spec = spec.but(labels={**spec.labels, "scope": place.shown})
+    live, notes = await call.keeper.working(spec, place.key, caller.session, caller.owner)
+    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+
+
+def asked(body: dict[str, Any]) -> Spec:
+    try:
+        return ask(**body)
+    except (TypeError, msgspec.ValidationError) as error:
+        raise Invalid(f"body: {error}", op="create") from error

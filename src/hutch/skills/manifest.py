@@ -1,0 +1,223 @@
+"""The front matter of a SKILL.md: the open format's fields, checked, and ours under `hutch`.
+
+The file itself is never written back from what was read here, so that comments and fields nobody knows survive.
+"""
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from hutch.errors import Invalid
+from hutch.model.record import Record
+from hutch.model.skills import SkillDependencies, SkillPermissions, SkillTool
+
+R = TypeVar("R", bound=Record)
+
+MANIFEST = "SKILL.md"
+MOST_BYTES = 256 << 10
+LONGEST_DESCRIPTION = 1024
+LONGEST_COMPATIBILITY = 500
+
+_NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+_TOOL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,47}")
+_FENCE = re.compile(r"---[ \t]*(?:\r\n|\n|\r|$)")
+_FENCE_LATER = re.compile(r"(?:\r\n|\n|\r)---[ \t]*(?:\r\n|\n|\r|$)")
+_KNOWN = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools", "hutch"})
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """What a SKILL.md declares."""
+
+    name: str
+    description: str
+    license: str = ""
+    compatibility: str = ""
+    metadata: dict[str, str] = msgspec.field(default_factory=dict)
+    allowed_tools: tuple[str, ...] = ()
+    tools: tuple[SkillTool, ...] = ()
+    dependencies: SkillDependencies = SkillDependencies()
+    permissions: SkillPermissions = SkillPermissions()
+    warnings: tuple[str, ...] = ()
+
+
+def is_skill_name(name: str) -> bool:
+    return len(name) <= 64 and _NAME.fullmatch(name) is not None
+
+
+def check_name(name: str) -> str:
+    if not is_skill_name(name):
+        raise Invalid(
+            f"{name[:80]!r} is no name for a skill",
+            remedy="lowercase letters and digits, single hyphens between them, 64 at most",
+            details={"field": "name"},
+        )
+    return name
+
+
+def split(text: str) -> tuple[str, str]:
+    """Front matter and body, both as they stand in the file."""
+    text = text.removeprefix("\ufeff")
+    first = _FENCE.match(text)
+    if first is None:
+        raise _wrong("it does not begin with a line `---`")
+    # From one character back: an empty front matter has its closing line right behind the opening one.
+    closing = _FENCE_LATER.search(text, first.end() - 1)
+    if closing is None:
+        raise _wrong("its front matter has no closing line `---`")
+    return text[first.end() : closing.start()], text[closing.end() :]
+
+
+def parse(content: bytes) -> Manifest:
+    """Raises Invalid that names the field."""
+    if len(content) > MOST_BYTES:
+        raise _wrong(f"it has {len(content)} bytes, and {MOST_BYTES} are allowed", "move the bulk into other files")
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise _wrong(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
+    fields = _fields(split(text)[0])
+    ours = _ours(fields)
+    warnings = [f"unknown field {name!r} is kept and ignored" for name in sorted(fields.keys() - _KNOWN)]
+    tools = _tools(ours.pop("tools", None))
+    permissions = _permissions(ours.pop("permissions", None))
+    dependencies = _dependencies(ours.pop("dependencies", None))
+    warnings += [f"unknown field 'hutch.{name}' is kept and ignored" for name in sorted(ours)]
+    if tools and permissions.network is None:
+        warnings.append("it brings tools and does not say whether they need the network: they get what the box has")
+    return Manifest(
+        name=check_name(_text(fields, "name", 64, required=True)),
+        description=_text(fields, "description", LONGEST_DESCRIPTION, required=True),
+        license=_text(fields, "license", 200),
+        compatibility=_text(fields, "compatibility", LONGEST_COMPATIBILITY),
+        metadata=_metadata(fields.get("metadata")),
+        allowed_tools=_allowed_tools(fields.get("allowed-tools")),
+        tools=tools,
+        dependencies=dependencies,
+        permissions=permissions,
+        warnings=tuple(warnings),
+    )
+
+
+def _fields(text: str) -> dict[str, Any]:
+    from hutch.skills.yaml_fields import load  # YAML is slow to import, and most commands read no skill
+
+    fields = load(text)
+    if not isinstance(fields, dict) or not all(isinstance(name, str) for name in fields):
+        raise _wrong("its front matter is not a list of `field: value`")
+    return fields
+
+
+def _ours(fields: dict[str, Any]) -> dict[str, Any]:
+    """Our own declarations: under `hutch`, or under `metadata.hutch` for tools that know only the open fields."""
+    metadata = fields.get("metadata")
+    inner = metadata.get("hutch") if isinstance(metadata, dict) else None
+    outer = fields.get("hutch")
+    if inner is not None and outer is not None:
+        raise _wrong("`hutch` stands both at the top and under metadata", "keep one")
+    found = outer if outer is not None else inner
+    if found is None:
+        return {}
+    if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+        raise _wrong("`hutch` is not a mapping")
+    return dict(found)
+
+
+def _text(fields: dict[str, Any], name: str, longest: int, *, required: bool = False) -> str:
+    value = fields.get(name)
+    if value is None and not required:
+        return ""
+    if isinstance(value, bool | int | float) and not required:
+        value = str(value)
+    if not isinstance(value, str) or (required and not value.strip()):
+        raise _wrong(f"`{name}` must be text{' and not empty' if required else ''}", field=name)
+    if len(value) > longest:
+        raise _wrong(f"`{name}` has {len(value)} characters, and {longest} are allowed", field=name)
+    return value.strip()
+
+
+def _metadata(value: Any) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong("`metadata` is not a mapping", field="metadata")
+    plain = {str(name): item for name, item in value.items() if name != "hutch"}
+    return {name: item if isinstance(item, str) else msgspec.json.encode(item).decode() for name, item in plain.items()}
+
+
+def _allowed_tools(value: Any) -> tuple[str, ...]:
+    """The open format has one text with blanks between the names; lists are met as well."""
+    if value is None:
+        return ()
+    if isinstance(value, str):
+        return tuple(re.findall(r"[^\s,(]+(?:\([^)]*\))?", value))
+    if isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return tuple(value)
+    raise _wrong("`allowed-tools` must be names with blanks between them", field="allowed-tools")
+
+
+def _tools(value: Any) -> tuple[SkillTool, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list):
+        raise _wrong("`hutch.tools` is not a list", field="tools")
+    tools = tuple(_tool(each) for each in value)
+    names = [tool.name for tool in tools]
+    if len(set(names)) < len(names):
+        raise _wrong("two of its tools have one name", field="tools")
+    return tools
+
+
+def _tool(value: Any) -> SkillTool:
+    if not isinstance(value, dict):
+        raise _wrong("a tool is not a mapping with name, description, parameters and command", field="tools")
+    plain = dict(value)
+    if isinstance(plain.get("command"), str):
+        plain["command"] = ["sh", "-c", plain["command"]]
+    tool = _converted(plain, SkillTool, "tools")
+    if not _TOOL_NAME.fullmatch(tool.name):
+        raise _wrong(
+            f"{tool.name[:80]!r} is no name for a tool", "lowercase letters, digits, _ and -; a letter first", "tools"
+        )
+    if not tool.command or not tool.command[0] or any("\0" in word for word in tool.command):
+        raise _wrong(f"tool {tool.name} has no command", field="tools")
+    if ".." in tool.command[0].split("/"):
+        raise _wrong(f"the command of tool {tool.name} leads out of the skill", field="tools")
+    if tool.parameters and tool.parameters.get("type", "object") != "object":
+        raise _wrong(f"the parameters of tool {tool.name} are no JSON schema of an object", field="tools")
+    return tool
+
+
+def _permissions(value: Any) -> SkillPermissions:
+    permissions = _converted({} if value is None else value, SkillPermissions, "permissions")
+    for path in permissions.paths or ():
+        if ".." in path.split("/") or not path.removesuffix(":ro") or "\0" in path:
+            raise _wrong(f"path {path!r} in its permissions is not plain", "write it without ..", "permissions")
+    return permissions
+
+
+def _dependencies(value: Any) -> SkillDependencies:
+    plain = dict(value) if isinstance(value, dict) else value
+    if isinstance(plain, dict):
+        if "apt" in plain:
+            raise _wrong(
+                "it wants packages of the system (`apt`), which a box does not install", "use an image that has them"
+            )
+        plain = {{"pip": "python", "npm": "node"}.get(name, name): item for name, item in plain.items()}
+    found = _converted({} if plain is None else plain, SkillDependencies, "dependencies")
+    for requirement in (*found.python, *found.node):
+        # Both installers take options among their requirements, which could name other indexes or run scripts.
+        if not requirement.strip() or requirement.lstrip().startswith("-") or not requirement.isprintable():
+            raise _wrong(f"{requirement!r} is not a requirement", field="dependencies")
+    return found
+
+
+def _converted(plain: object, kind: type[R], field: str) -> R:
+    try:
+        return kind.from_plain(plain)
+    except Invalid as error:
+        raise _wrong(f"`hutch.{field}`: {error.message.partition(': ')[2]}", field=field) from error
+
+
+def _wrong(reason: str, remedy: str = "see docs/guides/skills.md for the format", field: str = "") -> Invalid:
+    return Invalid(f"{MANIFEST} cannot be used: {reason}", remedy=remedy, details={"field": field} if field else None)

@@ -1,0 +1,93 @@
+"""Packages on disk, each under the digest of its content, written once and never changed."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from hutch.errors import FileMissing, NotFound
+from hutch.logs import log
+from hutch.skills import staging
+from hutch.skills.collecting import Package
+from hutch.skills.content import check_plain, copy_file
+from hutch.skills.manifest import MANIFEST, split
+
+_ABOUT = "package.json"
+_CONTENT = "content"
+
+
+class Packages:
+    """`<root>/<digest>/content/…` and `<root>/<digest>/package.json`. Writers hold the lock of the whole store."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._known: dict[str, Package] = {}
+
+    def has(self, digest: str) -> bool:
+        """Whole, with its content: somebody may have removed a part by hand."""
+        return (self._root / digest / _ABOUT).is_file() and (self._root / digest / _CONTENT / MANIFEST).is_file()
+
+    def keep(self, package: Package, staged: Path, scratch: Path) -> None:
+        """Take a staged directory as the content of a package; the one rename makes it there or not."""
+        if self.has(package.digest):
+            return
+        target = self._root / package.digest
+        if target.exists():  # a part of it was removed by hand: put it out of the way first
+            os.rename(target, scratch / f"broken-{package.digest}")
+        whole = scratch / f"whole-{package.digest}"
+        whole.mkdir()
+        os.rename(staged, whole / _CONTENT)
+        staging.write_whole(whole / _ABOUT, package.to_json())
+        self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _sync_tree(whole)
+        os.rename(whole, target)
+        _sync(self._root)
+
+    def get(self, digest: str) -> Package:
+        known = self._known.get(digest)
+        if known is None:
+            try:
+                known = Package.from_json((self._root / digest / _ABOUT).read_bytes())
+            except FileNotFoundError as error:
+                raise NotFound(f"the package {digest[:12]} is gone from the store") from error
+            self._known[digest] = known
+        return known
+
+    def read(self, digest: str, path: str) -> bytes:
+        check_plain(path)
+        if not any(file.path == path for file in self.get(digest).files):
+            raise FileMissing(f"the skill has no file {path}", details={"path": path})
+        return (self._root / digest / _CONTENT / path).read_bytes()
+
+    def body(self, digest: str) -> str:
+        return split(self.read(digest, MANIFEST).decode())[1].lstrip("\r\n")
+
+    def copy(self, digest: str, into: Path) -> None:
+        """All of it, as new files."""
+        for file in self.get(digest).files:
+            source = self._root / digest / _CONTENT / file.path
+            copy_file(os.fspath(source), os.path.join(into, file.path), executable=file.executable)
+
+    def collect(self, used: Iterable[str], scratch: Path) -> None:
+        """Drop what no version of anybody refers to."""
+        if not self._root.is_dir():
+            return
+        for digest in set(os.listdir(self._root)) - set(used):
+            os.rename(self._root / digest, scratch / f"unused-{digest}")
+            self._known.pop(digest, None)
+            log("skills").debug("package dropped", digest=digest)
+
+
+def _sync_tree(top: Path) -> None:
+    """On the disk before its name is: after a loss of power a package is whole or not there."""
+    for place, _, names in os.walk(top):
+        for name in names:
+            _sync(Path(place, name))
+        _sync(Path(place))
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,387 @@
+"""The skills of every owner: install, change, pin, roll back, remove, export. Blocking; the keeper calls it in threads.
+
+Long work (copying, unpacking, git) is done in a staging directory without any lock. Then one lock is taken for the
+short rest: package, index, views. A crash at any point leaves the old state or the new one.
+"""
+
+import io
+import os
+import time
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from hutch.errors import Conflict, FileMissing, Invalid, NotFound
+from hutch.logs import log
+from hutch.model.skills import (
+    EVERY_SKILL,
+    SkillBinding,
+    SkillChange,
+    SkillFile,
+    SkillInfo,
+    SkillPreview,
+    SkillVersion,
+)
+from hutch.skills import collecting, sources, staging
+from hutch.skills.collecting import Package
+from hutch.skills.content import check_plain
+from hutch.skills.dependencies import key_of, settle
+from hutch.skills.manifest import MANIFEST, check_name
+from hutch.skills.packages import Packages
+from hutch.skills.shelf import Entry, Origin, Shelf, Version, digests_in_use
+from hutch.skills.sources import Source
+from hutch.skills.views import Views, box_view
+
+POOL_OWNER = ""
+"""Of boxes that wait for one: nobody has skills under this name."""
+_NEW_BODY = """---
+name: {name}
+description: {description}
+---
+
+{body}
+"""
+
+
+class SkillStore:
+    """Everything under one directory."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._staging = root / "staging"
+        self._lock = root / "lock"
+        self._owners = root / "owners"
+        self._shelves: dict[str, Shelf] = {}
+        self.packages = Packages(root / "packages")
+        self.views = Views(root, self.packages, self.shelf)
+
+    def shelf(self, owner: str) -> Shelf:
+        shelf = self._shelves.get(owner)
+        if shelf is None:
+            shelf = self._shelves[owner] = Shelf(self._owners, owner)
+        return shelf
+
+    # --- reading --------------------------------------------------------------------------------------------
+
+    def all(self, owner: str) -> tuple[SkillInfo, ...]:
+        """By name. An entry whose package is gone from the disk is dropped, with a warning (B38)."""
+        shelf = self.shelf(owner)
+        found = []
+        for name in shelf.names():
+            entry = shelf.find(name)
+            if entry is not None and not self.packages.has(entry.active):
+                entry = self._heal(owner, name)
+            if entry is not None:
+                found.append(self._shown(entry))
+        return tuple(found)
+
+    def entry(self, owner: str, name: str) -> Entry:
+        entry = self.shelf(owner).get(name)
+        if self.packages.has(entry.active):
+            return entry
+        healed = self._heal(owner, name)
+        if healed is None:
+            raise NotFound(f"skill {name} was dropped: its files are gone from the store", remedy="install it again")
+        return healed
+
+    def get(self, owner: str, name: str) -> SkillInfo:
+        return self._shown(self.entry(owner, name))
+
+    def body(self, owner: str, name: str) -> str:
+        return self.packages.body(self.entry(owner, name).active)
+
+    def files(self, owner: str, name: str, version: str = "") -> tuple[SkillFile, ...]:
+        return self.packages.get(self._digest(owner, name, version)).files
+
+    def read_file(self, owner: str, name: str, path: str, version: str = "") -> bytes:
+        return self.packages.read(self._digest(owner, name, version), path)
+
+    def versions(self, owner: str, name: str) -> tuple[SkillVersion, ...]:
+        """Newest first."""
+        entry = self.entry(owner, name)
+        return tuple(
+            SkillVersion(
+                digest=version.digest, installed_at=version.installed_at, origin=str(version.origin),
+                active=version.digest == entry.active, pinned=entry.pinned and version.digest == entry.active,
+            )
+            for version in reversed(entry.versions)
+        )  # fmt: skip
+
+    def export(self, owner: str, name: str, version: str = "") -> bytes:
+        """A zip with one directory of the skill's name; the same version gives the same bytes."""
+        package = self.packages.get(self._digest(owner, name, version))
+        out = io.BytesIO()
+        with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
+            for file in package.files:
+                about = zipfile.ZipInfo(f"{package.manifest.name}/{file.path}", (1980, 1, 1, 0, 0, 0))
+                about.external_attr = (0o100755 if file.executable else 0o100644) << 16
+                about.compress_type = zipfile.ZIP_DEFLATED
+                about.create_system = 3
+                archive.writestr(about, self.packages.read(package.digest, file.path))
+        return out.getvalue()
+
+    def _digest(self, owner: str, name: str, version: str) -> str:
+        entry = self.entry(owner, name)
+        return entry.version(version).digest if version else entry.active
+
+    def _shown(self, entry: Entry) -> SkillInfo:
+        version = entry.current
+        package = self.packages.get(version.digest)
+        manifest = package.manifest
+        return SkillInfo(
+            name=entry.name, description=manifest.description, digest=version.digest,
+            installed_at=version.installed_at, origin=str(version.origin), pinned=entry.pinned,
+            files=len(package.files), size=package.size, versions=len(entry.versions), license=manifest.license,
+            compatibility=manifest.compatibility, metadata=manifest.metadata, allowed_tools=manifest.allowed_tools,
+            tools=manifest.tools, dependencies=manifest.dependencies, permissions=manifest.permissions,
+            warning=entry.warning,
+        )  # fmt: skip
+
+    def _heal(self, owner: str, name: str) -> Entry | None:
+        """The active package is gone: go on with the newest version that is there, or drop the entry."""
+        shelf = self.shelf(owner)
+        with staging.locked(self._lock):
+            entry = shelf.find(name)
+            if entry is None or self.packages.has(entry.active):
+                return entry
+            there = tuple(version for version in entry.versions if self.packages.has(version.digest))
+            log("skills").warning("package gone from the store", skill=name, digest=entry.active, left=len(there))
+            if there:
+                entry = entry.but(versions=there, active=there[-1].digest, pinned=False)
+                shelf.put(entry)
+            else:
+                shelf.drop(name)
+                entry = None
+            self.views.refresh(owner)
+            return entry
+
+    # --- installing -----------------------------------------------------------------------------------------
+
+    def preview(self, owner: str, source: Source) -> SkillPreview:
+        """What `install` would do; nothing of it stays."""
+        with staging.staged(self._staging) as scratch:
+            package, origin = self._fetched(source, scratch)
+        manifest = package.manifest
+        entry = self.shelf(owner).find(manifest.name)
+        active = None if entry is None or not self.packages.has(entry.active) else self.packages.get(entry.active)
+        warnings = list(manifest.warnings)
+        if active is not None and active.digest == package.digest:
+            warnings.append("it is installed and active already")
+        if entry is not None and entry.pinned:
+            warnings.append(f"the skill is pinned to {entry.active[:12]}: unpin it first")
+        return SkillPreview(
+            name=manifest.name, description=manifest.description, digest=package.digest, origin=str(origin),
+            size=package.size, files=package.files, license=manifest.license, compatibility=manifest.compatibility,
+            tools=manifest.tools, dependencies=manifest.dependencies, permissions=manifest.permissions,
+            warnings=tuple(warnings), replaces="" if active is None else active.digest,
+            changes=() if active is None else differences(active.files, package.files),
+        )  # fmt: skip
+
+    def install(
+        self, owner: str, source: Source, *, name: str = "", new: bool = False, digest: str = ""
+    ) -> tuple[SkillInfo, str]:
+        """The skill, now active, and the digest that was active before. `name` and `digest`: what it must be;
+        `new`: there must be none of that name."""
+        with staging.staged(self._staging) as scratch:
+            package, origin = self._fetched(source, scratch)
+            found = package.manifest.name
+            if name and found != name:
+                raise Invalid(f"the package is skill {found}, not {name}", details={"field": "name"})
+            if digest and package.digest != digest:
+                raise Conflict(
+                    f"the source has changed since it was looked at: {package.digest[:12]}, not {digest[:12]}",
+                    remedy="preview it again",
+                )
+            with staging.locked(self._lock):
+                return self._shelve(owner, package, origin, scratch, new=new)
+
+    def _fetched(self, source: Source, scratch: Path) -> tuple[Package, Origin]:
+        staged = scratch / "package"
+        staged.mkdir()
+        origin = source.fetch(staged, scratch)
+        return collecting.check(staged), origin
+
+    def _shelve(
+        self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool = False
+    ) -> tuple[SkillInfo, str]:
+        shelf = self.shelf(owner)
+        name = package.manifest.name
+        entry = shelf.find(name)
+        if entry is not None and new:
+            raise Conflict(f"skill {name} exists", remedy="choose another name, or change that one")
+        if entry is not None and entry.pinned and entry.active != package.digest:
+            raise Conflict(
+                f"skill {name} is pinned to version {entry.active[:12]}", remedy=f"hutch skill unpin {name}"
+            )
+        self.packages.keep(package, scratch / "package", scratch)
+        version = Version(digest=package.digest, installed_at=time.time(), origin=origin)
+        before = "" if entry is None else entry.active
+        if entry is None:
+            entry = Entry(name=name, versions=(version,), active=version.digest)
+        else:
+            entry = entry.with_version(version)
+        shelf.put(entry)
+        self.views.refresh(owner)
+        self.packages.collect(digests_in_use(self._owners), scratch)
+        return self._shown(entry), before
+
+    def upgrade(self, owner: str, name: str) -> tuple[SkillInfo, str]:
+        """The newest from where the active version came."""
+        origin = self.entry(owner, name).current.origin
+        return self.install(owner, sources.again(origin), name=name)
+
+    def create(self, owner: str, name: str, description: str, body: str = "") -> SkillInfo:
+        """A new skill of one file."""
+        check_name(name)
+        from hutch.skills.yaml_fields import quoted
+
+        text = _NEW_BODY.format(name=name, description=quoted(description), body=body.strip() or f"# {name}")
+        written = sources.Written({MANIFEST: (text.encode(), False)}, Origin(kind="edit"))
+        return self.install(owner, written, name=name, new=True)[0]
+
+    def change_files(
+        self, owner: str, name: str, changes: Mapping[str, bytes | None], *, expect: str = "", executable: bool = False
+    ) -> tuple[SkillInfo, str]:
+        """Write (bytes) or remove (None) files: a new version. Every other file stays byte for byte as it was.
+        `expect`: the version the change was made from; Conflict if another is active by now."""
+        entry = self.entry(owner, name)
+        if expect and entry.version(expect).digest != entry.active:
+            raise Conflict(f"skill {name} is at {entry.active[:12]} by now", remedy="read it again", retryable=False)
+        files = {
+            file.path: (self.packages.read(entry.active, file.path), file.executable)
+            for file in self.packages.get(entry.active).files
+        }
+        for path, data in changes.items():
+            check_plain(path)
+            if data is None and path not in files:
+                raise FileMissing(f"skill {name} has no file {path}", details={"path": path})
+            if data is None:
+                del files[path]
+            else:
+                files[path] = (data, executable or (path in files and files[path][1]))
+        return self.install(owner, sources.Written(files, Origin(kind="edit")), name=name)
+
+    # --- versions -------------------------------------------------------------------------------------------
+
+    def rollback(self, owner: str, name: str, version: str = "") -> tuple[SkillInfo, str]:
+        """Make another version active: the one named, else the one before. An unpinned skill stays unpinned."""
+
+        def change(entry: Entry) -> Entry:
+            if entry.pinned:
+                raise Conflict(f"skill {name} is pinned to {entry.active[:12]}", remedy=f"hutch skill unpin {name}")
+            if version:
+                return entry.but(active=entry.version(version).digest, warning="")
+            digests = [each.digest for each in entry.versions]
+            at = digests.index(entry.active)
+            if at == 0:
+                raise Conflict(f"skill {name} has no version before {entry.active[:12]}")
+            return entry.but(active=digests[at - 1], warning="")
+
+        before = self.entry(owner, name).active
+        return self._changed(owner, name, change), before
+
+    def pin(self, owner: str, name: str, version: str = "") -> SkillInfo:
+        """From now on nothing changes its active version; a `version` is made active first."""
+        return self._changed(
+            owner,
+            name,
+            lambda entry: entry.but(active=entry.version(version).digest if version else entry.active, pinned=True),
+        )
+
+    def unpin(self, owner: str, name: str) -> SkillInfo:
+        return self._changed(owner, name, lambda entry: entry.but(pinned=False))
+
+    def warn(self, owner: str, name: str, digest: str, warning: str) -> None:
+        """Note a problem with a version, as long as it is the active one."""
+
+        def change(entry: Entry) -> Entry:
+            return entry.but(warning=warning) if entry.active == digest else entry
+
+        self._changed(owner, name, change)
+
+    def _changed(self, owner: str, name: str, change: Callable[[Entry], Entry]) -> SkillInfo:
+        self.entry(owner, name)  # heals it, which takes the lock
+        with staging.locked(self._lock):
+            shelf = self.shelf(owner)
+            entry = change(shelf.get(name))
+            if not self.packages.has(entry.active):
+                raise NotFound(f"version {entry.active[:12]} of skill {name} is gone from the store")
+            shelf.put(entry)
+            self.views.refresh(owner)
+            return self._shown(entry)
+
+    def remove(self, owner: str, name: str) -> str:
+        """With all its versions; the digest that was active."""
+        shelf = self.shelf(owner)
+        with staging.staged(self._staging) as scratch, staging.locked(self._lock):
+            entry = shelf.get(name)
+            shelf.drop(name)
+            self.views.refresh(owner)
+            self.packages.collect(digests_in_use(self._owners), scratch)
+        return entry.active
+
+    # --- groups ---------------------------------------------------------------------------------------------
+
+    def bindings(self, owner: str) -> tuple[SkillBinding, ...]:
+        return tuple(SkillBinding(group=group, skills=names) for group, names in self.shelf(owner).groups().items())
+
+    def bind(self, owner: str, group: str, names: tuple[str, ...]) -> SkillBinding:
+        """The group holds exactly these from now on; none ends it. A name need not be installed yet."""
+        with staging.locked(self._lock):
+            self.shelf(owner).bind(group, names)
+            self.views.refresh(owner)
+        return SkillBinding(group=group, skills=self.shelf(owner).groups().get(group, ()))
+
+    def view(self, owner: str, group: str) -> Path:
+        """The directory that boxes of this owner and group show; made now if it is new."""
+        place = self.views.place(owner, group)
+        if not place.is_dir():
+            with staging.locked(self._lock):
+                self.views.make(owner, group)
+        return place
+
+    def box_view(self, box: str) -> Path:
+        """A view for one box of the pool, which has no owner and so no skills yet."""
+        with staging.locked(self._lock):
+            return self.views.make(POOL_OWNER, EVERY_SKILL, box_view(box))
+
+    def give_box_view(self, box: str, owner: str, group: str) -> None:
+        with staging.locked(self._lock):
+            self.views.hand_over(box, POOL_OWNER, owner, group)
+
+    def drop_box_view(self, box: str, owner: str) -> None:
+        with staging.locked(self._lock):
+            self.views.drop(owner, box_view(box))
+
+    # --- dependencies ---------------------------------------------------------------------------------------
+
+    def prepared(self, owner: str, digest: str) -> bool:
+        """Whether everything that this version declares to need is there."""
+        key = key_of(self.packages.get(digest))
+        return not key or (self.views.dependencies(owner) / key).is_dir()
+
+    def keep_dependencies(self, owner: str, name: str, digest: str, built: Path) -> None:
+        """What a box has prepared, from a directory on the same file system; then every view shows it."""
+        target = self.views.dependencies(owner) / key_of(self.packages.get(digest))
+        settle(built)
+        with staging.locked(self._lock):
+            target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if not target.is_dir():
+                os.rename(built, target)
+            self.views.refresh(owner)
+        self.warn(owner, name, digest, "")
+
+    def scratch(self) -> AbstractContextManager[Path]:
+        return staging.staged(self._staging)
+
+
+def differences(old: tuple[SkillFile, ...], new: tuple[SkillFile, ...]) -> tuple[SkillChange, ...]:
+    before = {file.path: file for file in old}
+    after = {file.path: file for file in new}
+    changes = [SkillChange(path=path, kind="removed") for path in before.keys() - after.keys()]
+    changes += [SkillChange(path=path, kind="added") for path in after.keys() - before.keys()]
+    changes += [
+        SkillChange(path=path, kind="changed") for path in before.keys() & after.keys() if before[path] != after[path]
+    ]
+    return tuple(sorted(changes, key=lambda change: change.path))

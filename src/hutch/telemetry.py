@@ -1,0 +1,147 @@
+"""OpenTelemetry, for whoever has it: spans of requests, of a box's creation step by step, of operations on boxes.
+
+Off, and nothing of it imported, unless `OTEL_*` names an exporter or the application has loaded OpenTelemetry itself.
+`pip install 'hutch[otel]'`. Only the standard environment configures it.
+"""
+
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+on = False
+"""Whether spans are made. Read before each of the calls below, so that being off costs nothing."""
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+_ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+_NAMES = {"otlp": "otlp_proto_http"}
+"""What the environment calls an exporter, and what its package calls it."""
+_tracer: Any = None
+_own: Any = None
+"""The tracer provider that we made, and have to end."""
+
+
+def configured(environ: Mapping[str, str]) -> bool:
+    """Whether the environment asks for spans to be sent anywhere."""
+    if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    return environ.get("OTEL_TRACES_EXPORTER", "") != "none" and any(environ.get(name) for name in _ASKED)
+
+
+def join() -> None:
+    """Use the application's own OpenTelemetry, if it has loaded one."""
+    if not on and "opentelemetry.trace" in sys.modules:
+        use(None)
+
+
+def set_up(environ: Mapping[str, str] | None = None) -> str:
+    """For a process of ours: exporters as the environment names them. What was done, in words for the log; empty:
+    nothing was asked for."""
+    environ = os.environ if environ is None else environ
+    if not configured(environ):
+        return ""
+    try:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    except ImportError as error:
+        return f"no spans are sent: {error} (fix: pip install 'hutch[otel]')"
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go first; the SDK reads them itself.
+    named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
+    provider = TracerProvider(resource=Resource.create({} if named else {"service.name": "hutch"}))
+    names = [name.strip() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if name.strip()]
+    for name in names:
+        exporter = _exporter(name)
+        if exporter is None:
+            return f"no spans are sent: there is no exporter {name!r} (fix: pip install 'hutch[otel]')"
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    global _own
+    _own = provider
+    use(provider)
+    return f"spans are sent by {', '.join(names)}"
+
+
+def use(provider: Any) -> None:
+    """Make spans with this tracer provider; None: with the process's own."""
+    global on, _tracer
+    from opentelemetry import trace
+
+    _tracer = trace.get_tracer("hutch", tracer_provider=provider)
+    on = True
+
+
+def off() -> None:
+    """Send what waits, and make no more spans."""
+    global on, _tracer, _own
+    provider, on, _tracer, _own = _own, False, None, None
+    if provider is not None:
+        provider.shutdown()
+
+
+def request(headers: Mapping[str, str]) -> AbstractContextManager[Any]:
+    """The span of a request, below the caller's own if its `traceparent` tells of one. None while off."""
+    return _request(headers) if on else _NOTHING
+
+
+def served(span: Any, op: str, status: int, request: str) -> None:
+    """What is known of a request at its end; `span` is what `request` gave."""
+    if span is None:
+        return
+    method, _, route = op.partition(" ")
+    span.update_name(op)
+    span.set_attributes(
+        {
+            "http.request.method": method,
+            "http.route": route,
+            "http.response.status_code": status,
+            "hutch.request": request,
+        }
+    )
+    if status >= 500:
+        from opentelemetry.trace import StatusCode
+
+        span.set_status(StatusCode.ERROR)
+
+
+def step(name: str, **attributes: str) -> AbstractContextManager[Any]:
+    """A part of something larger, whose span it is below."""
+    if not on:
+        return _NOTHING
+    span: AbstractContextManager[Any] = _tracer.start_as_current_span(name, attributes=attributes)
+    return span
+
+
+def start(name: str, attributes: Mapping[str, str]) -> Any:
+    """A span below the current one, that does not become current: what it tells of may go on between other things."""
+    return _tracer.start_span(name, attributes=dict(attributes))
+
+
+def finish(span: Any, error: str, attributes: Mapping[str, str]) -> None:
+    """End a span; `error` is the code of what went wrong."""
+    if attributes:
+        span.set_attributes(dict(attributes))
+    if error:
+        from opentelemetry.trace import StatusCode
+
+        span.set_attribute("error.type", error)
+        span.set_status(StatusCode.ERROR, error)
+    span.end()
+
+
+@contextmanager
+def _request(headers: Mapping[str, str]) -> Iterator[Any]:
+    from opentelemetry.propagate import extract
+    from opentelemetry.trace import SpanKind
+
+    with _tracer.start_as_current_span("request", context=extract(headers), kind=SpanKind.SERVER) as span:
+        yield span
+
+
+def _exporter(name: str) -> Any:
+    from importlib.metadata import entry_points
+
+    for found in entry_points(group="opentelemetry_traces_exporter"):
+        if found.name == _NAMES.get(name, name):
+            return found.load()()
+    return None

@@ -1,0 +1,253 @@
+"""`box_query` and `box_lifecycle`: which boxes there are, which one is current, and their making and ending (P12)."""
+
+import time
+from enum import StrEnum
+from typing import Annotated, Any
+
+from msgspec import Meta
+
+from hutch.api import Box
+from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
+from hutch.model.boxes import BoxInfo
+from hutch.model.spec_kinds import Retention
+from hutch.tools.arguments import needs
+from hutch.tools.calling import Call
+from hutch.tools.definition import Arguments, tool
+from hutch.tools.result import ToolResult, answer
+
+RENEWED_SHARE = 0.05
+"""A held lease is renewed after this share of its length, without anybody's doing (P6)."""
+
+
+class Query(StrEnum):
+    LIST = "list"
+    CURRENT = "current"
+    PROVIDERS = "providers"
+
+
+class Lifecycle(StrEnum):
+    CREATE = "create"
+    SWITCH = "switch"
+    RELEASE = "release"
+    RENEW = "renew"
+    SET_RETENTION = "set_retention"
+    TAKEOVER = "takeover"
+    DESTROY = "destroy"
+
+
+class BoxQueryArguments(Arguments, frozen=True, kw_only=True):
+    action: Annotated[Query, Meta(description="list: all boxes; current: the one you work in; providers: engines.")]
+
+
+class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
+    action: Annotated[Lifecycle, Meta(description="What to do.")]
+    box: (
+        Annotated[
+            str,
+            Meta(description="Id, beginning of the id, or name of the box; default: the current one.", max_length=100),
+        ]
+        | None
+    ) = None
+    name: Annotated[str, Meta(description="create: a name for the new box.", max_length=63)] | None = None
+    profile: Annotated[str, Meta(description="create: which kind of box.", max_length=63)] | None = None
+    retention: (
+        Annotated[
+            Retention,
+            Meta(description="create, set_retention: persistent boxes keep their files when they are stopped."),
+        ]
+        | None
+    ) = None
+
+
+@tool("box_query", BoxQueryArguments, example={"action": "list"}, read_only=True, action="action")
+async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
+    """Ask about boxes: list those there are, show the current one with its limits and lease, or list the providers."""
+    if given.action is Query.PROVIDERS:
+        return await _providers(call)
+    hutch = call.agent.hutch
+    current = call.agent.current.id if call.agent.current is not None else await hutch.current()
+    if given.action is Query.LIST:
+        infos = await hutch.boxes()
+        lines = [_line(info, current, hutch.session) for info in infos] or ["there are no boxes"]
+        return answer("\n".join(lines), {"boxes": [facts(info, current, hutch.session) for info in infos]})
+    if current is None:
+        return answer("you have no current box; the next call makes one", {"box": None})
+    try:
+        info = await hutch.find(current)
+    except NotFound as gone:
+        return answer(f"{gone.message}; the next call makes a new box", {"box": None})
+    told = facts(info, current, hutch.session)
+    limits = info.spec.limits
+    text = (
+        f"{_line(info, current, hutch.session)}\n"
+        f"limits: {limits.cpus:g} cpus, {limits.memory_mb} MB memory, {limits.disk_mb} MB disk, "
+        f"{limits.pids} processes, {limits.timeout_sec:g} s a command (at most {limits.max_timeout_sec:g} s)\n"
+        f"network: {info.spec.network}"
+    )
+    return answer(text, {"box": told})
+
+
+async def _providers(call: Call) -> ToolResult:
+    found = await call.agent.hutch.providers()
+    lines = [f"{each.provider}: {'usable' if each.usable else f'not usable: {each.reason}'}" for each in found]
+    rows = [
+        {
+            "provider": each.provider, "usable": each.usable, "reason": each.reason, "isolation": str(each.isolation),
+            "pty": each.pty, "persistent": each.persistent, "pause": str(each.pause),
+        }
+        for each in found
+    ]  # fmt: skip
+    return answer("\n".join(lines) or "there are no providers", {"providers": rows})
+
+
+@tool("box_lifecycle", BoxLifecycleArguments, example={"action": "create", "name": "second"}, action="action")
+async def box_lifecycle_tool(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    """Manage boxes: create a new one (it becomes current), switch to another, release one for others to use, renew its
+    lease, set whether its files are kept (set_retention), take over one that another session holds, destroy one."""
+    return await _ACTIONS[given.action](call, given)
+
+
+async def _create(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    spec: dict[str, Any] = {}
+    if given.profile is not None:
+        if given.profile not in call.tools.profiles:
+            allowed = ", ".join(call.tools.profiles)
+            remedy = f"one of {allowed}" if allowed else "leave profile out"
+            raise Refused(f"profile {given.profile!r} is not yours to choose", op="box_lifecycle", remedy=remedy)
+        spec["profile"] = given.profile
+    if given.name:
+        spec["name"] = given.name
+    if given.retention is not None:
+        spec["retention"] = given.retention
+    box = await call.told(call.agent.create(**spec), "making a box")
+    return await _now(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
+
+
+async def _switch(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    info = await _meant(call, given, "switch")
+    box = await call.agent.switch(info.id)
+    return await _now(call, box, f"box {box.id} is current now")
+
+
+async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    info = await _meant(call, given, "takeover")
+    box = await call.agent.switch(info.id, takeover=True)
+    return await _now(call, box, f"box {box.id} was taken over and is current now; its earlier holder has lost it")
+
+
+async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    """The session's lease ends; if it was the current box, there is none until the next call."""
+    agent = call.agent
+    current = agent.current.id if agent.current is not None else await agent.hutch.current()
+    if given.box is None and current is None:
+        return answer("you hold no box", {"box": None})
+    box_id = current if given.box is None else (await agent.hutch.find(given.box)).id
+    assert box_id is not None
+    await agent.let_go(box_id)
+    if box_id == current:
+        await agent.hutch.leave()
+    return answer(f"box {box_id} was released; others may use it now", {"box": {"id": box_id, "released": True}})
+
+
+async def _renew(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    box = await _held(call, given)
+    await box.renew()
+    return await _now(call, box, f"the lease on box {box.id} was renewed")
+
+
+async def _set_retention(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    if given.retention is None:
+        example = {"action": "set_retention", "retention": "persistent"}
+        raise needs("box_lifecycle", "retention", given.action, example)
+    box = await _held(call, given)
+    if await box.change(retention=given.retention):
+        raise Unsupported(
+            f"box {box.id} cannot become {given.retention} while it runs",
+            op="box_lifecycle",
+            remedy=f'create a new box: box_lifecycle(action="create", retention="{given.retention}")',
+        )
+    return await _now(call, box, f"box {box.id} is {given.retention} now")
+
+
+async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
+    info = await _meant(call, given, "destroy")
+    agent = call.agent
+    held = agent.held.pop(info.id, None)
+    if agent.current is not None and agent.current.id == info.id:
+        agent.current = None
+    if held is not None:
+        await held.destroy()
+    else:
+        await agent.hutch.destroy(info.id)
+    return answer(f"box {info.id} and its files are gone", {"box": {"id": info.id, "destroyed": True}})
+
+
+_ACTIONS = {
+    Lifecycle.CREATE: _create,
+    Lifecycle.SWITCH: _switch,
+    Lifecycle.RELEASE: _release,
+    Lifecycle.RENEW: _renew,
+    Lifecycle.SET_RETENTION: _set_retention,
+    Lifecycle.TAKEOVER: _takeover,
+    Lifecycle.DESTROY: _destroy,
+}
+
+
+async def _meant(call: Call, given: BoxLifecycleArguments, action: str) -> BoxInfo:
+    """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
+    if given.box is None:
+        raise needs("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
+    return await call.agent.hutch.find(given.box)
+
+
+async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
+    """A box this agent holds: the current one, or the one that was named."""
+    if given.box is None:
+        return await call.box()
+    info = await call.agent.hutch.find(given.box)
+    held = call.agent.held.get(info.id)
+    if held is None:
+        raise Invalid(
+            f"you do not hold box {info.id}",
+            op="box_lifecycle",
+            remedy=f'box_lifecycle(action="switch", box="{info.id}") first',
+        )
+    return held
+
+
+async def _now(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
+    try:
+        info = await box.info()
+    except HutchError as error:
+        return answer(text, {"box": {"id": box.id}}, *notes, error.message)
+    return answer(text, {"box": facts(info, box.id, call.agent.hutch.session)}, *notes)
+
+
+def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
+    """A box as a model may see it: nothing of the host, no other session's name."""
+    now = time.time()
+    spec = info.spec
+    told: dict[str, Any] = {
+        "id": info.id, "name": info.name, "state": str(info.state), "reason": info.reason,
+        "current": info.id == current, "provider": info.provider, "profile": spec.profile, "network": str(spec.network),
+        "workdir": spec.workdir, "retention": str(spec.retention), "limits": spec.limits.to_plain(),
+        "created_sec_ago": round(now - info.created_at), "used_sec_ago": round(now - info.used_at),
+        "remaining_sec": None if info.remaining_sec is None else round(info.remaining_sec), "held_by": "nobody",
+    }  # fmt: skip
+    lease = info.lease
+    if lease is not None:
+        length = max(0.0, lease.expires_at - lease.acquired_at) if lease.expires_at else 0.0
+        told |= {
+            "held_by": "you" if lease.holder == session else "another session",
+            "lease_expires_at": lease.expires_at or None,
+            "lease_expires_in_seconds": round(lease.expires_at - now) if lease.expires_at else None,
+            "auto_renew_interval_seconds": round(min(length, 600.0) * RENEWED_SHARE, 1) if lease.expires_at else None,
+        }
+    return told
+
+
+def _line(info: BoxInfo, current: str | None, session: str) -> str:
+    told = facts(info, current, session)
+    name = f" ({info.name})" if info.name else ""
+    here = " [current]" if told["current"] else ""
+    return f"{info.id}{name}{here}: {info.state}, {info.spec.profile}, held by {told['held_by']}"

@@ -1,0 +1,83 @@
+"""One call under way: who calls, on which box, and what the answer will have to say besides."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from hutch.api import Box
+from hutch.tools.agents import Agent
+
+if TYPE_CHECKING:
+    from hutch.tools.gate import Gate
+    from hutch.tools.toolbox import Tools
+
+T = TypeVar("T")
+
+Progress = Callable[[float, float | None, str], Awaitable[None]]
+"""Seconds so far, seconds at most if that is known, and what is going on."""
+
+FIRST_REPORT = 1.0
+NEXT_REPORTS = 3.0
+
+DEFAULT_MESSAGE = "now"
+
+
+class Call:
+    """What a handler works with."""
+
+    def __init__(
+        self, tools: "Tools", agent: Agent, gate: "Gate", progress: Progress | None, message: str = ""
+    ) -> None:
+        self.tools = tools
+        self.agent = agent
+        self.gate = gate
+        self.message = message or DEFAULT_MESSAGE
+        self.notes: list[str] = []
+        self._progress = progress
+
+    def note(self, *notes: str) -> None:
+        self.notes += notes
+
+    async def box(self) -> Box:
+        box, notes = await self.agent.box()
+        self.note(*notes)
+        await self.gate.record(box)
+        return box
+
+    async def on_box(self, work: Callable[[Box], Awaitable[T]]) -> T:
+        """Do it in the current box; a lost one falls through to the next, and the notes say so (P7)."""
+
+        async def recorded(box: Box) -> T:
+            await self.gate.record(box)
+            try:
+                return await work(box)
+            finally:
+                await self.gate.record(box)
+
+        result, notes = await self.agent.working(recorded)
+        self.note(*notes)
+        return result
+
+    async def told(self, work: Awaitable[T], what: str, total: float | None = None) -> T:
+        """Await long work and report progress meanwhile. Cancelling this cancels the work."""
+        if self._progress is None:
+            return await work
+        task = asyncio.ensure_future(work)
+        start, wait = time.monotonic(), FIRST_REPORT
+        try:
+            while not (await asyncio.wait({task}, timeout=wait))[0]:
+                wait = NEXT_REPORTS
+                await self._progress(time.monotonic() - start, total, what)
+            return task.result()
+        finally:
+            if not task.done():
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+
+def short(command: str | Sequence[str], width: int = 60) -> str:
+    """A command in one line, for people."""
+    text = command if isinstance(command, str) else " ".join(command)
+    line = " ".join(text.split())
+    return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,0 +1,23 @@
+"""Every tool of Hutch itself, in the order in which a model sees them."""
+
+from hutch.tools.boxes import box_lifecycle_tool, box_query_tool
+from hutch.tools.copying import box_operation_tool
+from hutch.tools.definition import Tool
+from hutch.tools.jobs import job_tool
+from hutch.tools.reading import read_tool
+from hutch.tools.running import exec_tool
+from hutch.tools.searching import glob_tool, grep_tool
+from hutch.tools.sending import send_file_tool
+from hutch.tools.skills import activate_skill_tool, list_skills_tool
+from hutch.tools.writing import edit_tool, write_tool
+
+TOOLS: tuple[Tool, ...] = (
+    exec_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
+    box_query_tool, box_lifecycle_tool, box_operation_tool, list_skills_tool, activate_skill_tool,
+)  # fmt: skip
+
+SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
+"""Hidden where no skills are kept."""
+
+SETTLED_LATER = frozenset({"exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_operation"})
+"""Their handlers ask the gate about the command or the path, which may decide otherwise than the tool's own rule."""

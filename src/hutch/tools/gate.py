@@ -1,0 +1,182 @@
+"""The gate before every tool: permissions are asked, people are asked, and each decision leaves a receipt."""
+
+import posixpath
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from hutch.api import Box
+from hutch.errors import FileMissing, HutchError, NotDirectory, Refused
+from hutch.logs import log
+from hutch.model.files import FileKind
+from hutch.model.record import Record
+from hutch.policy import permissions as rules
+from hutch.policy.permissions import Access, AgentPermissions, Answer, Decision, Ruling
+from hutch.tools.agents import Agent, located
+from hutch.tools.receipts import receipt
+
+MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
+MAX_TOLD = 1000
+"""Characters of a command or path that a receipt keeps."""
+OPEN = AgentPermissions()
+"""No rule at all: there is nothing to decide, and what is done has the box's own receipts."""
+
+_log = log("tools")
+
+
+class AskRequest(Record, frozen=True, kw_only=True):
+    """What somebody is asked to decide."""
+
+    agent: str
+    tool: str
+    action: str
+    what: str
+    """The command or path, or nothing if the tool itself is in question."""
+    reason: str
+    arguments: dict[str, Any]
+    box: str = ""
+
+    @property
+    def question(self) -> str:
+        name = f"{self.tool} {self.action}".strip()
+        return f"May agent {self.agent} use {name}{': ' + self.what if self.what else ''}?"
+
+
+Ask = Callable[[AskRequest], Awaitable[Answer | str]]
+
+
+class Gate:
+    """The gate for one call."""
+
+    def __init__(
+        self, agent: Agent, permissions: AgentPermissions, ask: Ask | None, tool: str, action: str,
+        arguments: Mapping[str, Any],
+    ) -> None:  # fmt: skip
+        self._agent = agent
+        self._permissions = permissions
+        self._ask = ask
+        self._tool = tool
+        self._action = action
+        self._arguments = arguments
+        self._ruling = rules.on_tool(permissions, tool, action)
+        self._settled: set[str] = set()
+        self._decisions: list[dict[str, str]] = []
+        """Not on record yet: which box they concern is not known before there is one."""
+
+    async def enter(self, *, decided_later: bool) -> None:
+        """Before anything is done. `decided_later`: a command or a path will settle it."""
+        if self._ruling.decision is Decision.DENY or not decided_later:
+            await self.tool()
+
+    async def tool(self) -> None:
+        """The tool's own rule decides."""
+        await self._settle(self._ruling, "")
+
+    async def command(self, command: str | Sequence[str]) -> None:
+        ruling = rules.on_command(self._permissions, self._ruling, command)
+        await self._settle(ruling, command if isinstance(command, str) else " ".join(command))
+
+    async def path(self, box: Box, path: str, access: Access) -> None:
+        where = await self._resolved(box, path)
+        await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box)
+
+    def visible(self, box: Box, path: str) -> bool:
+        """Whether something found may be shown; what would have to be asked for one by one is not."""
+        if not self._permissions.paths:
+            return True
+        ruling = rules.on_path(
+            self._permissions, Ruling(Decision.ALLOW, ""), located(box, path), Access.READ
+        )  # fmt: skip
+        return ruling.decision is Decision.ALLOW or (self._tool, located(box, path)) in self._agent.always
+
+    async def _resolved(self, box: Box, path: str) -> str:
+        """Where the path leads inside the box. Without path rules nobody needs to know.
+
+        A process of the box may change a symlink afterwards; whoever can start one can read the file anyway.
+        """
+        if not self._permissions.paths:
+            return located(box, path)
+        waiting = [name for name in reversed(posixpath.join("/", box.spec.workdir, path).split("/")) if name]
+        where, links = "/", 0
+        while waiting:
+            name = waiting.pop()
+            if name in (".", ".."):
+                where = posixpath.dirname(where) if name == ".." else where
+                continue
+            step = posixpath.join(where, name)
+            try:
+                info = await box.files.stat(step)
+            except (FileMissing, NotDirectory):
+                return posixpath.normpath(posixpath.join(step, *reversed(waiting)))
+            if info.kind is not FileKind.SYMLINK or info.target is None:
+                where = step
+                continue
+            links += 1
+            if links > MAX_LINKS:
+                raise Refused(f"{path!r} goes through too many symlinks", op=self._tool)
+            if info.target.startswith("/"):
+                where = "/"
+            waiting += [each for each in reversed(info.target.split("/")) if each]
+        return where
+
+    async def _settle(self, ruling: Ruling, what: str, box: Box | None = None) -> None:
+        if what in self._settled:
+            return  # the same call goes on in another box
+        by = "rule"
+        decision = ruling.decision
+        key = (f"{self._tool}.{self._action}", what)
+        if decision is Decision.ASK:
+            by = "earlier answer"
+            decision = Decision.ALLOW
+            if key not in self._agent.always:
+                by, decision = await self._asked(ruling, what, key, box)
+        self._settled.add(what)
+        if self._permissions != OPEN:
+            self._decisions.append(
+                {
+                    "agent": self._agent.name, "action": self._action, "what": what[:MAX_TOLD],
+                    "decision": str(decision), "by": by, "reason": ruling.reason,
+                }
+            )  # fmt: skip
+        if decision is Decision.DENY:
+            await self.record(box)
+            raise self._refusal(ruling, what, by)
+
+    async def record(self, box: Box | None = None) -> None:
+        """Put the decisions on record, with the box they concern."""
+        decisions, self._decisions = self._decisions, []
+        concerned = box or self._agent.current
+        for decision in decisions:
+            await receipt(self._agent.hutch, concerned.id if concerned is not None else "", self._tool, decision)
+
+    async def _asked(
+        self, ruling: Ruling, what: str, key: tuple[str, str], box: Box | None
+    ) -> tuple[str, Decision]:  # fmt: skip
+        if self._ask is None:
+            return "nobody to ask", Decision.DENY
+        current = box or self._agent.current
+        request = AskRequest(
+            agent=self._agent.name, tool=self._tool, action=self._action, what=what, reason=ruling.reason,
+            arguments=dict(self._arguments), box=current.id if current is not None else "",
+        )  # fmt: skip
+        try:
+            answer = Answer(await self._ask(request))
+        except Exception as error:  # the application's own code: whatever it raised, nobody has said yes
+            _log.warning("nobody answered a permission question", agent=self._agent.name, tool=self._tool, error=error)
+            return "no answer", Decision.DENY
+        if answer is Answer.ALWAYS:
+            self._agent.always.add(key)
+        return "answer", Decision.DENY if answer is Answer.DENY else Decision.ALLOW
+
+    def _refusal(self, ruling: Ruling, what: str, by: str) -> HutchError:
+        subject = f"{self._tool} {self._action}".strip() + (f" on {what[:200]!r}" if what else "")
+        why = {
+            "answer": "the user said no",
+            "nobody to ask": f"it needs approval ({ruling.reason}), and nobody can be asked here",
+            "no answer": "it needs approval, and no answer came",
+        }.get(by, ruling.reason)
+        return Refused(
+            f"{subject} is not permitted: {why}",
+            op=self._tool,
+            remedy="do it another way, or tell the user what you need and why",
+            details={"tool": self._tool, "action": self._action, "by": by},
+        )

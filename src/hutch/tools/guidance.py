@@ -1,0 +1,105 @@
+"""What the system prompt says about the tools: paths, limits, what persists, skills, the provider's words (B6, P2)."""
+
+from typing import TYPE_CHECKING
+
+from hutch.errors import HutchError
+from hutch.model.spec import EffectiveSpec
+from hutch.model.spec_kinds import NetworkMode, Retention
+from hutch.policy import permissions as rules
+from hutch.policy.permissions import Decision
+from hutch.tools.agents import Agent
+from hutch.tools.provided import prompt_of
+
+if TYPE_CHECKING:
+    from hutch.tools.toolbox import Tools
+
+_RULES = """\
+You have an isolated Linux box for commands and files. Nothing you do in it reaches the machine it runs on.
+- Files: relative paths start at {workdir}. Keep what matters under /workspace. /tmp is for scratch{tmp}.
+- Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone afterwards.
+- exec is for commands that end soon. Use job for builds, servers and everything that runs longer.
+- Read a file before you edit it. To find things use glob and grep. Long output and files come in pages: the notice at \
+the cut says how to go on.
+- If a limit ends a command, the answer names the limit and what to try; the box and its files survive.
+- Files that came with a message are under /workspace/inbox; send_file sends a file to the user."""
+
+
+async def guidance(tools: "Tools", agent: Agent) -> str:
+    spec = await _spec(agent)
+    parts = [_RULES.format(workdir=spec.workdir if spec else "/workspace", tmp=_tmp(spec))]
+    if spec is not None:
+        parts.append(_limits(spec))
+    if asked := _asking(tools, agent):
+        parts.append(asked)
+    if skills := await _skills(tools, agent):
+        parts.append(skills)
+    if provider := await _provider(tools, agent, spec):
+        parts.append(provider)
+    return "\n\n".join(parts)
+
+
+async def _spec(agent: Agent) -> EffectiveSpec | None:
+    """Of the current box, if there is one; asking for guidance makes none."""
+    if agent.current is not None:
+        return agent.current.spec
+    try:
+        box_id = await agent.hutch.current()
+        return (await agent.hutch.find(box_id)).spec if box_id else None
+    except HutchError:
+        return None  # it is gone; the first call makes another, and guidance without its limits is still right
+
+
+def _tmp(spec: EffectiveSpec | None) -> str:
+    if spec is not None and spec.retention is Retention.PERSISTENT:
+        return ""
+    return " and counts as memory"
+
+
+def _limits(spec: EffectiveSpec) -> str:
+    limits = spec.limits
+    longest = f" (you may ask for up to {limits.max_timeout_sec:g} s)" if limits.max_timeout_sec else ""
+    lines = [
+        f"This box: {limits.cpus:g} CPU, {limits.memory_mb} MB memory, {limits.disk_mb} MB disk, "
+        f"{limits.pids} processes.",
+        f"A command may run {limits.timeout_sec:g} s{longest}.",
+        {
+            NetworkMode.OFF: "It has no network: nothing can be downloaded or installed from the internet.",
+            NetworkMode.ON: "It has internet access; private networks and the host are not reachable.",
+            NetworkMode.ALLOWLIST: "It reaches only the internet addresses that the operator has allowed.",
+        }[spec.network],
+    ]
+    if spec.read_only_root:
+        lines.append("Outside of /workspace and /tmp it is read-only.")
+    if spec.retention is Retention.TEMPORARY:
+        lines.append("The box is temporary: when it has not been used for long, it ends and its files are gone.")
+    return " ".join(lines)
+
+
+def _asking(tools: "Tools", agent: Agent) -> str:
+    permissions = tools.permissions(agent.name)
+    asked = sorted(name for name, decision in permissions.tools.items() if decision is Decision.ASK)
+    lines = [f"Before these are used the user is asked: {', '.join(asked)}."] if asked else []
+    if permissions.commands or permissions.paths:
+        lines.append(
+            "Some commands or paths are not permitted; the answer says so, and trying them again does not help."
+        )
+    if rules.on_tool(permissions, "").decision is Decision.ASK:
+        lines.append("The user is asked before a tool is used.")
+    return " ".join(lines)
+
+
+async def _skills(tools: "Tools", agent: Agent) -> str:
+    """Names and descriptions only; the body comes when the skill is activated."""
+    if tools.skills is None:
+        return ""
+    found = await tools.skills.all()
+    if not found:
+        return ""
+    lines = [f"- {each.name}: {each.description}" for each in found]
+    return "Skills (use activate_skill before a task that one of them is for):\n" + "\n".join(lines)
+
+
+async def _provider(tools: "Tools", agent: Agent, spec: EffectiveSpec | None) -> str:
+    if spec is None:
+        return ""
+    return prompt_of(spec.provider, tools.provider_tools.get(spec.provider), await agent.hutch.providers())

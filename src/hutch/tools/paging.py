@@ -1,0 +1,82 @@
+"""Pages of a byte stream, by lines or by bytes, without loss: every page says where the next one begins."""
+
+from collections.abc import AsyncIterator
+from typing import NamedTuple
+
+PAGE_LINES = 2000
+PAGE_BYTES = 50_000
+
+
+class Page(NamedTuple):
+    data: bytes
+    start_byte: int
+    next_byte: int
+    """Where the first byte after this page stands."""
+    next_line: int | None
+    """The number of the first line after this page; None: pages by bytes, or this one ends within a line."""
+    first_line: int | None
+    eof: bool
+    """Nothing comes after this page, as far as is known."""
+
+
+async def by_bytes(pieces: AsyncIterator[bytes], offset: int, limit: int) -> Page:
+    """`pieces` begin at `offset`."""
+    data = bytearray()
+    async for piece in pieces:
+        data += piece
+        if len(data) > limit:
+            break
+    eof = len(data) <= limit
+    del data[limit:]
+    return Page(bytes(data), offset, offset + len(data), None, None, eof)
+
+
+async def by_lines(pieces: AsyncIterator[bytes], first: int, count: int, max_bytes: int = PAGE_BYTES) -> Page:
+    """`count` lines from the `first`-th on, or fewer if they are long. `pieces` begin at the beginning.
+
+    A line that does not fit on a page of its own is cut: that page has no `next_line`, and `next_byte` goes on in it.
+    """
+    skip, start = first - 1, 0
+    data = bytearray()
+    more = False
+    async for piece in pieces:
+        if skip:
+            begin, skip = _after_lines(piece, skip)
+            start += begin
+            if skip:
+                continue
+            piece = piece[begin:]
+        data += piece
+        if len(data) > max_bytes or data.count(b"\n") > count:
+            more = True
+            break
+    end = _end_of_lines(data, count)
+    if end > max_bytes:
+        whole = data.rfind(b"\n", 0, max_bytes) + 1
+        end = whole or max_bytes
+    eof = not more and end == len(data)
+    page = bytes(data[:end])
+    cut = not eof and not page.endswith(b"\n")
+    next_line = None if cut else first + page.count(b"\n") + (0 if page.endswith(b"\n") or not page else 1)
+    return Page(page, start, start + end, next_line, first, eof)
+
+
+def _after_lines(piece: bytes, wanted: int) -> tuple[int, int]:
+    """Where the `wanted`-th line of the piece ends, and how many are still missing after it."""
+    if piece.count(b"\n") < wanted:
+        return len(piece), wanted - piece.count(b"\n")
+    position = 0
+    while wanted:
+        position = piece.index(b"\n", position) + 1
+        wanted -= 1
+    return position, 0
+
+
+def _end_of_lines(data: bytearray, count: int) -> int:
+    position = 0
+    for _ in range(count):
+        found = data.find(b"\n", position)
+        if found < 0:
+            return len(data)
+        position = found + 1
+    return position

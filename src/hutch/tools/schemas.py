@@ -1,0 +1,94 @@
+"""From one definition to the schemas that OpenAI, Anthropic and MCP want. Nothing here asks a box."""
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from functools import cache
+from typing import Any, NamedTuple
+
+import msgspec
+
+from hutch.errors import Invalid
+from hutch.tools.definition import Arguments, Tool
+
+
+class Flavour(StrEnum):
+    OPENAI = "openai"
+    OPENAI_RESPONSES = "openai-responses"
+    ANTHROPIC = "anthropic"
+    MCP = "mcp"
+
+
+class View(NamedTuple):
+    """What of a tool an agent gets to see."""
+
+    left_out: frozenset[str] = frozenset()
+    """Fields and actions that are not for it."""
+    choices: Mapping[str, tuple[str, ...]] = {}
+    """Fields of which it may choose only these values."""
+
+
+def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
+    """`views`: for a tool by its name; one that is not named is seen whole."""
+    try:
+        kind = Flavour(flavour)
+    except ValueError:
+        known = ", ".join(Flavour)
+        raise Invalid(f"there is no schema for {flavour!r}", op="schemas", remedy=f"one of {known}") from None
+    return [_render(kind, tool, parameters(tool, views.get(tool.name, View()))) for tool in tools]
+
+
+def _render(kind: Flavour, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
+    named = {"name": tool.name, "description": tool.description}
+    if kind is Flavour.OPENAI:
+        return {"type": "function", "function": {**named, "parameters": schema}}
+    if kind is Flavour.OPENAI_RESPONSES:
+        return {"type": "function", **named, "parameters": schema, "strict": False}
+    if kind is Flavour.ANTHROPIC:
+        return {**named, "input_schema": schema}
+    # Every path stays in a box, which can be thrown away: nothing here is destructive to the client's own machine.
+    hints = {"readOnlyHint": tool.read_only, "openWorldHint": False}
+    return {**named, "inputSchema": schema, "annotations": hints}
+
+
+def parameters(tool: Tool, view: View) -> dict[str, Any]:
+    """The JSON schema of the tool's arguments."""
+    if tool.arguments is None:
+        return {"type": "object", "properties": {}, **tool.parameters}
+    whole = _schema(tool.arguments)
+    properties = {name: field for name, field in whole["properties"].items() if name not in view.left_out}
+    for field, values in view.choices.items():
+        properties[field] = {**properties[field], "enum": list(values)}
+    if tool.action:
+        choice = properties[tool.action]
+        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.left_out]}
+    return {**whole, "properties": properties}
+
+
+@cache
+def _schema(arguments: type[Arguments]) -> dict[str, Any]:
+    """As msgspec gives it, with references resolved and "or null" left away: models follow plain schemas best."""
+    _, components = msgspec.json.schema_components((arguments,), ref_template="{name}")
+    whole = _plain(components[arguments.__name__], components)
+    return {
+        "type": "object",
+        "properties": whole["properties"],
+        "required": whole.get("required", []),
+        "additionalProperties": False,
+    }
+
+
+def _plain(schema: Any, components: Mapping[str, Any]) -> Any:
+    if isinstance(schema, list):
+        return [_plain(each, components) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        named = _plain(components[schema["$ref"]], components)
+        return {**named, **{key: value for key, value in schema.items() if key != "$ref"}}
+    plain = {key: _plain(value, components) for key, value in schema.items() if key not in ("title", "$defs")}
+    if plain.get("default", 0) is None:
+        del plain["default"]
+    if isinstance(plain.get("anyOf"), list):
+        choices = [choice for choice in plain.pop("anyOf") if choice != {"type": "null"}]
+        plain = {**choices[0], **plain} if len(choices) == 1 else {**plain, "anyOf": choices}
+    return plain

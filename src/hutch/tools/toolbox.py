@@ -1,0 +1,275 @@
+"""`Tools`: the dispatcher. Finds the tool, decodes its arguments, asks permission, does it, and answers with data."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from hutch.api import Hutch, Skills
+from hutch.errors import HutchError, NotFound
+from hutch.logs import log, operation
+from hutch.model.record import Record
+from hutch.model.status import Status
+from hutch.policy import permissions as rules
+from hutch.policy.permissions import AgentPermissions, Decision
+from hutch.tools.agents import Agent
+from hutch.tools.arguments import as_mapping, decoded
+from hutch.tools.attachments import Attachments
+from hutch.tools.calling import Call, Progress
+from hutch.tools.catalogue import SETTLED_LATER, SKILL_TOOLS, TOOLS
+from hutch.tools.definition import Tool
+from hutch.tools.gate import Ask, Gate
+from hutch.tools.guidance import guidance
+from hutch.tools.output import OUTPUT_BYTES
+from hutch.tools.provided import ProviderKit
+from hutch.tools.result import ToolResult, failed, finished
+from hutch.tools.schemas import View, rendered
+from hutch.tools.skills import skill_tools
+
+HOLD_SECONDS = 600.0
+"""An agent that has called nothing for so long lets go of its leases, so that its boxes' own clocks count again."""
+STATUS_SECONDS = 5.0
+"""How long an answer about the engines is good for."""
+
+_log = log("tools")
+
+
+class ToolsStatus(Record, frozen=True, kw_only=True):
+    """Which tools an agent has now, and why it does not have the others."""
+
+    available: bool
+    state: str
+    reason: str = ""
+    remedy: str = ""
+    tools: tuple[str, ...] = ()
+    origins: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of tools that are not Hutch's own: `provider:NAME`, `skill:NAME` (P13)."""
+    hidden: dict[str, str] = msgspec.field(default_factory=dict)
+    """From a tool that is not there to the reason."""
+
+
+class Tools:
+    """The tools of one `Hutch`, for any number of agents."""
+
+    def __init__(
+        self,
+        hutch: Hutch,
+        *,
+        permissions: Mapping[str, AgentPermissions] | AgentPermissions | None = None,
+        ask: Ask | None = None,
+        skills: Skills | None = None,
+        agent: str = "main",
+        spec: Mapping[str, Any] | None = None,
+        profiles: Sequence[str] = (),
+        provider_tools: Mapping[str, ProviderKit] | None = None,
+        output_bytes: int = OUTPUT_BYTES,
+        hold_sec: float = HOLD_SECONDS,
+    ) -> None:
+        """`spec`: of the boxes that calls create. `profiles`: those a model may choose from; none: it cannot choose."""
+        self.hutch = hutch
+        self.ask = ask
+        self.skills = skills if skills is not None else getattr(hutch, "skills", None)
+        self.default_agent = agent
+        self.spec = dict(spec or {})
+        self.profiles = tuple(profiles)
+        self.provider_tools = dict(provider_tools or {})
+        self.output_bytes = output_bytes
+        self.hold_sec = hold_sec
+        self.attachments = Attachments()
+        if isinstance(permissions, AgentPermissions):
+            permissions = {rules.EVERYBODY: permissions}
+        if permissions is None:
+            # The rules of an operator's hutch.toml hold without every application having to pass them on.
+            permissions = getattr(getattr(hutch, "config", None), "permissions", None)
+        self._permissions = dict(permissions or {})
+        for name, each in self._permissions.items():
+            rules.check(name, each)
+        self._agents: dict[str, Agent] = {}
+        self._known: tuple[float, Status] | None = None
+        self._resting: asyncio.Task[None] | None = None
+
+    # --- calling ----------------------------------------------------------------------------------------------
+
+    async def call(
+        self, name: str, arguments: object = None, *, agent: str | None = None, progress: Progress | None = None,
+        message: str = "",
+    ) -> ToolResult:  # fmt: skip
+        """Do it. Never raises for what a model or a box has done; cancelling kills the command."""
+        who = self.agent(agent)
+        notes: list[str] = []
+        who.busy += 1
+        try:
+            with operation():
+                result = await self._called(who, str(name), arguments, progress, message, notes)
+        except HutchError as error:
+            result = failed(error)
+        except Exception as error:  # the boundary to the model: it is reported, and the model is told that it is ours
+            _log.error("a tool broke", tool=name, agent=who.name, error=error)
+            result = failed(
+                HutchError(
+                    f"{name} failed inside Hutch: {type(error).__name__}", remedy="try another way, or tell the user"
+                )
+            )
+        finally:
+            who.busy -= 1
+            who.used = time.monotonic()
+            self._rest_later()
+        return finished(result, notes)
+
+    async def _called(
+        self, who: Agent, name: str, arguments: object, progress: Progress | None, message: str, notes: list[str]
+    ) -> ToolResult:
+        tool = await self._find(name, who)
+        given = as_mapping(tool, arguments)
+        record = decoded(tool, given) if tool.arguments is not None else given
+        action = str(getattr(record, tool.action)) if tool.action else ""
+        gate = Gate(who, self.permissions(who.name), self.ask, tool.name, action, given)
+        await gate.enter(decided_later=tool.name in SETTLED_LATER)
+        call = Call(self, who, gate, progress, message)
+        try:
+            return await tool.handler(call, record)
+        finally:
+            notes += call.notes
+            await gate.record()
+
+    async def _find(self, name: str, who: Agent) -> Tool:
+        tool = _BY_NAME.get(name)
+        if tool is not None and (name not in SKILL_TOOLS or self.skills is not None):
+            return tool
+        there = await self._there(who)
+        for each in there:
+            if each.name == name:
+                return each
+        raise NotFound(
+            f"there is no tool {name[:80]!r}", op="call", remedy=f"the tools are {', '.join(t.name for t in there)}"
+        )
+
+    # --- what there is ------------------------------------------------------------------------------------------
+
+    async def schemas(self, flavour: str = "openai", *, agent: str | None = None) -> list[dict[str, Any]]:
+        """For a request to a model. Empty while no box can be made; `status` says why (B5)."""
+        who = self.agent(agent)
+        if not (await self._condition()).available:
+            return rendered(flavour, (), {})
+        tools = [tool for tool in await self._there(who) if not self._denied(who, tool)]
+        return rendered(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
+
+    async def status(self, *, agent: str | None = None) -> ToolsStatus:
+        """Always answers."""
+        who = self.agent(agent)
+        condition = await self._condition(fresh=True)
+        there = await self._there(who) if condition.available else ()
+        hidden = {tool.name: "denied by permissions" for tool in there if self._denied(who, tool)}
+        if not condition.available:
+            hidden = {tool.name: condition.reason or str(condition.state) for tool in TOOLS}
+        if self.skills is None:
+            hidden |= dict.fromkeys(SKILL_TOOLS, "this Hutch keeps no skills")
+        shown = [tool for tool in there if tool.name not in hidden]
+        return ToolsStatus(
+            available=condition.available,
+            state=str(condition.state),
+            reason=condition.reason,
+            remedy=condition.remedy,
+            tools=tuple(tool.name for tool in shown),
+            origins={tool.name: tool.origin for tool in shown if tool.origin},
+            hidden=hidden,
+        )
+
+    async def guidance(self, *, agent: str | None = None) -> str:
+        """What the system prompt should say about the tools; empty while there are none (B6)."""
+        if not (await self._condition()).available:
+            return ""
+        return await guidance(self, self.agent(agent))
+
+    def permissions(self, agent: str) -> AgentPermissions:
+        return rules.of(agent, self._permissions)
+
+    def agent(self, name: str | None = None) -> Agent:
+        """The agent of that name; the default one is the session of the Hutch that was given."""
+        name = name or self.default_agent
+        known = self._agents.get(name)
+        if known is None:
+            own = name == self.default_agent
+            hutch = self.hutch if own else self.hutch.for_session(f"{self.hutch.session}/{name}")
+            known = self._agents[name] = Agent(name, hutch, self.spec)
+        return known
+
+    async def _there(self, who: Agent) -> tuple[Tool, ...]:
+        tools = TOOLS if self.skills is not None else tuple(tool for tool in TOOLS if tool.name not in SKILL_TOOLS)
+        kit = self.provider_tools.get(await self.provider_of(who)) if self.provider_tools else None
+        if kit is not None:
+            tools += kit.marked(await self.provider_of(who))
+        if who.skills and self.skills is not None:
+            tools += await skill_tools(self.skills, who)
+        return tools
+
+    async def provider_of(self, who: Agent) -> str:
+        """Of the agent's current box; empty if it has none."""
+        if who.current is not None:
+            return who.current.spec.provider
+        box_id = await who.hutch.current()
+        if box_id is None:
+            return ""
+        try:
+            return (await who.hutch.find(box_id)).provider
+        except NotFound:
+            return ""
+
+    def _denied(self, who: Agent, tool: Tool) -> bool:
+        return rules.on_tool(self.permissions(who.name), tool.name).decision is Decision.DENY
+
+    def _view(self, who: Agent, tool: Tool) -> View:
+        """Without what is denied; a profile can be chosen only where the operator has named some."""
+        permissions = self.permissions(who.name)
+        denied = {
+            action.removeprefix(f"{tool.name}.")
+            for action, decision in permissions.tools.items()
+            if decision is Decision.DENY and action.startswith(f"{tool.name}.")
+        }
+        if tool.name != "box_lifecycle":
+            return View(frozenset(denied))
+        if not self.profiles:
+            return View(frozenset(denied | {"profile"}))
+        return View(frozenset(denied), {"profile": self.profiles})
+
+    async def _condition(self, *, fresh: bool = False) -> Status:
+        now = time.monotonic()
+        if fresh or self._known is None or now - self._known[0] > STATUS_SECONDS:
+            self._known = (now, await self.hutch.status())
+        return self._known[1]
+
+    # --- letting go -----------------------------------------------------------------------------------------------
+
+    def _rest_later(self) -> None:
+        if self._resting is None and self.hold_sec > 0:
+            self._resting = asyncio.create_task(self._rest())
+
+    async def _rest(self) -> None:
+        """Lets go of the leases of agents that have fallen silent, until none holds any."""
+        try:
+            while any(who.held for who in self._agents.values()):
+                await asyncio.sleep(self.hold_sec / 4)
+                silent_since = time.monotonic() - self.hold_sec
+                for who in tuple(self._agents.values()):
+                    if who.held and not who.busy and who.used < silent_since:
+                        await who.rest()
+        finally:
+            self._resting = None
+
+    async def forget(self, agent: str) -> None:
+        """This agent is done: its leases end now. Its boxes go on until their clocks end them."""
+        who = self._agents.pop(agent, None)
+        if who is not None:
+            await who.rest()
+
+    async def close(self) -> None:
+        """Let go of everything. The Hutch stays open: whoever made it closes it."""
+        if self._resting is not None:
+            self._resting.cancel()
+        for name in tuple(self._agents):
+            await self.forget(name)
+
+
+_BY_NAME = {tool.name: tool for tool in TOOLS}

@@ -1,0 +1,132 @@
+"""How much and how long anybody may ask for: requests, bodies, heads, time."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.serving import PATIENCE, Client, Server, serving, until
+
+BODY_MB = 1
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with small limits."""
+    config = tmp_path_factory.mktemp("strict") / "hutch.toml"
+    config.write_text(f"[server]\nmax_body_mb = {BODY_MB}\nmax_upload_mb = 2\nbody_timeout_sec = 1\n")
+    with serving(HUTCH_CONFIG=str(config)) as server:
+        yield server
+
+
+def _raw(client: Client, sent: bytes) -> socket.socket:
+    connection = socket.create_connection(client.address, timeout=PATIENCE)  # type: ignore[arg-type]
+    connection.sendall(sent)
+    return connection
+
+
+def _answer(connection: socket.socket) -> tuple[int, bytes]:
+    """Status and body, up to the end of the connection."""
+    with connection:
+        told = b""
+        while piece := connection.recv(65536):
+            told += piece
+    head, _, body = told.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+def test_bodies_that_are_too_large(strict: Server) -> None:
+    """Issue 4.2: 413, whether the size was told before or only seen."""
+    client = strict.tcp(strict.key("user", "large"))
+    told = client.call("POST", "/v1/boxes", b"{" + b" " * (BODY_MB << 20) + b"}")
+    assert (told.status, told.json()["code"]) == (413, "too_large")
+    assert told.json()["details"] == {"limit": BODY_MB << 20}
+
+    def pieces() -> Iterator[bytes]:
+        yield b"{"
+        for _ in range(BODY_MB << 4):
+            yield b" " * 65536
+        yield b"}"
+
+    seen = client.call("POST", "/v1/boxes", pieces())
+    assert (seen.status, seen.json()["code"]) == (413, "too_large")
+    with client.box(memory_mb=128) as box:
+        assert client.call("PUT", f"{box}/files/content?path=f", b"x" * (BODY_MB << 20) + b"x").status == 200
+        refused = client.call("PUT", f"{box}/files/content?path=g", b"x" * (2 << 20) + b"x")
+        assert (refused.status, refused.json()["code"]) == (413, "too_large")
+        assert client.call("GET", f"{box}/files/stat?path=g").status == 404, "nothing of it was kept"
+
+
+def test_bodies_that_stand_still(strict: Server) -> None:
+    """Issue 4.2: 408 and the end of the connection; an upload that breaks off changes nothing."""
+    client = strict.tcp(strict.key("user", "slow"))
+    with client.box(memory_mb=128) as box:
+        client.good("PUT", f"{box}/files/content?path=f", b"whole")
+        for line in ("POST /v1/boxes", f"PUT {box}/files/content?path=f"):
+            head = f"{line} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100\r\n"
+            key = client.headers["authorization"]
+            status, body = _answer(_raw(client, f"{head}Authorization: {key}\r\n\r\n{{".encode()))
+            assert (status, json.loads(body)["code"], json.loads(body)["retryable"]) == (408, "timeout", True), line
+        assert client.call("GET", f"{box}/files/content?path=f").body == b"whole"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n", b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\nGET /heal"],
+    ids=["nothing", "half a head", "half a second one"],
+)
+def test_heads_that_never_end(strict: Server, sent: bytes) -> None:
+    """Whoever opens connections and says nothing loses them."""
+    with _raw(strict.tcp(), sent) as connection:
+        told = b""
+        while piece := connection.recv(65536):
+            told += piece
+    assert b"HTTP/1.1 408 " in told
+
+
+def test_heads_that_are_too_large(strict: Server) -> None:
+    """Endless headers cost the sender a connection, not the server its memory."""
+    with _raw(strict.tcp(), b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nA: ") as connection:
+        told = b""
+        try:
+            for _ in range(10_000):
+                connection.sendall(b"a" * 65536)
+            pytest.fail("640 MB of one header were taken")
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+        try:
+            told = connection.recv(65536)
+        except ConnectionResetError:
+            return
+    assert b" 431 " in told or told == b""
+
+
+def test_a_connection_that_is_used_stays(strict: Server) -> None:
+    """The time of a head begins with its first byte: not with the connection."""
+    connection = strict.tcp().connect()
+    for _ in range(3):
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b'{"ok":true}'
+        time.sleep(0.6)
+    connection.close()
+
+
+def test_strangers_have_a_rate(tmp_path: Path) -> None:
+    """Issue 4.2: by address, for requests without a good key, made-up keys and health checks alike; whoever has a key
+    is not concerned."""
+    (tmp_path / "hutch.toml").write_text("[server]\nrate_per_sec = 5\n")
+    with serving(HUTCH_CONFIG=str(tmp_path / "hutch.toml")) as server:
+        good = server.tcp(server.key("user", "good"))
+        strangers = [server.tcp(), server.tcp("nonsense"), server.tcp(f"hutch_k000000000000_{'A' * 43}")]
+        answers = [strangers[turn % 3].call("GET", "/v1/boxes") for turn in range(60)]
+        refused = [each for each in answers if each.status == 429]
+        assert {each.status for each in answers} == {401, 429}
+        assert refused[0].json()["retryable"]
+        assert refused[0].json()["retry_after"] > 0
+        assert int(refused[0].headers["retry-after"]) >= 1
+        assert good.call("GET", "/v1/session/current").status == 200
+        until(lambda: server.tcp().call("GET", "/healthz").status == 200)
+        assert 429 in {server.tcp().call("GET", "/healthz").status for _ in range(60)}
