@@ -7,11 +7,14 @@ import pytest
 
 from hutch import api
 from hutch.errors import FileMissing, Gone
-from hutch.sync import Box, Files, Hutch, Job
+from hutch.sync import Box, Files, Hutch, Job, Volumes
+from tests.server.serving import serving
 
 
 @pytest.mark.parametrize(
-    ("wrapper", "protocol"), [(Files, api.Files), (Job, api.Job), (Box, api.Box)], ids=["files", "job", "box"]
+    ("wrapper", "protocol"),
+    [(Files, api.Files), (Job, api.Job), (Box, api.Box), (Hutch, api.Hutch), (Volumes, api.Volumes)],
+    ids=["files", "job", "box", "hutch", "volumes"],
 )
 def test_every_public_method_is_there(wrapper: type, protocol: type) -> None:
     wanted = {name for name, member in inspect.getmembers(protocol) if not name.startswith("_") and callable(member)}
@@ -51,3 +54,35 @@ def test_leaving_a_stream_early_ends_the_command() -> None:
         for _ in box.stream("yes"):
             break
         assert not box.jobs()
+
+
+def test_sessions_watches_and_trees_without_await() -> None:
+    """All that the protocols have: conversations, sessions, a watch that is in place when it is entered."""
+    with Hutch() as hutch:
+        with hutch.box_for("{chat}", chat="sync") as box:
+            box.rename("named")
+            with box.files.watch() as changes:
+                box.files.mkdir("d")
+                assert next(iter(changes)).path == "d"
+            assert box.change(idle_timeout_sec=70) == ()
+        assert hutch.find("named").lease is None
+        other = hutch.for_session("other")
+        assert other.switch(box.id).id == other.current() == box.id
+        other.close()
+        assert hutch.observe(box.id).info().name == "named"
+        assert hutch.volumes.create("sync-volume").name in [each.name for each in hutch.volumes.all()]
+        assert hutch.status().available
+        hutch.destroy(box.id, force=True)
+
+
+def test_a_remote_box_without_await() -> None:
+    """Issue 4.3: the remote form, sync."""
+    with serving() as server, Hutch(server.announcement["url"], key=server.key("user", "sync")) as hutch:
+        with hutch.box() as box:
+            assert box.exec("echo hi").stdout == "hi\n"
+            stream = box.stream("seq 3")
+            assert b"".join(data for _, data in stream) == b"1\n2\n3\n"
+            assert stream.result.ok
+            with pytest.raises(FileNotFoundError):
+                box.files.read("none")
+        assert hutch.boxes() == ()

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hutch.api import Box, Files, Job
     from hutch.errors import HutchError
-    from hutch.keeper.embedded import Hutch
+    from hutch.front import Hutch
 
 __version__ = "0.1.0"
 __all__ = ["Box", "Files", "Hutch", "HutchError", "Job", "__version__"]
 
-_HOMES = {"Hutch": "hutch.keeper.embedded", "HutchError": "hutch.errors"} | dict.fromkeys(
+_HOMES = {"Hutch": "hutch.front", "HutchError": "hutch.errors"} | dict.fromkeys(
     ("Box", "Files", "Job"), "hutch.api"
 )
 

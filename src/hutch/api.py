@@ -79,7 +79,7 @@ class Files(Protocol):
     ) -> GrepResult:  # fmt: skip
         """A Python regular expression over text files; what was found until a bound is returned, and says so."""
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+    def watch(self, path: str = ".", *, recursive: bool = True) -> "Watch":
         """Changes from now on; the watch is in place when the first item is awaited or `async with` is entered."""
 
     async def copy_in(self, source: str | Path, target: str) -> int:
@@ -87,6 +87,20 @@ class Files(Protocol):
 
     async def copy_out(self, source: str, target: str | Path) -> int:
         """A box's file or tree to the host, streamed. Names that would leave `target` are refused."""
+
+
+class Watch(Protocol):
+    """Changes of files as they happen. Cancelling one wait, as a timeout does, loses none."""
+
+    def __aiter__(self) -> AsyncIterator[Change]: ...
+
+    async def __anext__(self) -> Change: ...
+
+    async def __aenter__(self) -> "Watch": ...
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def aclose(self) -> None: ...
 
 
 class Job(Protocol):
@@ -180,7 +194,7 @@ class Box(Protocol):
         """An empty name is none. Conflict if another live box of its owner has it."""
 
     async def change(
-        self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+        self, /, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
     ) -> tuple[str, ...]:
         """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
 
@@ -320,10 +334,10 @@ class Hutch(Protocol):
 
     # --- boxes ----------------------------------------------------------------------------------------------
 
-    def box(self, **spec: Any) -> AbstractAsyncContextManager[Box]:
+    def box(self, /, **spec: Any) -> AbstractAsyncContextManager[Box]:
         """A new box, destroyed at exit."""
 
-    async def create(self, *, key: str = "", **spec: Any) -> Box:
+    async def create(self, /, *, key: str = "", **spec: Any) -> Box:
         """A new box that stays until it is destroyed or its clocks end it. `key` makes a retry safe: the same key
         gives the same box while it lives."""
 
@@ -355,7 +369,7 @@ class Hutch(Protocol):
     async def switch(self, box_id: str, *, takeover: bool = False) -> Box:
         """Make a box current; the session holds its lease from now on."""
 
-    async def working(self, **spec: Any) -> Box:
+    async def working(self, /, **spec: Any) -> Box:
         """The box a call of this session works in: its current one, else the owner's default, else a new one from
         `spec`. A box that is busy, broken or gone is not a crash: the next is tried, and `Box.notes` says so."""
 

@@ -6,20 +6,20 @@ protocols in `hutch.api`, taken from there, so that the two forms cannot drift a
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from hutch import api
-from hutch.keeper.embedded import Hutch as AsyncHutch
-from hutch.model.boxes import BoxInfo, Event
-from hutch.model.capabilities import Capabilities
+from hutch.front import Hutch as AsyncHutch
+from hutch.model.files import Change
 from hutch.model.results import Result
 from hutch.model.spec import Adjustment, EffectiveSpec
 
 P = ParamSpec("P")
 T = TypeVar("T")
 A = TypeVar("A")
+W = TypeVar("W")
 
 
 class Portal:
@@ -85,6 +85,32 @@ def _blocking(
     return call
 
 
+def _giving(
+    wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Coroutine[Any, Any, Any]]
+) -> Callable[Concatenate[_Wrapper, P], W]:
+    """The same, for a method whose answer has to be wrapped too."""
+    name = method.__name__
+
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+        return wrapper(self._portal, self._portal.run(getattr(self._inner, name)(*args, **kwargs)))
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
+def _making(
+    wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Any]
+) -> Callable[Concatenate[_Wrapper, P], W]:
+    """What the method makes at once, wrapped."""
+    name = method.__name__
+
+    def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
+        return wrapper(self._portal, getattr(self._inner, name)(*args, **kwargs))
+
+    call.__name__, call.__doc__ = name, method.__doc__
+    return call
+
+
 def _streaming(
     method: Callable[Concatenate[A, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[_Wrapper, P], Iterator[T]]:
@@ -96,6 +122,24 @@ def _streaming(
 
     call.__name__, call.__doc__ = name, method.__doc__
     return call
+
+
+class Watch:
+    """Changes of files: `with box.files.watch() as changes: for change in changes: ...`"""
+
+    def __init__(self, portal: Portal, inner: api.Watch) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    def __enter__(self) -> Self:
+        self._portal.run(self._inner.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._portal.run(self._inner.aclose())
+
+    def __iter__(self) -> Iterator[Change]:
+        return self._portal.iterate(self._inner)
 
 
 class Files:
@@ -120,7 +164,7 @@ class Files:
     remove = _blocking(api.Files.remove)
     glob = _blocking(api.Files.glob)
     grep = _blocking(api.Files.grep)
-    watch = _streaming(api.Files.watch)
+    watch = _making(Watch, api.Files.watch)
     copy_in = _blocking(api.Files.copy_in)
     copy_out = _blocking(api.Files.copy_out)
 
@@ -181,36 +225,77 @@ class Box:
     def adjustments(self) -> tuple[Adjustment, ...]:
         return self._inner.adjustments
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._inner.notes
+
     exec = _blocking(api.Box.exec)
+    stream = _making(Stream, api.Box.stream)
+    start = _giving(Job, api.Box.start)
     jobs = _blocking(api.Box.jobs)
+    job = _giving(Job, api.Box.job)
+    forget = _blocking(api.Box.forget)
     usage = _blocking(api.Box.usage)
+    info = _blocking(api.Box.info)
     state = _blocking(api.Box.state)
     pause = _blocking(api.Box.pause)
     resume = _blocking(api.Box.resume)
+    stop = _blocking(api.Box.stop)
+    rename = _blocking(api.Box.rename)
+    change = _blocking(api.Box.change)
+    renew = _blocking(api.Box.renew)
+    release = _blocking(api.Box.release)
     destroy = _blocking(api.Box.destroy)
 
-    def stream(self, command: str | Sequence[str], **options: Any) -> Stream:
-        return Stream(self._portal, self._inner.stream(command, **options))
 
-    def start(self, command: str | Sequence[str], **options: Any) -> Job:
-        return Job(self._portal, self._portal.run(self._inner.start(command, **options)))
+class Volumes:
+    """Named directories that outlive boxes; see `hutch.api.Volumes`."""
 
-    def job(self, job_id: str) -> Job:
-        return Job(self._portal, self._portal.run(self._inner.job(job_id)))
+    def __init__(self, portal: Portal, inner: api.Volumes) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    create = _blocking(api.Volumes.create)
+    all = _blocking(api.Volumes.all)
+    get = _blocking(api.Volumes.get)
+    remove = _blocking(api.Volumes.remove)
 
 
 class Hutch:
-    """`with Hutch() as hutch: with hutch.box() as box: ...`"""
+    """`with Hutch() as hutch: with hutch.box() as box: ...`, with the arguments of `hutch.Hutch`."""
 
-    def __init__(self, **configuration: Any) -> None:
-        self._portal = Portal()
-        self._inner = AsyncHutch(**configuration)
+    def __init__(self, url: str = "", **options: Any) -> None:
+        self._set(Portal(), AsyncHutch(url, **options), borrowed=False)
+
+    @classmethod
+    def launch(cls, *args: Any, **options: Any) -> Self:
+        """A private server as a child of this process, and its client; see `hutch.Hutch.launch`."""
+        made = cls.__new__(cls)
+        made._set(Portal(), AsyncHutch.launch(*args, **options), borrowed=False)
+        return made
+
+    def _set(self, portal: Portal, inner: AsyncHutch, *, borrowed: bool) -> None:
+        self._portal = portal
+        self._inner = inner
+        self._borrowed = borrowed
+        """A view for another session: whoever made it closes."""
 
     def __enter__(self) -> Self:
+        self._portal.run(self._inner.__aenter__())
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def session(self) -> str:
+        return self._inner.session
+
+    def for_session(self, name: str) -> "Hutch":
+        """The same boxes through the eyes of another session. Closing it closes nothing."""
+        view = Hutch.__new__(Hutch)
+        view._set(self._portal, self._inner.for_session(name), borrowed=True)
+        return view
 
     @contextmanager
     def box(self, **spec: Any) -> Iterator[Box]:
@@ -221,24 +306,47 @@ class Hutch:
         finally:
             box.destroy()
 
-    def create(self, **spec: Any) -> Box:
-        return Box(self._portal, self._portal.run(self._inner.create(**spec)))
+    @contextmanager
+    def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> Iterator[Box]:
+        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
+        found = self._inner.box_for(template, kind=kind, spec=spec, **values)
+        box = self._portal.run(_entered(found))
+        try:
+            yield Box(self._portal, box)
+        finally:
+            self._portal.run(_left(found))
 
-    def attach(self, box_id: str, *, takeover: bool = False) -> Box:
-        return Box(self._portal, self._portal.run(self._inner.attach(box_id, takeover=takeover)))
+    create = _giving(Box, api.Hutch.create)
+    attach = _giving(Box, api.Hutch.attach)
+    observe = _giving(Box, api.Hutch.observe)
+    find = _blocking(api.Hutch.find)
+    boxes = _blocking(api.Hutch.boxes)
+    destroy = _blocking(api.Hutch.destroy)
+    current = _blocking(api.Hutch.current)
+    switch = _giving(Box, api.Hutch.switch)
+    working = _giving(Box, api.Hutch.working)
+    leave = _blocking(api.Hutch.leave)
+    default = _blocking(api.Hutch.default)
+    set_default = _blocking(api.Hutch.set_default)
+    events = _blocking(api.Hutch.events)
+    providers = _blocking(api.Hutch.providers)
+    status = _blocking(api.Hutch.status)
 
-    def destroy(self, box_id: str, *, force: bool = False) -> None:
-        self._portal.run(self._inner.destroy(box_id, force=force))
-
-    def boxes(self) -> tuple[BoxInfo, ...]:
-        return self._portal.run(self._inner.boxes())
-
-    def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
-        return self._portal.run(self._inner.events(after, limit))
-
-    def providers(self) -> tuple[Capabilities, ...]:
-        return self._portal.run(self._inner.providers())
+    @property
+    def volumes(self) -> Volumes:
+        return Volumes(self._portal, self._inner.volumes)
 
     def close(self) -> None:
-        self._portal.run(self._inner.close())
-        self._portal.close()
+        if not self._borrowed:
+            self._portal.run(self._inner.close())
+            self._portal.close()
+
+
+async def _entered(found: AbstractAsyncContextManager[T]) -> T:
+    return await found.__aenter__()
+
+
+async def _left(found: AbstractAsyncContextManager[T]) -> None:
+    await found.__aexit__(None, None, None)

@@ -148,6 +148,7 @@ def small(**run: Any) -> Made:
         directory("srv", uid=4321, gid=4321),
         ("srv/note", {"data": b"of the image", "mode": 0o640, "uid": 4321, "gid": 4321}),
         hard_link("srv/same", "srv/note"),
+        ("srv/text", {"data": b"of the image", "mode": 0o644}),
         directory("root", mode=0o700),
     )
     above = tar_of(
@@ -215,14 +216,14 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(home: Path, *, user: str = "", password: str = "") -> Iterator[Server]:
-    """Debian's docker-registry on a port of its own."""
+def serving(home: Path, *, user: str = "", password: str = "", auth: dict[str, Any] | None = None) -> Iterator[Server]:
+    """Debian's docker-registry on a port of its own; `auth` is that part of its configuration."""
     if PROGRAM is None:
         pytest.skip("needs docker-registry")
     home.mkdir(parents=True, exist_ok=True)
     for _ in range(5):  # somebody else may take the port before the registry does
         port = free_port()
-        with _started(home, port, user, password) as process:
+        with _started(home, port, user, password, auth or {}) as process:
             if _listens(port, process):
                 yield Server(f"127.0.0.1:{port}", home / "data", user, password)
                 return
@@ -230,14 +231,18 @@ def serving(home: Path, *, user: str = "", password: str = "") -> Iterator[Serve
 
 
 @contextmanager
-def _started(home: Path, port: int, user: str, password: str) -> Iterator["subprocess.Popen[bytes]"]:
+def _started(
+    home: Path, port: int, user: str, password: str, auth: dict[str, Any]
+) -> Iterator["subprocess.Popen[bytes]"]:
     plain: dict[str, Any] = {
         "version": 0.1,
         "log": {"level": "error"},
         "storage": {"filesystem": {"rootdirectory": str(home / "data")}, "delete": {"enabled": True}},
         "http": {"addr": f"127.0.0.1:{port}", "secret": "of-this-test"},
     }
-    if user:
+    if auth:
+        plain["auth"] = auth
+    elif user:
         lines = subprocess.run(["htpasswd", "-Bbn", user, password], capture_output=True, check=True).stdout
         (home / "htpasswd").write_bytes(lines)
         plain["auth"] = {"htpasswd": {"realm": "tests", "path": str(home / "htpasswd")}}

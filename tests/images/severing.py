@@ -71,7 +71,8 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(16384):
             sink.sendall(data)
     except OSError:
-        return
+        pass  # the other direction has hung up
+    _hang_up(sink)  # a server that keeps connections open would wait for the next request
 
 
 def _hang_up(sock: socket.socket) -> None:

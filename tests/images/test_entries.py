@@ -51,7 +51,7 @@ def test_what_tarfile_writes_is_read_alike() -> None:
         (long, {"data": b"l"}),
     ]
     wanted = [
-        ("d", "directory", b""), ("d/f", "file", b"x" * 20000), ("s", "symlink", b""), ("h", "link", b""),
+        ("d/", "directory", b""), ("d/f", "file", b"x" * 20000), ("s", "symlink", b""), ("h", "link", b""),
         (long, "file", b"l"),
     ]  # fmt: skip
     assert read(tar_of(*members)) == wanted
@@ -78,7 +78,7 @@ def test_what_tarfile_writes_is_read_alike() -> None:
         (header()[:-1] + b"\1", "checksum"),
         (header(kind=b"x", size=b"00000000012\0") + b"99999 a=b\n".ljust(512, b"\0"), "without its length"),
         (header(kind=b"x", size=b"00000000012\0") + b"10 abcdef\n".ljust(512, b"\0"), "without a value"),
-        (header(kind=b"x", size=b"00000000034\0") + b"28 GNU.sparse.realsize=1234\n".ljust(512, b"\0") + header(), "spar"),
+        (header(kind=b"x", size=b"00000000031\0") + b"25 GNU.sparse.major=1.00\n".ljust(512, b"\0") + header(), "spar"),
         (header(kind=b"x", size=b"00000000014\0") + b"12 size=-5\n\n".ljust(512, b"\0") + header(), "size"),
         (header(kind=b"x", size=b"00000000013\0") + b"11 path=a\0\n".ljust(512, b"\0") + header(), "NUL"),
     ],

@@ -40,7 +40,7 @@ def test_files_are_what_the_archive_says(tmp_path: Path, rootless: bool) -> None
     """Modes, owners, times, hard links, attributes: owners only where there is more than one to give."""
     data = tar_of(
         directory("d", mode=0o2750, uid=7, gid=8, mtime=1_500_000_000),
-        ("d/f", {"data": b"f", "mode": 0o4755, "uid": 7, "gid": 8, "mtime": 1_500_000_001}),
+        ("d/f", {"data": b"f", "mode": 0o4755, "uid": 7, "gid": 8, "mtime": 1_500_000_001.25}),
         hard_link("d/h", "d/f"),
         symlink("d/s", "/nowhere"),
         ("d/p", {"type": tarfile.FIFOTYPE, "mode": 0o644}),
@@ -53,7 +53,7 @@ def test_files_are_what_the_archive_says(tmp_path: Path, rootless: bool) -> None
     top = tmp_path / "top"
     assert facts == Facts(digest_of(data), 2, 9, 2)
     found = (top / "d/f").stat()
-    assert stat.S_IMODE(found.st_mode) == 0o4755 and found.st_mtime == 1_500_000_001
+    assert stat.S_IMODE(found.st_mode) == 0o4755 and found.st_mtime_ns == 1_500_000_001_250_000_000
     assert (top / "d/h").stat().st_ino == found.st_ino and found.st_nlink == 2
     assert os.readlink(top / "d/s") == "/nowhere"
     assert stat.S_ISFIFO((top / "d/p").stat().st_mode)

@@ -10,8 +10,8 @@ import pytest
 from tests.leaks import Holdings, holdings
 from tests.proofs import write
 
-from hutch import Hutch
 from hutch.errors import HutchError
+from hutch.keeper.embedded import Hutch
 
 
 async def a_round(hutch: Hutch, number: int) -> None:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from tests.guest.living import LIMITS
 
-from hutch import Hutch
 from hutch.errors import Refused
+from hutch.keeper.embedded import Hutch
 from hutch.keeper.handles import BoxHandle
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.results import Cause, Result

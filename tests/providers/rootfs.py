@@ -1,6 +1,8 @@
-"""The image of the container tests: the shell and the small tools of this very machine, packed with their libraries."""
+"""The images of the container tests: this very machine's shell and small tools with their libraries; and busybox alone.
 
-import hashlib
+Nothing is downloaded. The small one has no C library at all, which is what a planted guest must not need.
+"""
+
 import io
 import os
 import re
@@ -10,20 +12,24 @@ import tarfile
 from functools import cache
 from pathlib import Path
 
-NAME = "hutch-test-1:latest"
+NAME = "hutch-test-tools:latest"
+SMALL = "hutch-test-busybox:latest"
 PROGRAMS = (
-    "bash", "sh", "cat", "chmod", "cp", "cut", "dd", "echo", "env", "false", "find", "grep", "head", "id", "ln", "ls",
-    "mkdir", "mkfifo", "mv", "nproc", "od", "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sha256sum",
-    "sleep", "sort", "stat", "stty", "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "tty", "uname",
-    "uniq", "wc", "which", "yes", "printf", "mktemp", "date", "awk", "gzip", "unshare", "kill", "truncate", "chown", "df", "md5sum", "hostname", "nohup", "expr", "basename", "dirname", "xargs", "diff", "cmp", "getconf",
+    "awk", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "env", "expr", "false", "find",
+    "grep", "head", "hostname", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "od", "printf",
+    "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sh", "sha256sum", "sleep", "sort", "stat", "stty",
+    "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty", "uname", "uniq",
+    "unshare", "wc", "xargs", "yes",
 )  # fmt: skip
+DIRECTORIES = ("dev", "etc", "home", "proc", "root", "run", "sys", "tmp", "usr/bin", "usr/lib64", "usr/sbin", "var/tmp")
+PASSWD = b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
 
 
 @cache
 def archive() -> bytes:
-    """A root file system as one tar; the same bytes as long as the machine's programs are the same."""
-    files: dict[str, str] = {}
-    links: dict[str, str] = {}
+    """Programs and libraries at the paths that they have here."""
+    files: dict[str, bytes] = {"etc/passwd": PASSWD, "etc/group": b"root:x:0:\nuser:x:1000:\n"}
+    links = {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin"}
     for name in PROGRAMS:
         found = shutil.which(name, path="/usr/bin:/bin:/usr/sbin:/sbin")
         if found is None:
@@ -31,31 +37,47 @@ def archive() -> bytes:
         real = os.path.realpath(found)
         if os.path.basename(real) != name:
             links[f"usr/bin/{name}"] = os.path.basename(real)
-        files[f"usr/bin/{os.path.basename(real)}"] = real
+        files[f"usr/bin/{os.path.basename(real)}"] = Path(real).read_bytes()
         for library in _libraries(real):
-            files[f"usr/lib/{library.lstrip('/')}".replace("usr/lib/lib/", "usr/lib/").replace("usr/lib/usr/lib/", "usr/lib/")] = library
-    linker = next(Path("/lib64").glob("ld-linux*"), None)
+            place = library.lstrip("/")
+            files[place if place.startswith("usr/") else f"usr/{place}"] = Path(library).read_bytes()
+    return _packed(files, links)
+
+
+@cache
+def small() -> bytes:
+    """One static program under many names."""
+    busybox = shutil.which("busybox")
+    if busybox is None:
+        return archive()
+    names = subprocess.run([busybox, "--list"], capture_output=True, text=True).stdout.split()
+    links = {"bin": "usr/bin", "sbin": "usr/sbin", **{f"usr/bin/{name}": "busybox" for name in names}}
+    links.pop("usr/bin/busybox", None)
+    return _packed({"usr/bin/busybox": Path(busybox).read_bytes(), "etc/passwd": PASSWD}, links)
+
+
+def _packed(files: dict[str, bytes], links: dict[str, str]) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        for directory in ("dev", "etc", "home", "proc", "root", "sys", "tmp", "usr/bin", "usr/lib", "usr/sbin", "usr/lib64", "var/tmp", "run"):
-            entry = tarfile.TarInfo(directory)
-            entry.type, entry.mode = tarfile.DIRTYPE, 0o1777 if directory.endswith("tmp") else 0o755
+        for name in DIRECTORIES:
+            tar.addfile(_entry(name, tarfile.DIRTYPE, 0o1777 if name.endswith("tmp") else 0o755))
+        for name, target in links.items():
+            entry = _entry(name, tarfile.SYMTYPE, 0o777)
+            entry.linkname = target
             tar.addfile(entry)
-        for name, target in {"bin": "usr/bin", "lib": "usr/lib", "lib64": "usr/lib64", "sbin": "usr/sbin", **links}.items():
-            entry = tarfile.TarInfo(name)
-            entry.type, entry.linkname = tarfile.SYMTYPE, target
-            tar.addfile(entry)
-        if linker is not None:
-            files[f"usr/lib64/{linker.name}"] = str(linker)
-        written = {"etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/bash\n",
-                   "etc/group": b"root:x:0:\nuser:x:1000:\n"}  # fmt: skip
-        for name, content in {**{name: Path(source).read_bytes() for name, source in sorted(files.items())}, **written}.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(content), 0o644 if name.startswith("etc") else 0o755
+        for name, content in sorted(files.items()):
+            entry = _entry(name, tarfile.REGTYPE, 0o644 if name.startswith("etc/") else 0o755)
+            entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
     return packed.getvalue()
 
 
+def _entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.mode = kind, mode
+    return entry
+
+
 def _libraries(program: str) -> list[str]:
     listed = subprocess.run(["ldd", program], capture_output=True, text=True).stdout
-    return re.findall(r"=> (/\S+)", listed)
+    return [*re.findall(r"=> (/\S+)", listed), *re.findall(r"^\s+(/lib64/\S+)", listed, re.M)]

@@ -1,6 +1,7 @@
 """Who is let in: keys, roles, owners, the Unix socket's peers, Host and Origin."""
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -68,30 +69,12 @@ def test_looking_extends_nothing(server: Server) -> None:
         assert user.call("GET", f"{box}/files/content?path=f").body == b"content", "its own session wakes it"
 
 
-def test_foreign_boxes_are_not_there(server: Server) -> None:
-    """Issue 4: every route of a box, walked as another owner, answers 404 as for a box that never was."""
+def test_gone_is_told_to_the_owner_only(server: Server) -> None:
+    """Issue 4: to another owner a destroyed box, too, is as one that never was. (Live ones: test_walk.py.)"""
     owner, stranger = (server.tcp(server.key("user", name)) for name in ("mine", "yours"))
     with owner.box() as box:
-        owner.good("PUT", f"{box}/files/content?path=f", b"mine")
-        job = owner.good("POST", f"{box}/jobs", {"command": "sleep 1000"})["id"]
-        before = owner.good("GET", box)
-        for route in ROUTES:
-            if "{box}" not in route.path:
-                continue
-            answers = []
-            for box_id in (box.rpartition("/")[2], ABSENT):
-                got = stranger.call(route.method, _filled(route, box_id, job), _body(route))
-                answers.append((got.status, got.body.replace(box_id.encode(), b"ID")))
-            assert answers[0] == answers[1], (route.op, answers)
-            assert answers[0][0] == 404, (route.op, answers)
-        got = stranger.call("PUT", "/v1/session/current", {"box": box.rpartition("/")[2]})
-        assert got.status == 404
-        assert stranger.good("GET", "/v1/boxes")["boxes"] == []
-        assert stranger.good("GET", "/v1/events")["events"] == []
-        after = owner.good("GET", box)
-        assert {**after, "used_at": 0} == {**before, "used_at": 0}
-        assert owner.good("GET", f"{box}/jobs/{job}")["state"] == "running"
-    assert stranger.call("GET", box).status == 404, "that it is gone is not a stranger's business either"
+        assert stranger.call("GET", box).status == 404
+    assert stranger.call("GET", box).status == 404
     assert owner.call("GET", box).status == 410
 
 
@@ -226,22 +209,6 @@ def _used(client: Client, box: str) -> float:
 
 
 def _filled(route: Route, box: str = ABSENT, job: str = "j") -> str:
-    path = route.path.format(box=box, job=job, key="k", volume="v")
+    path = re.sub(r"{\w+}", "x", route.path.replace("{box}", box).replace("{job}", job))
     takes = route.query is not None and "path" in route.query.__struct_fields__
     return f"{path}?path=f" if takes else path
-
-
-def _body(route: Route) -> bytes:
-    """A body that each of these routes accepts."""
-    given = {
-        "exec": b'{"command": "touch /workspace/stranger"}',
-        "jobs": b'{"command": "touch /workspace/stranger"}',
-        "resize": b'{"rows": 1, "cols": 1}',
-        "mkdir": b'{"path": "stranger"}',
-        "move": b'{"source": "f", "target": "g"}',
-        "edit": b'{"path": "f", "old": "mine", "new": "yours"}',
-        "glob": b'{"pattern": "*"}',
-        "grep": b'{"pattern": "."}',
-        "digest": b'{"path": "f"}',
-    }
-    return given.get(route.parts[-1], b"{}") if route.method == "POST" else b""

@@ -9,6 +9,7 @@ from hutch.errors import HutchError
 from hutch.server.routes import ROUTES, May
 from hutch.server.statuses import STATUS
 from tests.server.serving import Answer, Client, Server
+from tests.server.world import archive
 
 SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy"}
 
@@ -24,21 +25,63 @@ def test_every_route_answers(server: Server, client: Client) -> None:
         done.add(op)
         return json.loads(answer.body) if answer.headers.get("content-type") == "application/json" else answer.body
 
-    for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers", "/v1/events",
-                 "/v1/errors", "/v1/keys", "/v1/volumes", "/v1/session/current", "/v1/boxes"):  # fmt: skip
+    for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers",
+                 "/v1/events", "/v1/errors", "/v1/receipts", "/v1/keys", "/v1/volumes", "/v1/session/current",
+                 "/v1/boxes"):  # fmt: skip
         good(f"GET {path}", path)
     key = good("POST /v1/keys", "/v1/keys", {"role": "observer", "owner": "someone"})["key"]
     good("DELETE /v1/keys/{key}", f"/v1/keys/{key['id']}")
     good("POST /v1/volumes", "/v1/volumes", {"name": "routes"})
+    good("GET /v1/volumes/{volume}", "/v1/volumes/routes")
     good("DELETE /v1/volumes/{volume}", "/v1/volumes/routes")
 
+    skill, one_skill = "/v1/skills/routes", "/v1/skills/{skill}"
+    good("POST /v1/skills/preview", "/v1/skills/preview", {"name": "routes", "description": "one"})
+    good("POST /v1/skills", "/v1/skills", {"name": "routes", "description": "one"})
+    good("POST /v1/skills/archive/preview", "/v1/skills/archive/preview", archive("other"))
+    good("POST /v1/skills/archive", "/v1/skills/archive", archive("other"))
+    good(f"PUT {one_skill}/files/content", f"{skill}/files/content?path=f", b"one")
+    good(f"GET {one_skill}/files/content", f"{skill}/files/content?path=f")
+    good(f"DELETE {one_skill}/files/content", f"{skill}/files/content?path=f")
+    good(f"PATCH {one_skill}", skill, {"description": "two", "body": "# Two"})
+    for path in ("", "/body", "/versions", "/files", "/export"):
+        good(f"GET {one_skill}{path}", skill + path)
+    good(f"POST {one_skill}/rollback", f"{skill}/rollback", {})
+    good(f"POST {one_skill}/pin", f"{skill}/pin", {})
+    good(f"DELETE {one_skill}/pin", f"{skill}/pin")
+    good("GET /v1/skills", "/v1/skills")
+    good("PUT /v1/skill-bindings/{group}", "/v1/skill-bindings/pipeline", {"skills": ["routes"]})
+    good("GET /v1/skill-bindings", "/v1/skill-bindings")
+    assert client.call("POST", f"{skill}/upgrade").status == 400  # it was written here: there is no place to ask
+    done.add(f"POST {one_skill}/upgrade")
+
     box_id = good("POST /v1/boxes", "/v1/boxes", {"memory_mb": 128})["id"]
+    good(f"POST {one_skill}/prepare", f"{skill}/prepare", {"box": box_id})
+    edited = "/workspace/.skills-state/routes/edit/SKILL.md"
+    text = b"---\nname: routes\ndescription: three\n---\n"
+    client.good("PUT", f"/v1/boxes/{box_id}/files/content?path={edited}", text)
+    good(f"POST {one_skill}/save", f"{skill}/save", {"box": box_id})
+    good(f"DELETE {one_skill}", skill)
+    client.good("DELETE", "/v1/skills/other")
     box, template = f"/v1/boxes/{box_id}", "/v1/boxes/{box}"
     good("PUT /v1/session/current", "/v1/session/current", {"box": box_id})
+    good("POST /v1/session/working", "/v1/session/working", {})
+    good("POST /v1/session/presence", "/v1/session/presence", {"sessions": {"local": {box_id: 1}}})
+    good("PUT /v1/default", "/v1/default", {"box": box_id})
+    good("GET /v1/default", "/v1/default")
+    good("GET /v1/find", f"/v1/find?text={box_id[:8]}")
+    scoped = good("POST /v1/scopes", "/v1/scopes", {"template": "{chat}", "values": {"chat": "routes"}})["box"]["id"]
+    client.good("DELETE", f"/v1/boxes/{scoped}")
+    lasting = client.good("POST", "/v1/boxes", {"retention": "persistent"})["id"]
+    good("POST /v1/boxes/{box}/stop", f"/v1/boxes/{lasting}/stop")
+    client.good("DELETE", f"/v1/boxes/{lasting}")
+    good("PATCH /v1/boxes/{box}", box, {"name": "routes"})
+    good("DELETE /v1/boxes/{box}/operations/{operation}", f"{box}/operations/none")
     for path in ("", "/usage", "/lease", "/jobs", "/files"):
         good(f"GET {template}{path}", box + path)
     for path, body in (
         ("/exec", {"command": "true"}),
+        ("/receipts", {"op": "note.seen"}),
         ("/lease", {}),
         ("/pause", None),
         ("/resume", None),
@@ -46,8 +89,10 @@ def test_every_route_answers(server: Server, client: Client) -> None:
     ):
         good(f"POST {template}{path}", box + path, body)
     good(f"PUT {template}/files/content", f"{box}/files/content?path=f", b"one two\n")
-    for path in ("content", "stat", "lines"):
+    for path in ("content", "stat", "lines", "exists"):
         good(f"GET {template}/files/{path}", f"{box}/files/{path}?path=f")
+    tree = good(f"GET {template}/files/tree", f"{box}/files/tree?path=d")
+    good(f"PUT {template}/files/tree", f"{box}/files/tree?path=d2", tree)
     connection, response = client.open("GET", f"{box}/files/watch")
     assert response.status == 200
     connection.close()
@@ -70,11 +115,13 @@ def test_every_route_answers(server: Server, client: Client) -> None:
     good(f"GET {one}/output", f"{job}/output?wait=30")
     good(f"POST {one}/signal", f"{job}/signal", {"number": 9})
     good(f"POST {one}/wait", f"{job}/wait", {"timeout_sec": 60})
+    good(f"GET {one}/follow", f"{job}/follow")
     good(f"DELETE {one}", job)
 
     good(f"DELETE {template}/lease", f"{box}/lease")
     good("DELETE /v1/session/current", "/v1/session/current")
     good(f"DELETE {template}", box)
+    good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
     assert done == {route.op for route in ROUTES}
 
 
@@ -145,7 +192,7 @@ def test_permissions_of_the_table() -> None:
     """What needs no key tells nothing; what only reads is open to observers."""
     assert {route.path for route in ROUTES if route.may is May.ANYBODY} == {"/healthz", "/readyz"}
     changing_reads = {route.op for route in ROUTES if route.method != "GET" and route.may is May.READ}
-    assert changing_reads == {
+    assert changing_reads == {"POST /v1/session/presence", "POST /v1/receipts/verify"} | {
         f"POST /v1/boxes/{{box}}/{name}" for name in ("jobs/{job}/wait", "files/glob", "files/grep", "files/digest")
     }
 

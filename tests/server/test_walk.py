@@ -18,6 +18,7 @@ from tests.server.test_sockets import attached
 _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
+_SKILL = "/v1/skills/{skill}"
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Try:
     headers: dict[str, str] = field(default_factory=dict)
     reads: bool = True
     """An observer of the same owner gets a good answer."""
+    blind: bool = False
+    """Names of one's own: another owner's are neither found nor missed, and the answer is always the same."""
 
 
 HARM = "touch harm; cat victim.txt; kill -9 -1"
@@ -42,32 +45,41 @@ RECIPES: dict[str, Try] = {
     "GET /v1/providers": Try(),
     "GET /v1/events": Try("?after=0&limit=1000&box={box}"),
     "GET /v1/errors": Try("?limit=500"),
+    "GET /v1/receipts": Try("?box={box}"),
+    "POST /v1/receipts/verify": Try(body={"box": "{box}"}),
     "GET /v1/keys": Try(),
     "POST /v1/keys": Try(body={"role": "admin", "owner": "victim"}),
     "DELETE /v1/keys/{key}": Try(),
     "GET /v1/volumes": Try(),
+    "GET /v1/volumes/{volume}": Try(),
     "DELETE /v1/volumes/{volume}": Try(),
     "GET /v1/session/current": Try(headers={"hutch_session": "{session}"}),
     "PUT /v1/session/current": Try(body={"box": "{box}", "takeover": True}),
     "DELETE /v1/session/current": Try(headers={"hutch_session": "{session}"}),
+    "POST /v1/session/presence": Try(body={"sessions": {"{session}": {"{box}": "{epoch}"}}}),
+    "GET /v1/default": Try(),
+    "PUT /v1/default": Try(body={"box": "{box}"}),
+    "GET /v1/find": Try("?text={name}"),
     "GET /v1/boxes": Try(),
-    "POST /v1/boxes": Try(
-        body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
-    ),
     f"GET {_BOX}": Try(),
+    f"PATCH {_BOX}": Try(body={"name": "harm", "idle_timeout_sec": 1}),
     f"DELETE {_BOX}": Try("?force=true"),
     f"GET {_BOX}/usage": Try(),
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
+    f"POST {_BOX}/stop": Try(),
     f"GET {_BOX}/lease": Try(),
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
-    f"POST {_BOX}/exec": Try(body={"command": HARM}),
+    f"POST {_BOX}/receipts": Try(body={"op": "note.harm"}),
+    f"POST {_BOX}/exec": Try(body={"command": HARM}, headers={"hutch_operation": "{operation}"}),
+    f"DELETE {_BOX}/operations/{{operation}}": Try(headers={"hutch_session": "{session}"}, blind=True),
     f"GET {_BOX}/jobs": Try(),
     f"POST {_BOX}/jobs": Try(body={"command": HARM}),
     f"GET {_JOB}": Try(),
     f"DELETE {_JOB}": Try(),
     f"GET {_JOB}/output": Try(),
+    f"GET {_JOB}/follow": Try(),
     f"POST {_JOB}/stdin": Try("?close=true", body=b"harm\n"),
     f"POST {_JOB}/signal": Try(body={"number": 9}),
     f"POST {_JOB}/resize": Try(body={"rows": 3, "cols": 3}),
@@ -77,6 +89,9 @@ RECIPES: dict[str, Try] = {
     f"PUT {_FILES}/content": Try("?path=victim.txt", body=b"harm"),
     f"DELETE {_FILES}/content": Try("?path=victim.txt"),
     f"GET {_FILES}/stat": Try("?path=victim.txt"),
+    f"GET {_FILES}/exists": Try("?path=victim.txt"),
+    f"GET {_FILES}/tree": Try("?path=."),
+    f"PUT {_FILES}/tree": Try("?path=.", body=b"harm"),
     f"GET {_FILES}/lines": Try("?path=victim.txt"),
     f"GET {_FILES}/watch": Try("?path=."),
     f"POST {_FILES}/mkdir": Try(body={"path": "harm"}),
@@ -87,10 +102,39 @@ RECIPES: dict[str, Try] = {
     f"POST {_FILES}/digest": Try(body={"path": "victim.txt"}),
     f"WS {_BOX}/terminal": Try("?command=touch%20harm"),
     f"WS {_JOB}/ws": Try(),
-    # Last: from here on a foreign owner has a volume of the same name.
+    "GET /v1/skills": Try(),
+    "POST /v1/skills/preview": Try(body={"git": "https://127.0.0.1:9/none"}),
+    "POST /v1/skills/archive": Try("?name={skill}", body=b"harm"),
+    "POST /v1/skills/archive/preview": Try(body=b"harm"),
+    f"GET {_SKILL}": Try(),
+    f"PATCH {_SKILL}": Try(body={"description": "harm"}),
+    f"DELETE {_SKILL}": Try(),
+    f"GET {_SKILL}/body": Try(),
+    f"GET {_SKILL}/versions": Try(),
+    f"GET {_SKILL}/files": Try(),
+    f"GET {_SKILL}/files/content": Try("?path=SKILL.md"),
+    f"PUT {_SKILL}/files/content": Try("?path=SKILL.md", body=b"harm"),
+    f"DELETE {_SKILL}/files/content": Try("?path=SKILL.md"),
+    f"GET {_SKILL}/export": Try(),
+    f"POST {_SKILL}/pin": Try(),
+    f"DELETE {_SKILL}/pin": Try(),
+    f"POST {_SKILL}/rollback": Try(),
+    f"POST {_SKILL}/upgrade": Try(),
+    f"POST {_SKILL}/save": Try(body={"box": "{box}", "path": "."}),
+    f"POST {_SKILL}/prepare": Try(body={"box": "{box}"}),
+    "GET /v1/skill-bindings": Try(),
+    # Last: from here on a foreign owner has things of the same names.
+    "POST /v1/boxes": Try(
+        body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
+    ),
+    "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
+    "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),
     "POST /v1/volumes": Try(body={"name": "{volume}"}),
+    "POST /v1/skills": Try(body={"name": "{skill}", "description": "harm"}),
+    "PUT /v1/skill-bindings/{group}": Try(body={"skills": ["{skill}"]}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+NAMED_IN_BODY = {"PUT /v1/session/current", "PUT /v1/default", "GET /v1/find"}
 
 
 def test_every_route_has_its_recipe() -> None:
@@ -110,16 +154,30 @@ class Victim:
         box = client.good("POST", "/v1/boxes", spec, idempotency_key="victim-idempotency")["id"]
         self.at = f"/v1/boxes/{box}"
         client.good("PUT", "/v1/session/current", {"box": box})
+        client.good("PUT", "/v1/default", {"box": box})
+        skill = {"name": "victim-skill", "description": "victim-described", "body": "victim-instructions"}
+        client.good("POST", "/v1/skills", skill)
+        client.good("PUT", "/v1/skill-bindings/victim-group", {"skills": ["victim-skill"]})
+        scope = {"template": "{chat}", "values": {"chat": "victim-chat"}, "spec": {"memory_mb": 128}}
+        scoped = client.good("POST", "/v1/scopes", scope)["box"]["id"]
         client.good("PUT", f"{self.at}/files/content?path=victim.txt", b"victim-content\n")
-        job = client.good("POST", f"{self.at}/jobs", {"command": "echo victim-output; exec sleep 10000", "pty": True})
+        job = client.good(
+            "POST", f"{self.at}/jobs", {"command": "echo victim-output; exec sleep 10000", "pty": True},
+            hutch_operation="victimoperation",
+        )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
+            "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
+            "epoch": str(client.good("GET", self.at)["epoch"]),
         }  # fmt: skip
-        self.marks = {*self.names.values(), "victim-content", "victim-output", "victim-env", "victim-label",
-                      "victim-missing", "victim.txt", "victim-key"}  # fmt: skip
+        named = {value for name, value in self.names.items() if name != "epoch"}
+        self.marks = {
+            *named, scoped, "victim-content", "victim-output", "victim-env", "victim-label", "victim-missing",
+            "victim.txt", "victim-key", "victim-described", "victim-instructions",
+        }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a foreign hand could have changed, from outside the box's own clocks."""
@@ -133,6 +191,14 @@ class Victim:
             "terminal": look.good("GET", f"{self.at}/jobs/{self.names['job']}/output"),
             "volumes": look.good("GET", "/v1/volumes"),
             "boxes": [each["id"] for each in look.good("GET", "/v1/boxes")["boxes"]],
+            "receipts": [
+                each
+                for each in look.good("GET", f"/v1/receipts?box={self.names['box']}")["receipts"]
+                if each["who"].get("role") != "observer"
+            ],
+            "skills": look.good("GET", "/v1/skills"),
+            "groups": look.good("GET", "/v1/skill-bindings"),
+            "default": look.good("GET", "/v1/default"),
             "events": look.good("GET", "/v1/events?limit=1000")["events"],
             "notes": self._notes(),
         }
@@ -150,9 +216,7 @@ def place() -> Iterator[tuple[Server, Victim]]:
         yield server, Victim(server)
 
 
-def _walk(
-    client: Client, names: dict[str, str], but: Collection[str] = ()
-) -> Iterator[tuple[str, Answer, str]]:
+def _walk(client: Client, names: dict[str, str], but: Collection[str] = ()) -> Iterator[tuple[str, Answer, str]]:
     """Each operation, its answer, and all that was sent."""
     for op, attempt in RECIPES.items():
         if op in but:
@@ -162,7 +226,7 @@ def _walk(
         headers = {name: value.format(**names) for name, value in attempt.headers.items()}
         body = attempt.body
         if isinstance(body, dict):
-            body = {name: v.format(**names) if isinstance(v, str) else v for name, v in body.items()}
+            body = _filled(body, names)
         sent = f"{target} {json.dumps(body, default=str)} {headers}"
         if method == "WS":
             yield op, _refused_socket(client, target), sent
@@ -170,11 +234,21 @@ def _walk(
             yield op, _answered(client, method, target, body, headers), sent
 
 
+def _filled(value: Any, names: dict[str, str]) -> Any:
+    if isinstance(value, dict):
+        return {_filled(name, names): _filled(each, names) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_filled(each, names) for each in value]
+    if value == "{epoch}":
+        return int(names["epoch"])
+    return value.format(**names) if isinstance(value, str) else value
+
+
 def _answered(client: Client, method: str, target: str, body: Any, headers: dict[str, str]) -> Answer:
     connection, response = client.open(method, target, body, **headers)
     try:
-        endless = response.getheader("content-type") == "application/x-ndjson"
-        content = response.readline() if endless else response.read()
+        endless = target.partition("?")[0].endswith(("/watch", "/follow")) and response.status == 200
+        content = response.read1(65536) if endless else response.read()
         return Answer(response.status, {k.lower(): v for k, v in response.getheaders()}, content)
     finally:
         connection.close()
@@ -218,24 +292,28 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     before = victim.snapshot()
     # Keys of every owner are an admin's to keep.
     keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
-    absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12}
+    absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none"}
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
         for op, answer, sent in _walk(client, names, but=keeps_keys):
             if names is victim.names:  # the second time /v1/errors tells what was sent the first time
                 _nothing_foreign(op, answer, sent, victim.marks)
             assert answer.status < 500, (op, answer)
-            if "{box}" in op or op.startswith(("DELETE /v1/volumes", "PUT /v1/session")):
+            if RECIPES[op].blind and answer.status != 403:
+                assert answer.status == 204, (op, answer)
+            elif {"{box}", "{volume}", "{skill}"} & set(op.split("/")) or op in NAMED_IN_BODY:
                 expected = 404 if _may(op) is May.READ or role != "observer" else 403
                 assert answer.status == expected, (op, answer)
                 told = f"{answer.status} {answer.body.decode()}"
-                for value in (names["box"], names["volume"]):
+                for value in (names["box"], names["volume"], names["skill"]):
                     told = told.replace(value, "…")
                 answers.setdefault(op, []).append(told)
         for box in client.good("GET", "/v1/boxes")["boxes"]:
             client.good("DELETE", f"/v1/boxes/{box['id']}?force=true")
         for volume in client.good("GET", "/v1/volumes")["volumes"]:
             client.good("DELETE", f"/v1/volumes/{volume['name']}")
+        for skill in client.good("GET", "/v1/skills")["skills"]:
+            client.good("DELETE", f"/v1/skills/{skill['name']}")
     for op, told in answers.items():
         assert told[0] == told[1], f"{op} tells that it is there"
     assert victim.snapshot() == before
@@ -261,7 +339,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     box = owner.good("POST", "/v1/boxes", {"memory_mb": 128})["id"]
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
-             "idempotency": "i"}  # fmt: skip
+             "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
+             "skill": "s", "group": "g"}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 
@@ -271,7 +350,9 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
         return {op for op in RECIPES if any(f'operation="{op}"' in line for line in mine)}
 
     admin = server.tcp(key)
-    later = {"POST /v1/keys", f"DELETE {_BOX}", *(op for op in RECIPES if op.startswith("WS "))}
+    # What acts on names of one's own acts on nobody else's.
+    blind = {"POST /v1/keys", *(op for op, attempt in RECIPES.items() if attempt.blind)}
+    later = {f"DELETE {_BOX}", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):
         assert "{box}" not in op or answer.status == 404, (op, answer)
     assert logged() == set()
@@ -280,9 +361,10 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     with attached(over, f"/v1/boxes/{box}/terminal?command=true"), attached(over, f"/v1/boxes/{box}/jobs/{job}/ws"):
         pass
     for op, answer, _ in _walk(over, names, but=later):
-        assert answer.status != 404 or "no box" not in answer.json()["message"], (op, answer)
+        absent = answer.status == 404 and "no box" in answer.json()["message"]
+        assert "{box}" not in op or not absent, (op, answer)
     over.good("DELETE", f"/v1/boxes/{box}?force=true")
-    assert logged() == {op for op in RECIPES if _may(op) is not May.ANYBODY} - {"POST /v1/keys"}
+    assert logged() == {op for op in RECIPES if _may(op) is not May.ANYBODY} - blind
     for role in ("user", "observer"):
         got = server.tcp(server.key(role, "operators"), hutch_admin="yes").call("GET", "/v1/boxes")
         assert (got.status, got.json()["code"]) == (403, "refused")

@@ -1,14 +1,24 @@
 """What generated requests need to get anywhere: a box that is there, its jobs, files, keys, volumes; made again when
 a request has used them up."""
 
+import io
+import zipfile
 from itertools import count
 from typing import Any
 
 from hutch.server.routes import Route
-from tests.server.serving import Client, Server
+from tests.server.serving import Server
 
 FILE = "notes.txt"
 TEXT = b"alpha beta\ngamma\n"
+
+
+def archive(name: str) -> bytes:
+    """A skill as a zip file."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as packed:
+        packed.writestr(f"{name}/SKILL.md", f"---\nname: {name}\ndescription: made for a test\n---\n# {name}\n")
+    return out.getvalue()
 
 
 class World:
@@ -25,7 +35,9 @@ class World:
 
     def value(self, name: str, route: Route) -> str:
         """For a variable of the route's path."""
-        made = {"box": self.box, "job": self.job, "key": self.key, "volume": self.volume}.get(name)
+        makers = {"box": self.box, "job": self.job, "key": self.key, "volume": self.volume, "operation": self.operation,
+                  "skill": self.skill, "group": lambda _: "pipeline"}  # fmt: skip
+        made = makers.get(name)
         assert made is not None, f"the world does not know what a {name} is ({route.op})"
         return made(route)
 
@@ -33,6 +45,8 @@ class World:
         """Running, and nobody's to change; a new one for whoever will destroy it."""
         if route is not None and route.op == "DELETE /v1/boxes/{box}":
             return self._new_box()
+        if route is not None and route.parts[-1] == "stop":
+            return self._new_box(retention="persistent")
         found = self._admin.call("GET", f"/v1/boxes/{self._box}") if self._box else None
         if found is None or found.status != 200 or found.json()["state"] not in ("running", "paused"):
             self._replace_box()
@@ -47,7 +61,7 @@ class World:
     def job(self, route: Route) -> str:
         """Running with a terminal; one that has ended where a route waits for that."""
         at = f"/v1/boxes/{self._box}/jobs"
-        if route.parts[-1] == "wait" or route.method == "DELETE":
+        if route.parts[-1] in ("wait", "follow") or route.method == "DELETE":
             if not self._ended or route.method == "DELETE":
                 self._ended = self._start({"command": "echo told"})
                 self._admin.good("POST", f"{at}/{self._ended}/wait", {"timeout_sec": 30})
@@ -66,6 +80,17 @@ class World:
         self._user.good("POST", "/v1/volumes", {"name": name})
         return name
 
+    def operation(self, _: Route) -> str:
+        return f"operation{next(self._number)}"
+
+    def content(self, route: Route) -> bytes:
+        """A body for a route that takes bytes."""
+        if "archive" in route.parts:
+            return archive(f"z{next(self._number)}")
+        if route.parts[-1] != "tree":
+            return b"content"
+        return self._admin.call("GET", f"/v1/boxes/{self._box}/files/tree?path={FILE}").body
+
     def file(self) -> None:
         """With its first text; in a new box if a request has put something in its place."""
         written = self._admin.call("PUT", f"/v1/boxes/{self._box}/files/content?path={FILE}", TEXT)
@@ -73,8 +98,21 @@ class World:
             self._replace_box()
             self._admin.good("PUT", f"/v1/boxes/{self._box}/files/content?path={FILE}", TEXT)
 
+    def skill(self, route: Route) -> str:
+        """With two versions, and an edited copy in the box where a route wants one."""
+        name = f"s{next(self._number)}"
+        self._user.good("POST", "/v1/skills", {"name": name, "description": "made for a test"})
+        self._user.good("PUT", f"/v1/skills/{name}/files/content?path={FILE}", TEXT)
+        if route.parts[-1] == "save":
+            edited = f"/workspace/.skills-state/{name}/edit/SKILL.md"
+            text = f"---\nname: {name}\ndescription: edited\n---\n".encode()
+            self._admin.good("PUT", f"/v1/boxes/{self._box}/files/content?path={edited}", text)
+        return name
+
     def tidy(self) -> None:
         """Only the one box stays: what requests have made must not fill the machine."""
+        for skill in self._user.good("GET", "/v1/skills")["skills"]:
+            self._user.good("DELETE", f"/v1/skills/{skill['name']}")
         for box in self._admin.good("GET", "/v1/boxes")["boxes"]:
             if box["id"] != self._box and box["owner"] == self.owner:
                 self._admin.call("DELETE", f"/v1/boxes/{box['id']}?force=true")
@@ -86,6 +124,19 @@ class World:
             "POST /v1/keys": {"role": "observer", "owner": "passing"},
             "POST /v1/volumes": {"name": f"v{next(self._number)}"},
             "PUT /v1/session/current": {"box": self._box},
+            "PUT /v1/default": {"box": self._box},
+            "POST /v1/session/presence": {"sessions": {"somebody": {self._box: 1}}},
+            "POST /v1/session/working": {"memory_mb": 64},
+            "POST /v1/scopes": {"template": "{chat}", "values": {"chat": "c"}, "spec": {"memory_mb": 64}},
+            "POST /v1/receipts/verify": {"box": self._box},
+            "PATCH /v1/boxes/{box}": {"idle_timeout_sec": 600},
+            "POST /v1/boxes/{box}/receipts": {"op": "note.test"},
+            "POST /v1/skills": {"name": f"s{next(self._number)}", "description": "made for a test"},
+            "POST /v1/skills/preview": {"name": "new", "description": "made for a test"},
+            "PATCH /v1/skills/{skill}": {"description": "another"},
+            "PUT /v1/skill-bindings/{group}": {"skills": ["s1"]},
+            "POST /v1/skills/{skill}/save": {"box": self._box},
+            "POST /v1/skills/{skill}/prepare": {"box": self._box},
         }
         if route.op in known:
             found: dict[str, Any] = known[route.op]
@@ -109,7 +160,15 @@ class World:
         fields = getattr(route.query, "__struct_fields__", ())
         found: dict[str, Any] = {}
         if "path" in fields:
-            found["path"] = FILE if route.parts[-1] != "files" and route.parts[-1] != "watch" else "."
+            found["path"] = FILE if route.parts[-1] not in ("files", "watch") else "."
+            if route.op.startswith("PUT") and route.parts[-1] == "tree":
+                found["path"] = "copied"
+        if "archive" in route.parts:
+            found["path"] = ""
+        if "text" in fields:
+            found["text"] = self._box
+        if route.parts[-1] == "receipts":
+            found["box"] = self._box
         if "wait" in fields and route.parts[-1] == "output":
             found["wait"] = 0
         return found
@@ -117,15 +176,11 @@ class World:
     def _replace_box(self) -> None:
         self._box, self._job, self._ended = self._new_box(), "", ""
 
-    def _new_box(self) -> str:
-        made: str = self._user.good("POST", "/v1/boxes", {"memory_mb": 128, "disk_mb": 64})["id"]
+    def _new_box(self, **spec: Any) -> str:
+        made: str = self._user.good("POST", "/v1/boxes", {"memory_mb": 128, "disk_mb": 64, **spec})["id"]
         self._admin.good("DELETE", f"/v1/boxes/{made}/lease")
         return made
 
     def _start(self, job: dict[str, Any]) -> str:
         made: str = self._admin.good("POST", f"/v1/boxes/{self._box}/jobs", job)["id"]
         return made
-
-    @property
-    def user(self) -> Client:
-        return self._user

@@ -10,7 +10,7 @@ from typing import Self
 
 from hutch.cli import streams, terminal
 from hutch.errors import Conflict
-from hutch.keeper.handles import BoxHandle
+from hutch.keeper.handles import BoxHandle, asked
 from hutch.model.results import Result
 from hutch.providers.base import Command, Process
 
@@ -85,23 +85,25 @@ class Attachment:
 
     async def run(self, box: BoxHandle, order: Command) -> Result:
         """Start it, stay with it to its end, and put it away. With `order.follow` its output goes to ours."""
-        instance = await box.begin()
-        try:
-            process = await instance.start(order)
-            feeding = asyncio.create_task(_feed(process, self.stdin))
+        async with box.operation("exec", asked(order)) as operation:
+            instance = await box.begin()
             try:
-                self.signals.attach(process)
-                if order.pty and os.isatty(0):
-                    self.signals.watch_size(process)
-                if order.follow:
-                    await self.show(process)
-                return await process.wait()
+                process = await instance.start(order)
+                feeding = asyncio.create_task(_feed(process, self.stdin))
+                try:
+                    self.signals.attach(process)
+                    if order.pty and os.isatty(0):
+                        self.signals.watch_size(process)
+                    if order.follow:
+                        await self.show(process)
+                    operation.result = await process.wait()
+                finally:
+                    feeding.cancel()
+                    with suppress(asyncio.CancelledError):
+                        await feeding
             finally:
-                feeding.cancel()
-                with suppress(asyncio.CancelledError):
-                    await feeding
-        finally:
-            box.end()
+                box.end()
+        return operation.result
 
     async def run_on_terminal(self, box: BoxHandle, order: Command) -> Result:
         """The same with a terminal of the box, shown in ours, if we have one."""

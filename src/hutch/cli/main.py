@@ -10,7 +10,10 @@ from typing import NoReturn
 
 from hutch.cli.commands import COMMANDS, GROUPS
 
-KEEPS_BOXES = ("run", "shell", "box", "volume", "events", "receipts", "prune", "providers", "conformance", "serve", "key")
+KEEPS_BOXES = (
+    "run", "shell", "box", "volume", "image", "skill", "events", "receipts",
+    "prune", "providers", "conformance", "serve", "key",
+)  # fmt: skip
 """Commands that need a keeper, and so the locks and signals of a Unix."""
 FAILED = 125
 """Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""

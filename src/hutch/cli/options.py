@@ -27,6 +27,7 @@ def add_box_options(parser: argparse.ArgumentParser) -> None:
         help="show a host path inside (default ro)",
     )
     box.add_argument("--workspace", metavar="SRC[:ro|rw]", help="use this host directory as /workspace")
+    box.add_argument("--skills", metavar="GROUP", help="all (default), none, or a group (`hutch skill bind`)")
     box.add_argument("--env", "-e", action="append", default=[], metavar="K=V", help="set a variable; K alone: as here")
     box.add_argument(
         "--secret", action="append", default=[], metavar="K", help="pass the variable K of this shell, shown nowhere"
@@ -54,6 +55,7 @@ def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "network": arguments.network,
         "mounts": [_mount(text) for text in arguments.mount] or None,
         "workspace": _workspace(arguments.workspace),
+        "skills": arguments.skills,
         "env": dict(variable(text) for text in arguments.env) or None,
         "secrets": {name: _from_here(name) for name in arguments.secret} or None,
         "user": arguments.user,

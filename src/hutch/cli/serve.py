@@ -23,6 +23,9 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--socket", metavar="PATH", help="Unix socket, server.sock in the run directory by default")
     parser.add_argument("--tls-cert", metavar="FILE", help="certificate chain (PEM); TCP then speaks TLS")
     parser.add_argument("--tls-key", metavar="FILE", help="its private key (PEM)")
+    parser.add_argument(
+        "--private", action="store_true", help="end with standard input, and end the boxes too (`Hutch.launch`)"
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -39,5 +42,5 @@ def run(arguments: argparse.Namespace) -> int:
         raise Unavailable(
             f"the server's parts are not installed: {error}", retryable=False, remedy="pip install 'hutch[server]'"
         ) from error
-    asyncio.run(serve(prepared(config), note))
+    asyncio.run(serve(prepared(config), note, private=arguments.private))
     return 0

@@ -7,7 +7,7 @@ from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.errors import Invalid, NotFound
+from hutch.errors import Invalid, LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo
 from hutch.model.record import decoded
 from hutch.model.results import JobInfo, Result, Usage
@@ -25,10 +25,13 @@ class RemoteBox:
         self.notes = notes
         self._info = info
         self._server = server
-        self._handle = Handle(server, session, info.id, 0 if observing else info.epoch)
+        lease = None if observing else info.lease
+        if not observing and (lease is None or lease.holder != session):
+            raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
+        self._handle = Handle(server, session, info.id, lease)
         self.files = RemoteFiles(self._handle)
-        if not observing:
-            server.hold(session, info.id, info.epoch, info.lease.seconds if info.lease is not None else 0.0)
+        if lease is not None:
+            server.hold(session, info.id, lease)
 
     @property
     def id(self) -> str:

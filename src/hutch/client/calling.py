@@ -15,6 +15,7 @@ from hutch.client.http import Body, Broken, Response, Unreached
 from hutch.client.lifeline import Lifeline, Rhythm, Told
 from hutch.client.pool import Line, Pool
 from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.model.boxes import Lease
 from hutch.model.record import decoded, encoded
 
 T = TypeVar("T")
@@ -43,7 +44,7 @@ class Server:
         expected: bool = False,
     ) -> None:  # fmt: skip
         self.address = address
-        self.handles: dict[tuple[str, str], "Held"] = {}
+        self.handles: dict[tuple[str, str], Held] = {}
         """Boxes whose leases are kept alive, by session and id."""
         self._pool = Pool(address)
         self._line = Line(address)
@@ -162,22 +163,22 @@ class Server:
 
     async def _beat(self) -> None:
         """Tells which leases are to be kept; any answer is one."""
-        sessions: dict[str, dict[str, int]] = {}
+        sessions: dict[str, dict[str, float]] = {}
         for (session, box_id), held in self.handles.items():
-            sessions.setdefault(session, {})[box_id] = held.epoch
+            sessions.setdefault(session, {})[box_id] = held.acquired_at
         body = encoded({"sessions": sessions})
         await self._line.ask(self._head("POST", "/v1/session/presence", {}, body, {}), body)
         self._reached = True
 
-    def hold(self, session: str, box_id: str, epoch: int, seconds: float) -> None:
-        """One more handle on a box: its lease, of so many seconds, is kept alive from now on."""
+    def hold(self, session: str, box_id: str, lease: Lease) -> None:
+        """One more handle on a box: its lease is kept alive from now on."""
         held = self.handles.get((session, box_id))
         if held is None:
             held = self.handles[session, box_id] = Held()
-        held.epoch = epoch
+        held.acquired_at = lease.acquired_at
         held.count += 1
-        if seconds and seconds / 3 < self.life.every:
-            self.life.every = seconds / 3
+        if lease.seconds and lease.seconds / 3 < self.life.every:
+            self.life.every = lease.seconds / 3
         self.life.start()
         self.life.beat_now()
 
@@ -202,10 +203,10 @@ class Server:
 class Held:
     """Handles of one session on one box."""
 
-    __slots__ = ("count", "epoch")
+    __slots__ = ("acquired_at", "count")
 
     def __init__(self) -> None:
-        self.epoch = 0
+        self.acquired_at = 0.0
         self.count = 0
 
 

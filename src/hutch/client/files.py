@@ -52,7 +52,7 @@ class RemoteFiles:
         had = 0
         while True:
             left = None if limit is None else limit - had
-            where = {"path": path, "offset": offset + had, "limit": left}
+            where: dict[str, Any] = {"path": path, "offset": offset + had, "limit": left}
             try:
                 async with self._handle.stream("GET", "/files/content", accept=BYTES, **where) as response:
                     async for piece in response.pieces():

@@ -9,6 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from hutch.client.calling import Repeat, Server
 from hutch.client.http import Body, Broken, Response
 from hutch.errors import HutchError, LeaseLost, Refused
+from hutch.model.boxes import Lease
 
 T = TypeVar("T")
 
@@ -16,28 +17,28 @@ CANCEL_SECONDS = 5.0
 
 
 class Handle:
-    """One session's way to one box. `epoch` 0: it only looks."""
+    """One session's way to one box, under one lease; without a lease it only looks."""
 
-    def __init__(self, server: Server, session: str, box_id: str, epoch: int) -> None:
+    def __init__(self, server: Server, session: str, box_id: str, lease: Lease | None) -> None:
         self.server = server
         self.session = session
         self.box_id = box_id
-        self.epoch = epoch
+        self.lease = lease
         self.open = True
         self.path = f"/v1/boxes/{box_id}"
 
     @property
     def observing(self) -> bool:
-        return not self.epoch
+        return self.lease is None
 
     def headers(self, **more: str) -> dict[str, str]:
         """LeaseLost if this handle was released: what comes late must not hit whoever has the box then."""
         if not self.open:
             raise LeaseLost(f"box {self.box_id} was released by this handle", remedy="attach to it again")
         named = {name.replace("_", "-"): value for name, value in more.items()}
-        if self.observing:
+        if self.lease is None:
             return {"Hutch-Session": self.session, "Hutch-Observe": "true", **named}
-        return {"Hutch-Session": self.session, "Hutch-Epoch": str(self.epoch), **named}
+        return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at), **named}
 
     async def ask(self, kind: type[T], method: str, path: str = "", /, **options: Any) -> T:
         return await self.server.ask(kind, method, self.path + path, headers=self.headers(), **options)

@@ -53,7 +53,7 @@ class RemoteJob:
         return chunk
 
     async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
-        cursors = {"stdout": stdout, "stderr": stderr}
+        cursors: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
         life = self._handle.server.life
         while True:
             try:

@@ -2,8 +2,9 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from hutch.errors import HutchError
 from hutch.logs import log
@@ -26,6 +27,14 @@ class Rhythm:
     """How long a request that may be repeated waits for the server to come back."""
     first_beat_sec: float = 0.5
     """A caller that is gone before that has no need of heartbeats."""
+
+    def pauses(self) -> Iterator[float]:
+        """Before each try to reconnect; the first is made at once."""
+        yield 0.0
+        pause = self.retry_sec
+        while True:
+            yield pause
+            pause = min(pause * 2, self.longest_retry_sec)
 
 
 class Lifeline:
@@ -90,19 +99,18 @@ class Lifeline:
 
     async def _live(self) -> None:
         await self._next_beat(self.rhythm.first_beat_sec)
-        pause = 0.0
+        pauses = self.rhythm.pauses()
         while True:
             why = await self._try()
             if not why:
-                pause = 0.0
+                pauses = self.rhythm.pauses()
                 self._is_there("")
                 why = await self._next_beat(self.every)
                 if not why:
                     continue
             self._is_there(why)
             self._dispose()
-            await asyncio.sleep(pause)  # the first try again is made at once
-            pause = min(self.rhythm.longest_retry_sec, pause * 2 or self.rhythm.retry_sec)
+            await asyncio.sleep(next(pauses))
 
     async def _try(self) -> str:
         """One beat; why it failed, or nothing."""
@@ -122,12 +130,9 @@ class Lifeline:
         """Until a beat is due or wanted; a reason if the connection ended meanwhile."""
         gone = self._gone()
         wanted = asyncio.ensure_future(self._wanted.wait())
+        waits: set[asyncio.Future[Any]] = {wanted} if gone is None else {wanted, gone}
         try:
-            await asyncio.wait(
-                {wanted, gone} if gone is not None else {wanted},
-                timeout=seconds,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
         finally:
             wanted.cancel()
         return "it closed the connection" if gone is not None and gone.done() else ""

@@ -14,6 +14,7 @@ from hutch.client.address import address_of
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
 from hutch.client.lifeline import Rhythm, Told
+from hutch.client.skills import RemoteSkills
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
@@ -187,6 +188,13 @@ class RemoteHutch:
     def volumes(self) -> "RemoteVolumes":
         return RemoteVolumes(self)
 
+    @property
+    def skills(self) -> RemoteSkills:
+        async def get(method: str, path: str, **query: Any) -> bytes:
+            return (await self._server.get(method, path, headers=self._headers, **query))[0]
+
+        return RemoteSkills(self._ask, get)
+
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=limit)
         return msgspec.convert(page["events"], tuple[Event, ...])
@@ -200,12 +208,10 @@ class RemoteHutch:
         try:
             async with asyncio.timeout(STATUS_SECONDS):
                 told: Status = await self._ask(Status, "GET", "/v1/status", repeat=Repeat.NEVER)
-        except TimeoutError as error:
-            if not isinstance(error, HutchError):
-                error = HutchError(f"{self.url} does not answer", remedy="look at the server's log")
-            return _unreachable(error)
         except HutchError as error:
-            return _unreachable(error)
+            return _unreachable(error.message, error.remedy)
+        except TimeoutError:
+            return _unreachable(f"{self.url} does not answer", "look at the server's log")
         return told
 
     async def close(self) -> None:
@@ -270,7 +276,5 @@ def _checked(session: str) -> str:
     return session
 
 
-def _unreachable(error: HutchError) -> Status:
-    return Status(
-        state=Condition.UNREACHABLE, enabled=True, available=False, reason=error.message, remedy=error.remedy
-    )
+def _unreachable(reason: str, remedy: str) -> Status:
+    return Status(state=Condition.UNREACHABLE, enabled=True, available=False, reason=reason, remedy=remedy)

@@ -14,7 +14,7 @@ from hutch.model.record import decoded
 
 
 class RemoteWatch:
-    """Changes, from the moment it is entered or first awaited. Cancelling one wait, as a timeout does, loses nothing."""
+    """Changes, from the moment it is entered or first awaited; cancelling one wait, as a timeout does, loses none."""
 
     def __init__(self, handle: Handle, path: str, *, recursive: bool) -> None:
         self._handle = handle

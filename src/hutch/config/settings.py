@@ -50,12 +50,15 @@ class Written(Record, frozen=True, kw_only=True):
     receipts_rows: int | None = None
     log_level: str | None = None
     log_format: str | None = None
+    server_url: str | None = None
+    server_ca: str | None = None
+    key_file: str | None = None
 
 
 _KEYS = Written.__struct_fields__
 _TABLES = ("profiles", "providers", "quotas", "pool", "server", "images", "permissions")
 _LISTS = ("mount_roots", "mount_refused", "fallback")
-_PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused")
+_PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file")
 
 _PASSWORD = re.compile(r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*")
 """In an address: `scheme://user:HERE@host/name?password=HERE`."""
@@ -114,6 +117,13 @@ class Config(Record, frozen=True, kw_only=True):
     """debug, info, warning, error or off."""
     log_format: str = "text"
     """text or json."""
+    server_url: str = ""
+    """The server whose client Hutch is (http://…, https://…, unix:/…); empty: none, but for one that owns the state
+    directory. The environment calls it HUTCH_SERVER."""
+    server_ca: Path | None = None
+    """Certificates (PEM) that vouch for it; none: those of this machine."""
+    key_file: Path | None = None
+    """A file with the key for it. HUTCH_KEY, the key itself, goes before."""
     profiles: dict[str, ProfileTable] = msgspec.field(default_factory=dict)
     """`[profiles.NAME]`: profiles besides the built-in ones."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
@@ -175,6 +185,8 @@ class Config(Record, frozen=True, kw_only=True):
         table = dict(self.providers.get(name, {}))
         if name == "native":
             table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir), "images": self.images} | table
+        elif name in ("docker", "podman"):  # by it an engine's containers are told from another Hutch's
+            table = {"state_dir": str(self.state_dir)} | table
         return table
 
     @property
@@ -281,13 +293,13 @@ class _Loading:
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
         """An empty variable counts as none. One that nearly names a setting is an error: a typo must not fail open."""
-        variables = {f"HUTCH_{key.upper()}": key for key in _KEYS}
+        variables = {f"HUTCH_{key.upper()}": key for key in _KEYS} | {"HUTCH_SERVER": "server_url"}
         given: dict[str, Any] = {}
         for variable, value in environ.items():
             key = variables.get(variable)
             if key is not None and value:
                 given[key] = value.split(os.pathsep) if key in _LISTS else value
-            elif key is None and variable.startswith("HUTCH_") and variable != "HUTCH_CONFIG":
+            elif key is None and variable.startswith("HUTCH_") and variable not in ("HUTCH_CONFIG", "HUTCH_KEY"):
                 _check_near(variable, list(variables))
         source = Source(origin=lambda *key: f"HUTCH_{key[0].upper()}" if key else "environment", text=True)
         self._add(given, source, base=self.cwd)

@@ -4,6 +4,7 @@ The answer is lines of JSON: hits as they are found, `searched` now and then, an
 """
 
 import json
+import errno
 import os
 import re
 import signal
@@ -70,11 +71,16 @@ def _read_now(reader: int) -> bytes | None:
 
 
 class _Child(NamedTuple):
-    """A child by descriptor: its number may be another's once the guest's loop has reaped it."""
+    """A child by descriptor: its number may be another's once the guest's loop has reaped it.
+
+    Under a kernel that has no such descriptors (older gVisor) it is -1, and the child ends when it next writes.
+    """
 
     descriptor: int
 
     def kill(self) -> None:
+        if self.descriptor < 0:
+            return
         try:
             signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
         except ProcessLookupError:
@@ -93,7 +99,7 @@ def _forked(search: "_Grep") -> tuple[int, _Child]:
         pid = os.fork()
         if pid == 0:
             _run_child(search, writer)
-        child = _Child(os.pidfd_open(pid))
+        child = _Child(_descriptor(pid))
     except OSError as error:
         os.close(reader)
         if pid > 0:
@@ -103,6 +109,15 @@ def _forked(search: "_Grep") -> tuple[int, _Child]:
         os.close(writer)
     os.set_blocking(reader, False)
     return reader, child
+
+
+def _descriptor(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except OSError as error:
+        if error.errno != errno.ENOSYS:
+            raise
+        return -1
 
 
 def _run_child(search: "_Grep", writer: int) -> NoReturn:

@@ -259,6 +259,9 @@ class Jobs:
                 self._settle(job)
             elif job.on_news:
                 job.news()
+            for pump in job.pumps:
+                if pump.hung and job.settled:
+                    pump.close()
             if job.lingering and not any(pump.open for pump in job.pumps):
                 self._lingering.pop(job.id, None)
 

@@ -21,12 +21,14 @@ _scratch_view = memoryview(_scratch)
 class Pump:
     """Reads one pipe (or terminal) into an output."""
 
-    __slots__ = ("_grown", "_loop", "_progress", "_watching", "fd", "open", "output", "reader_at")
+    __slots__ = ("_grown", "_loop", "_progress", "_watching", "fd", "hung", "open", "output", "reader_at")
 
     def __init__(self, loop: Loop, fd: int, output: Output, progress: Callable[[], None]) -> None:
         self._loop = loop
         self._progress = progress
         self._grown = False
+        self.hung = False
+        """Nobody holds the terminal any more, but the process may not have ended yet."""
         self._watching = True
         self.fd = fd
         self.open = True
@@ -38,7 +40,7 @@ class Pump:
     @property
     def paused(self) -> bool:
         """Waiting for the reader who reads along."""
-        return self.open and not self._watching
+        return self.open and not self._watching and not self.hung
 
     def _ready(self, _events: int) -> None:
         self.read_once()
@@ -59,7 +61,10 @@ class Pump:
         except OSError as error:
             if error.errno == errno.EINTR:
                 return True
-            size = 0  # EIO: the last holder of a terminal has closed it
+            if error.errno == errno.EIO:
+                self._hang_up()
+                return False
+            size = 0
         if size == 0:
             self.close()
             return False
@@ -73,10 +78,20 @@ class Pump:
         """Read until there is nothing more now; after the writer's end that is all it wrote."""
         while self.open and self.read_once():
             continue
+        if self.hung:
+            self.close()
+
+    def _hang_up(self) -> None:
+        """The last holder of a terminal has closed it. Many programs do that just before they exit, and closing our
+        end now would end them by SIGHUP instead: it stays open until the process was reaped."""
+        self.hung = True
+        if self._watching:
+            self._watching = False
+            self._loop.unwatch(self.fd)
 
     def resume(self) -> None:
         """The reader has moved on, or is gone."""
-        if self.open and not self._watching:
+        if self.paused:
             self._watching = True
             self._loop.watch(self.fd, READ, self._ready)
 

@@ -53,12 +53,15 @@ def prune(store: Store) -> Collected:
 def tidied(store: Store) -> Iterator[None]:
     """What is refused leaves nothing behind, not even its good layers. A cut connection is no refusal: what has arrived
     whole waits for the next try."""
+    waiting = set(listed(store.path("partial")))
     try:
         yield
     except Unavailable:
         raise
     except HutchError:
         with contextlib.suppress(Conflict), store.collecting(patience=0):  # others at work: the next `prune` does it
+            for name in set(listed(store.path("partial"))) - waiting:  # of layers beside the one that was refused
+                os.unlink(store.path("partial", name))
             _collect(store, keep_steps=True)
         raise
 

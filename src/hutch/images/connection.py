@@ -62,8 +62,11 @@ class Rules(NamedTuple):
     """How a registry may be reached."""
 
     insecure: bool
-    """Plain HTTP is allowed: configured, or the registry is on this machine."""
+    """Plain HTTP to another machine is allowed, by configuration."""
     timeout: float
+    local: bool = False
+    """The registry is on this machine. One that is not must not send us, by a redirect or for a token, to services that
+    only this machine can reach."""
 
 
 def request(
@@ -92,6 +95,8 @@ def _once(url: str, rules: Rules, headers: dict[str, str], method: str, body: by
         raise Refused(
             f"{parts.netloc} would be asked without TLS", remedy=f'set insecure = true in [images.registries."{host}"]'
         )
+    if is_loopback(host) and not rules.local:
+        raise Refused(f"a registry of another machine sends us to {parts.netloc} on this one")
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     connection, target = _connect(parts.scheme, host, parts.port, target, url, rules.timeout)
     try:

@@ -43,7 +43,7 @@ def find(
 ) -> Credentials | None:
     """The first that there are; None: we come as nobody."""
     environ = os.environ if environ is None else environ
-    found = given or _configured(registry, settings) or _environment(environ) or _files(registry, environ)
+    found = given or _configured(registry, settings) or _environment(registry, environ) or _files(registry, environ)
     if found is not None:
         conceal([text for text in (found.password, found.identity_token) if text])
         conceal([found.basic()] if found.password else [])
@@ -66,7 +66,10 @@ def _configured(registry: str, settings: ImageSettings) -> Credentials | None:
     return Credentials(table.username, password)
 
 
-def _environment(environ: Mapping[str, str]) -> Credentials | None:
+def _environment(registry: str, environ: Mapping[str, str]) -> Credentials | None:
+    """For the one registry that HUTCH_REGISTRY names: a password is for nobody else."""
+    if environ.get("HUTCH_REGISTRY") != registry:
+        return None
     name, password = environ.get("HUTCH_REGISTRY_USERNAME", ""), environ.get("HUTCH_REGISTRY_PASSWORD", "")
     return Credentials(name, password) if name and password else None
 

@@ -16,6 +16,8 @@ from hutch.images.settings import Bounds
 _PIECE = 1 << 18
 _FREE = 256 << 20
 """Output that is never too much: a file of zeros packs a thousandfold in all honesty."""
+_HEADERS = 2048
+"""Bytes of an archive that one entry may cost besides its content: two headers with theirs, and padding."""
 _MAGIC = {
     b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz",
 }  # fmt: skip
@@ -79,6 +81,11 @@ class Unpacked:
             raise Invalid(f"not a readable archive: damaged {self.kind}: {error}") from error
         self._sha.update(piece)
         self.size += len(piece)
+        if self.size > (self._bounds.unpacked_mb << 20) + self._bounds.entries * _HEADERS:
+            raise Refused(
+                f"the archive unpacks to more than {self._bounds.unpacked_mb} MB",
+                remedy="if you trust it, raise images.bounds.unpacked_mb",
+            )
         if self.size > _FREE and self.size > self._taken * self._bounds.ratio:
             raise Refused(
                 f"the archive unpacks to more than {self._bounds.ratio} times its size",

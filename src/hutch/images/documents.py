@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from hutch.errors import Invalid, NotFound, Unsupported
-from hutch.images.references import is_digest as is_digest
+from hutch.images.references import is_digest
 from hutch.model.images import ImageDefaults
 from hutch.model.record import Record
 
@@ -22,6 +22,8 @@ ACCEPTED = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_INDEX)
 MOST_BYTES = 4 << 20
 """Of one document; registries refuse larger ones too."""
 
+_LONGEST_VARIABLE = 100_000
+"""Characters; execve(2) takes 128 kB."""
 _ARCHITECTURES = {
     "x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "i686": "386", "armv7l": "arm",
     "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64",
@@ -106,9 +108,9 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     history: list[History] | None = None
 
     def defaults(self) -> ImageDefaults:
-        """What commands get that ask for nothing else. A variable without `=` is one that was never set."""
+        """What commands get that ask for nothing else. A variable that no process can have is left out."""
         run = self.config or RunConfig()
-        env = dict(text.split("=", 1) for text in run.env or [] if "=" in text[1:])
+        env = dict(text.split("=", 1) for text in run.env or [] if _is_variable(text))
         return ImageDefaults(
             env=env,
             workdir=run.working_dir or "",
@@ -116,6 +118,10 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
             entrypoint=tuple(run.entrypoint or ()),
             cmd=tuple(run.cmd or ()),
         )
+
+
+def _is_variable(text: str) -> bool:
+    return "=" in text[1:] and text[0] != "=" and "\0" not in text and len(text) < _LONGEST_VARIABLE
 
 
 def digest_of(data: bytes) -> str:

@@ -14,6 +14,8 @@ BLOCK = 512
 _EXTENDED = 1 << 20
 """Bytes of one extended header: names have at most 4096, attributes 64 kB."""
 _LARGEST = 1 << 62
+_SECOND = 1_000_000_000
+_LATEST = 1 << 33
 
 FILE, LINK, SYMLINK, DEVICE, DIRECTORY, FIFO = "file", "link", "symlink", "device", "directory", "fifo"
 _KINDS = {
@@ -38,7 +40,8 @@ class Entry(NamedTuple):
     uid: int
     gid: int
     size: int
-    mtime: float
+    mtime: int
+    """Nanoseconds."""
     target: str
     xattrs: dict[str, bytes]
 
@@ -174,12 +177,17 @@ def _id(told: dict[str, bytes], key: str, field: bytes) -> int:
     return number if number < 0xFFFFFFFF else 65534
 
 
-def _time(told: dict[str, bytes], field: bytes) -> float:
+def _time(told: dict[str, bytes], field: bytes) -> int:
+    """A time before 1970, or nonsense, is not worth an image: 0."""
+    if "mtime" in told:
+        whole, _, rest = told["mtime"].partition(b".")
+        if not whole.isdigit() or len(whole) > 10 or (rest and not rest.isdigit()):
+            return 0
+        return int(whole) * _SECOND + int(rest[:9].ljust(9, b"0"))
     try:
-        found = float(told["mtime"]) if "mtime" in told else float(_number(field, "mtime"))
-    except (ValueError, Invalid):
-        return 0.0  # a time before 1970, or nonsense: neither is worth an image
-    return found if 0 <= found < 1 << 33 else 0.0
+        return min(_number(field, "mtime"), _LATEST) * _SECOND
+    except Invalid:
+        return 0
 
 
 def _number(field: bytes, what: str) -> int:

@@ -9,6 +9,7 @@ import msgspec
 
 from hutch.images import documents
 from hutch.images.documents import Descriptor, Index
+from hutch.images.references import is_digest
 from hutch.images.store import Image, Store
 
 _NAME = "io.containerd.image.name"
@@ -33,7 +34,7 @@ def _index(store: Store, image: Image) -> Index:
     config = image.config
     platform = documents.Platform(architecture=config.architecture, os=config.os, variant=config.variant)
     annotations: dict[str, str] = {}
-    if not documents.is_digest(image.stored.name):
+    if not is_digest(image.stored.name):
         annotations = {_NAME: image.stored.name, _TAG: store.reference(image.stored.name).tag}
     size = len(store.read_blob(image.digest))
     media_type = image.manifest.media_type or documents.MANIFEST

@@ -17,6 +17,7 @@ from hutch.images.bundles import Bundle, DirectoryBundle, TarBundle
 from hutch.images.decompression import Unpacked
 from hutch.images.documents import Config, Descriptor, Index, Manifest, Platform, RootFs, RunConfig, Stored
 from hutch.images.placing import described, place
+from hutch.images.references import is_digest
 from hutch.images.store import Image, Store
 
 _PIECE = 1 << 20
@@ -135,7 +136,7 @@ def _document(bundle: Bundle, digest: str) -> bytes:
 
 
 def _blob_name(digest: str) -> str:
-    if not documents.is_digest(digest):
+    if not is_digest(digest):
         raise Invalid(f"the archive names a blob by {digest[:80]!r}", remedy="only sha256 is used")
     return f"blobs/sha256/{digest.partition(':')[2]}"
 

@@ -41,7 +41,7 @@ class Registry:
         table = settings.registries.get(reference.registry)
         local = is_loopback(urlsplit(f"//{host}").hostname or "")
         allowed = insecure or bool(table and table.insecure)
-        self._rules = Rules(allowed, settings.timeout_sec)
+        self._rules = Rules(allowed, settings.timeout_sec, local)
         self._base = f"{'http' if allowed or local else 'https'}://{host}/v2/{reference.repository}"
         self._authorization = ""
         # Protects the authorization: many layers find an ended token at once, and one of them fetches the next.

@@ -13,6 +13,7 @@ Everything lies in a directory that only its owner can enter.
 """
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import os
@@ -69,7 +70,7 @@ class Image:
     def defaults(self) -> ImageDefaults:
         told = self.config.defaults()
         # `/` is what builders write when nobody said anything; a box's own default is better than that.
-        workdir = told.workdir if told.workdir.startswith("/") and told.workdir.strip("/") else ""
+        workdir = told.workdir if _is_place(told.workdir) else ""
         return told.but(user=users.of_box(told.user, self.layers), workdir=workdir)
 
 
@@ -218,7 +219,9 @@ class Store:
         return found if os.path.isdir(self.path("layers", found.directory)) else None
 
     def add_layer(self, diff_id: str, draft: str, facts: Layer) -> None:
-        """Take over an unpacked directory."""
+        """Take over an unpacked directory. It is on the disk before its record is: after a power failure a record must
+        not tell of files that are empty."""
+        _sync(draft)
         os.rename(draft, self.path("layers", facts.directory))
         self.write(self.path("layers", f"{diff_id.partition(':')[2]}.json"), facts.to_json())
 
@@ -285,6 +288,23 @@ class Store:
         config = documents.config_of(self.read_blob(manifest.config.digest), manifest)
         layers = tuple(self.layer_path(diff_id) for diff_id in reversed(config.rootfs.diff_ids))
         return Image(stored, manifest, config, layers)
+
+
+def _sync(path: str) -> None:
+    """Everything of the file system at `path`: a layer has too many files to sync one by one (syncfs(2))."""
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if ctypes.CDLL(None, use_errno=True).syncfs(fd) != 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number), path)
+    finally:
+        os.close(fd)
+
+
+def _is_place(workdir: str) -> bool:
+    """Whether commands can start there: an image's word is no reason to refuse a box."""
+    named = workdir.startswith("/") and workdir.strip("/")
+    return bool(named) and ".." not in workdir.split("/") and "\0" not in workdir
 
 
 def remove_tree(path: str) -> None:

@@ -176,14 +176,14 @@ class _Unpacking:
             _set_attributes(fd, entry)
             # After the owner, whose change takes the set-user-id bits.
             os.fchmod(fd, entry.mode if self._as_root else entry.mode | 0o400)
-            os.utime(fd, (entry.mtime, entry.mtime))
+            os.utime(fd, ns=(entry.mtime, entry.mtime))
         finally:
             os.close(fd)
 
     def _dress_at(self, entry: Entry, parent: int, last: str) -> None:
         if self._as_root:
             os.chown(last, entry.uid, entry.gid, dir_fd=parent, follow_symlinks=False)
-        os.utime(last, (entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
+        os.utime(last, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
 
     def _dress(self, name: str, entry: Entry) -> None:
         """An ordinary user keeps the right to enter and to remove a directory."""
@@ -192,7 +192,7 @@ class _Unpacking:
             os.fchown(fd, entry.uid, entry.gid)
         _set_attributes(fd, entry)
         os.fchmod(fd, entry.mode if self._as_root else entry.mode | 0o700)
-        os.utime(fd, (entry.mtime, entry.mtime))
+        os.utime(fd, ns=(entry.mtime, entry.mtime))
 
     def _enter(self, path: str) -> int:
         """The directory, made where the archive forgot to list it. It stays open until the next one is asked for:

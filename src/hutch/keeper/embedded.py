@@ -37,7 +37,7 @@ class Hutch:
     """
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
-        self._keeper = keeper or _opened(Config.load(**configuration))
+        self._keeper = keeper or opened(Config.load(**configuration))
         self.session = leases.OF_A_PROCESS + secrets.token_hex(8)
         self._started = False
         self._borrowed = False
@@ -222,7 +222,7 @@ def _located(volume: Volume) -> VolumeInfo:
     return volume.shown().but(path=volume.path)
 
 
-def _opened(config: Config) -> Keeper:
+def opened(config: Config) -> Keeper:
     logs.configure(level=config.log_level, format=config.log_format)
     return durable(config)
 

@@ -5,11 +5,14 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from hutch.api import Files
-from hutch.errors import HutchError
+from hutch.errors import HutchError, Unsupported
 from hutch.keeper.operations import Operation
-from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.keeper.watching import GuardedWatch
+from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
+from hutch.providers.linked.file_shapes import Copied
+from hutch.providers.linked.files import LinkedFiles
 
 T = TypeVar("T")
 
@@ -155,14 +158,8 @@ class GuardedFiles:
             pattern=pattern, root=root, glob=glob,
         )  # fmt: skip
 
-    async def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
-        async with self._guard.operation("files.watch", {"path": path, "recursive": recursive}):
-            instance = await self._guard.begin()
-            try:
-                async for change in instance.files.watch(path, recursive=recursive):
-                    yield change
-            finally:
-                self._guard.end()
+    def watch(self, path: str = ".", *, recursive: bool = True) -> GuardedWatch:
+        return GuardedWatch(self._guard, path, recursive=recursive)
 
     async def copy_in(self, source: str | Path, target: str) -> int:
         return await self._record(
@@ -173,3 +170,29 @@ class GuardedFiles:
         return await self._record(
             "copy_out", lambda files: files.copy_out(source, target), source=source, target=str(target)
         )
+
+    # --- trees as streams, for callers on other machines ------------------------------------------------------
+
+    async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
+        """A tree's stream (`hutch.guest.trees`) into the box."""
+        return await self._record(
+            "copy_in", lambda files: _streaming(files).unpack(pieces, target, into), changed=(target,), target=target
+        )
+
+    async def pack(self, source: str) -> AsyncIterator[bytes]:
+        """The stream of a box's file or tree."""
+        async with self._guard.operation("files.copy_out", {"source": source}):
+            instance = await self._guard.begin()
+            try:
+                async for piece in _streaming(instance.files).pack(source):
+                    yield piece
+            finally:
+                self._guard.end()
+
+
+def _streaming(files: Files) -> LinkedFiles:
+    if not isinstance(files, LinkedFiles):
+        raise Unsupported(
+            "this engine copies trees only on the machine that runs it", op="files.copy", remedy="copy file by file"
+        )
+    return files

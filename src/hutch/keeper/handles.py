@@ -98,7 +98,7 @@ class BoxHandle:
         keep_output: int = 1 << 20,
     ) -> Result:
         order, notes = self._command(command, cwd, env, stdin, timeout, user, keep_output=keep_output)
-        async with self.operation("exec", _asked(order)) as operation:
+        async with self.operation("exec", asked(order)) as operation:
             instance = await self.begin()
             try:
                 result = operation.result = await instance.run(order)
@@ -140,7 +140,7 @@ class BoxHandle:
             command=_checked(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty, rows=rows,
             cols=cols, name=name, follow=follow,
         )  # fmt: skip
-        async with self.operation("job.start", _asked(order)) as operation:
+        async with self.operation("job.start", asked(order)) as operation:
             instance = await self.begin()
             try:
                 job = JobHandle(self, await instance.start(order))
@@ -371,14 +371,13 @@ class StreamHandle:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        async with self._box.operation("exec", _asked(self._order)) as operation:
+        async with self._box.operation("exec", asked(self._order)) as operation:
             instance = await self._box.begin()
             process: Process | None = None
             try:
                 process = await instance.start(self._order)
-                if self._order.stdin is not None:
-                    await process.write(self._order.stdin)
-                await process.close_stdin()
+                if self._order.stdin is None:  # else it was given at the start, and then closed
+                    await process.close_stdin()
                 async for piece in process.follow():
                     yield piece
                 result = operation.result = await process.wait()
@@ -396,7 +395,7 @@ async def _put_away(instance: Instance, process: Process, *, ended: bool) -> Non
     await instance.forget(process.id)
 
 
-def _asked(order: Command) -> Details:
+def asked(order: Command) -> Details:
     """What a receipt tells of a command: never its input, nor the values of its environment."""
     command = order.command
     details: Details = {

@@ -74,7 +74,7 @@ class Keeper:
         )
         self.operations = self.receipts.operations
         self.states = States(store)
-        self.states.witness = self.receipts.witness
+        self.states.witnesses.append(self.receipts.witness)
         self.engines = engines or Engines(config)
         self.created: list[Hook] = []
         """Run until they have succeeded once for a box, after it is leased (P10)."""
@@ -104,6 +104,7 @@ class Keeper:
         self.endings.gone.append(self.pool.forget)
         self.endings.gone.append(lambda _: self.room.freed())
         self.endings.gone.append(lambda live: reveal(live.secrets))
+        self.endings.gone.append(lambda live: self.operations.forget(live.record.id))
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
 
     async def start(self) -> None:

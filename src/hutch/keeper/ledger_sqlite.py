@@ -19,7 +19,15 @@ T = TypeVar("T")
 COLUMNS = ("box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at")
 """Of a chain, as a table holds it."""
 _ADD = "INSERT INTO receipts (box, seq, hash, body) VALUES (?, ?, ?, ?)"
-_CHAIN = f"SELECT {', '.join(COLUMNS)} FROM chains"
+# SQLite stores a value of any type in a column of any other: what somebody else wrote there is read as ours.
+_CHAIN = (
+    "SELECT CAST(box AS TEXT), CAST(owner AS TEXT), CAST(count AS INTEGER), CAST(head AS TEXT), CAST(begun_at AS REAL),"
+    " CAST(last_at AS REAL), CAST(last_op AS TEXT), CAST(ended_at AS REAL), CAST(pruned_at AS REAL) FROM chains"
+)
+_ROWS = (
+    "SELECT CAST(seq AS INTEGER), CAST(hash AS TEXT), CAST(body AS BLOB) FROM receipts"
+    " WHERE box = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
 _KEEP = f"INSERT OR REPLACE INTO chains ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -31,6 +39,7 @@ class SqliteLedger:
         self._synced = synced
         """Every commit reaches the disk before it is answered; else a power cut may take the last ones."""
         self._db: sqlite3.Connection | None = None
+        self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hutch-receipts")
 
     async def append(self, drafts: Sequence[Receipt]) -> None:
@@ -51,8 +60,7 @@ class SqliteLedger:
         return [chain_of(row) for row in rows]
 
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
-        query = "SELECT seq, hash, body FROM receipts WHERE box = ? AND seq > ? ORDER BY seq LIMIT ?"
-        rows = await self._do(lambda db: db.execute(query, (box, after, limit)).fetchall())
+        rows = await self._do(lambda db: db.execute(_ROWS, (box, after, limit)).fetchall())
         return [Row(*row) for row in rows]
 
     async def prune(self, before: float, most: int) -> int:
@@ -70,20 +78,17 @@ class SqliteLedger:
         return await self._do(work, writes=True)
 
     async def close(self) -> None:
-        def shut() -> None:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-        loop = asyncio.get_running_loop()
-        await loop.run_in_executor(self._thread, shut)
+        if self._closed:
+            return
+        self._closed = True
+        if self._db is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._db.close)
         self._thread.shutdown(wait=False)
 
     async def _do(self, work: Callable[[sqlite3.Connection], T], *, writes: bool = False) -> T:
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work, writes)
-        except RuntimeError as error:  # the thread has been shut down
-            raise Unavailable(f"the receipts in {self._path} are closed", retryable=False) from error
+        if self._closed:
+            raise Unavailable(f"the receipts in {self._path} are closed", retryable=False)
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._run, work, writes)
 
     def _run(self, work: Callable[[sqlite3.Connection], T], writes: bool) -> T:
         try:
@@ -106,6 +111,7 @@ class SqliteLedger:
         if self._db is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0, check_same_thread=False)
+            db.text_factory = lambda data: data.decode("utf-8", "replace")  # what is no text breaks its chain, not us
             try:
                 db.execute("PRAGMA journal_mode = WAL")
                 db.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'NORMAL'}")

@@ -112,7 +112,7 @@ class _Pruner:
             if record.waits(time.time()) or await self._liveness.alive(record.keeper):
                 continue
             states = States(store)
-            states.witness = self._receipts.witness
+            states.witnesses.append(self._receipts.witness)
             yield await self._box(record.id, partial(self._end, record, states))
 
     async def instances(self) -> AsyncIterator[Leftover]:

@@ -83,7 +83,7 @@ class _Checking:
         self._chains += 1
         try:
             chain = msgspec.convert(msgspec.json.decode(line)["chain"], type=Chain)
-        except (msgspec.ValidationError, msgspec.DecodeError, KeyError, TypeError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Invalid(f"not the head of a chain: {error}") from error
         walk = self._walk or Walk(chain.box, chain.owner)
         self._walk = None

@@ -39,6 +39,8 @@ class ReceiptQueue:
         self._closing = False
         self.failures = 0
         """Commits that failed, and were tried again."""
+        self.failing = False
+        """The last one did."""
 
     def __len__(self) -> int:
         return self._taken - self._committed
@@ -133,6 +135,7 @@ class ReceiptQueue:
                 except HutchError as error:
                     self._waiting.extendleft(reversed(batch))
                     self.failures += 1
+                    self.failing = True
                     log("receipts").error("not written yet", waiting=len(self), error=error)
                     if self._closing:
                         return
@@ -140,6 +143,7 @@ class ReceiptQueue:
                     pause = min(LONGEST_PAUSE, pause * 2)
                 else:
                     pause = 0.05
+                    self.failing = False
                     self._count(len(batch))
         finally:
             self._writing = None

@@ -15,7 +15,7 @@ from hutch.keeper.callers import unasked, who
 from hutch.keeper.ledger import Ledger
 from hutch.keeper.operations import Operations, bounded
 from hutch.keeper.pool import POOL_OWNER
-from hutch.keeper.receipt_chain import ARRIVED, GONE, LEFT, Row, Walk
+from hutch.keeper.receipt_chain import ARRIVED, LEFT, Row, Walk
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
 from hutch.logs import log
@@ -24,7 +24,7 @@ from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 from hutch.model.state import State
 
 MODES = ("on", "strict", "off")
-OWN_OPS = re.compile(r"(tool|note)\.[a-z0-9_.-]{1,60}")
+OWN_OPS = r"(tool|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
 MOST_DETAILS = 32
 PAGE = 1000
@@ -71,7 +71,7 @@ class Receipts:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def witness(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Awaitable[None] | None:
-        """The witness of `States`: every change of a record is seen here, by the task that makes it."""
+        """A witness of `States`: every change of a record is seen here, by the task that makes it."""
         if old is None:
             self._prune_sometimes(new.id)
         number = 0
@@ -95,7 +95,7 @@ class Receipts:
         self, box_id: str, op: str, details: Details | None = None, *, owner: str | None = None, session: str = ""
     ) -> None:
         """Put a word of the caller's own on record: a tool that was allowed, a person who approved."""
-        if not OWN_OPS.fullmatch(op):
+        if not re.fullmatch(OWN_OPS, op):
             raise Invalid(
                 f"{op[:80]!r} is no name for a note", op="receipts.note", remedy="tool.NAME or note.NAME, in lower case"
             )
@@ -112,10 +112,7 @@ class Receipts:
             box=record.id, owner=record.owner, at=time.time(), op=op, who=who(session), details=bounded(details),
             policy=self.operations.policy(record),
         )  # fmt: skip
-        number = self.operations.ended(draft)
-        if op == GONE:
-            self.operations.forget(record.id)
-        return number
+        return self.operations.ended(draft)
 
     async def _settled(self, number: int) -> None:
         if self.operations.strict and self.queue is not None and number:
@@ -178,7 +175,12 @@ class Receipts:
 
     async def _check(self, chain: Chain) -> ChainCheck:
         if chain.pruned_at:
-            return ChainCheck(box=chain.box, owner=chain.owner, pruned_at=chain.pruned_at)
+            left = await self._ledger.rows(chain.box, 0, 1)
+            problem = "the head record tells that they were pruned, and some are there" if left else ""
+            return ChainCheck(
+                box=chain.box, owner=chain.owner, ok=not left, broken=0 if left else None, problem=problem,
+                pruned_at=chain.pruned_at,
+            )  # fmt: skip
         walk = Walk(chain.box, chain.owner)
         while page := await self._ledger.rows(chain.box, walk.count, PAGE):
             if not walk.along(page):

@@ -65,6 +65,9 @@ def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...]
     elif keeper.liveness.lapsed():
         state, reason = Condition.DEGRADED, "the store does not answer"
         remedy = "boxes that others could take over answer again when the store is back"
+    elif keeper.receipts.queue is not None and keeper.receipts.queue.failing:
+        state, reason = Condition.DEGRADED, "receipts cannot be written"
+        remedy = "look at the disk or database that holds them: when too many wait, nothing more is done"
     elif states[State.UNKNOWN]:
         state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
         remedy = "look at their reasons: hutch box list"

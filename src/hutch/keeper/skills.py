@@ -27,7 +27,7 @@ from hutch.skills import collecting
 from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, Budget, check_plain
 from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.shelf import Origin
-from hutch.skills.sources import Source, Written
+from hutch.skills.sources import Source, Written, new_skill
 from hutch.skills.store import SkillStore
 
 P = ParamSpec("P")
@@ -67,6 +67,10 @@ class Skills:
     async def versions(self, owner: str, name: str) -> tuple[SkillVersion, ...]:
         return await in_thread(self.store.versions, owner, name)
 
+    async def origin(self, owner: str, name: str) -> Origin:
+        """Where its active version came from."""
+        return (await in_thread(self.store.entry, owner, name)).current.origin
+
     async def export(self, owner: str, name: str, version: str = "") -> bytes:
         return await in_thread(self.store.export, owner, name, version)
 
@@ -78,9 +82,11 @@ class Skills:
 
     # --- changing -------------------------------------------------------------------------------------------
 
-    async def install(self, owner: str, source: Source, *, digest: str = "", name: str = "") -> SkillInfo:
-        """`digest`: only what a preview has shown."""
-        skill, before = await in_thread(self.store.install, owner, source, digest=digest, name=name)
+    async def install(
+        self, owner: str, source: Source, *, digest: str = "", name: str = "", new: bool = False
+    ) -> SkillInfo:
+        """`digest`: only what a preview has shown; `new`: Conflict if there is one of that name."""
+        skill, before = await in_thread(self.store.install, owner, source, digest=digest, name=name, new=new)
         await self._changed(owner, skill, before, "installed" if not before else "upgraded")
         return skill
 
@@ -90,9 +96,7 @@ class Skills:
         return skill
 
     async def create(self, owner: str, name: str, description: str, body: str = "") -> SkillInfo:
-        skill = await in_thread(self.store.create, owner, name, description, body)
-        await self._changed(owner, skill, "", "created")
-        return skill
+        return await self.install(owner, new_skill(name, description, body), new=True)
 
     async def change_files(
         self,
@@ -174,9 +178,7 @@ async def fetched_from(box: api.Box, name: str, path: str = "") -> Written:
     return Written(files, Origin(kind="box", place=box.id, path=where))
 
 
-async def _gather(
-    files: api.Files, top: str, below: str, budget: Budget, found: dict[str, tuple[bytes, bool]]
-) -> None:
+async def _gather(files: api.Files, top: str, below: str, budget: Budget, found: dict[str, tuple[bytes, bool]]) -> None:
     try:
         listed = await files.list(f"{top}/{below}" if below else top)
     except (FileMissing, NotDirectory):

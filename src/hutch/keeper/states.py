@@ -46,8 +46,8 @@ class States:
     def __init__(self, store: Store) -> None:
         self._store = store
         self.listeners: list[Listener] = []
-        self.witness: Witness | None = None
-        """Sees every change that was written, also those that are no event."""
+        self.witnesses: list[Witness] = []
+        """See every change that was written, also those that are no event."""
 
     async def open(self, record: BoxRecord) -> BoxRecord:
         """Write the intent: from now on the box can be found and destroyed, whatever happens."""
@@ -113,11 +113,11 @@ class States:
         return new
 
     async def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> None:
-        seen = self.witness(old, new, event) if self.witness is not None else None
+        waiting = [seen for witness in self.witnesses if (seen := witness(old, new, event)) is not None]
         if event is not None:
             for listener in self.listeners:
                 listener(event)
-        if seen is not None:
+        for seen in waiting:
             await seen
 
 

@@ -24,7 +24,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def from_json(cls, data: bytes | str) -> Self:
         try:
             return decoded(data, cls)
-        except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"not a valid {cls.__name__}: {error}") from error
 
     @classmethod
@@ -59,10 +59,12 @@ def decoded(data: bytes | str, kind: type[T]) -> T:
             raise
         try:
             plain = json.loads(data)
+            # Only bytes of a name: no other surrogate could be written down again.
+            json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogateescape")
         except (ValueError, RecursionError):
             raise error from None
         return msgspec.convert(plain, type=kind)
 
 
 def _has_surrogates(data: bytes | str) -> bool:
-    return ("\\ud" if isinstance(data, str) else b"\\ud") in data.lower()
+    return b"\\ud" in (data.encode("utf-8", "surrogatepass") if isinstance(data, str) else data).lower()

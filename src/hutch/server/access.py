@@ -34,13 +34,13 @@ async def find(call: Call) -> Live:
 @asynccontextmanager
 async def using(call: Call) -> AsyncIterator[BoxHandle]:
     """A handle that may change the box: the session holds its lease now, or already did. An admin over all needs
-    no lease (P8). A client that says which epoch its handle is of gets LeaseLost if that has passed."""
+    no lease (P8). A client that says which lease its handle is of gets LeaseLost if that one has ended."""
     live = await find(call)
     if _observes(call):
         refuse(call.op)
     if not call.caller.over_all:
-        if epoch := call.header("hutch-epoch"):
-            await _keep(call, live, epoch)
+        if lease := call.header("hutch-lease"):
+            await _keep(call, live, lease)
         else:
             await hold(call.keeper, live, call.caller.session)
     handle = BoxHandle(call.keeper, live, call.caller.session)
@@ -56,7 +56,7 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
     and wakes nothing; for everybody else looking is using."""
     live = await find(call)
     observes = call.caller.role is Role.OBSERVER or _observes(call)
-    if observes or (_held_by_another(live, call.caller.session) and not call.header("hutch-epoch")):
+    if observes or (_held_by_another(live, call.caller.session) and not call.header("hutch-lease")):
         yield Observing(call.keeper, live)
         return
     async with using(call) as handle:
@@ -72,16 +72,17 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
         await keeper.acquire(record.id, session)
 
 
-async def _keep(call: Call, live: Live, epoch: str) -> None:
-    """A handle works as long as its epoch is the box's and its lease has not run out (P6)."""
-    if not (epoch.isascii() and epoch.isdigit() and len(epoch) < 19):
-        raise Invalid(f"Hutch-Epoch {epoch[:40]!r} is no number")
-    record = live.record
-    if record.epoch != int(epoch):
+async def _keep(call: Call, live: Live, given: str) -> None:
+    """A handle works as long as the lease is the one it was given (P6). The moment it was acquired names a lease: that
+    outlives keepers, while the epoch moves whenever another one adopts the box."""
+    lease = live.record.lease
+    try:
+        same = lease is not None and lease.acquired_at == float(given)
+    except ValueError:
+        raise Invalid(f"Hutch-Lease {given[:40]!r} is no lease") from None
+    if lease is not None and not same:
         raise LeaseLost(
-            f"box {record.id} was taken over by another session",
-            remedy="attach to it again, or create a box of your own",
-            details={"epoch": record.epoch, "yours": int(epoch)},
+            f"box {live.record.id} was taken over", remedy="attach to it again, or create a box of your own"
         )
     await renew(call, live, sparingly=True)
 

@@ -6,13 +6,11 @@ import os
 import socket
 import time
 from pathlib import Path
-from typing import Any
 
 import hutch
+from hutch.config.announcement import ANNOUNCEMENT, read
 from hutch.errors import ConfigError, HeldElsewhere
 
-SOCKET = "server.sock"
-ANNOUNCEMENT = "server.json"
 FIRST_KEY = "first-key"
 
 
@@ -27,7 +25,7 @@ class Lock:
             os.close(self._fd)
             raise HeldElsewhere(
                 f"another server works on {state_dir}",
-                details=_read(state_dir / ANNOUNCEMENT),
+                details=read(state_dir),
                 remedy="use that one, end it first, or set HUTCH_STATE_DIR",
             ) from None
 
@@ -89,11 +87,3 @@ def write_private(path: Path, text: str) -> None:
     with os.fdopen(fd, "w") as file:
         file.write(text)
     draft.rename(path)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        told: dict[str, Any] = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return {}
-    return told

@@ -51,7 +51,7 @@ class ChangeBody(Record, frozen=True, kw_only=True):
     """Empty: none."""
     retention: Retention | None = None
     idle_timeout_sec: Seconds | None = None
-    limits: dict[str, float] = msgspec.field(default_factory=dict)
+    limits: dict[str, int | float] = msgspec.field(default_factory=dict)
 
 
 class ChangedBox(Record, frozen=True, kw_only=True):

@@ -31,7 +31,8 @@ class EventPage(Record, frozen=True, kw_only=True):
 
 
 async def events(call: Call, query: EventsQuery) -> Reply:
-    """What happened to boxes. Accept: text/event-stream for a stream; Last-Event-ID, as browsers send it, goes before `after`."""
+    """What happened to boxes. Accept: text/event-stream for a stream; Last-Event-ID, as browsers send it, goes before
+    `after`."""
     if not call.accepts(SSE):
         found, cursor = await _page(call, query, query.after)
         return Reply(EventPage(events=found, cursor=cursor))

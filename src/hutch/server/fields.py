@@ -8,7 +8,7 @@ from functools import cache
 
 @cache
 def notes(kind: type) -> dict[str, str]:
-    """By field, those of its bases too, and of the records in its `__noted_in__`, if it was made of them at run time."""
+    """By field, those of its bases too, and of the records in `__noted_in__` where it was made of them at run time."""
     found: dict[str, str] = {}
     for base in (*getattr(kind, "__noted_in__", ()), *reversed(kind.__mro__)):
         if base.__module__.startswith("hutch."):

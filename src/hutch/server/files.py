@@ -2,23 +2,19 @@
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, aclosing
+from contextlib import aclosing
 from typing import Annotated, ClassVar, cast
 
 import msgspec
 
-from hutch.api import Files
-from hutch.errors import FileFailed, HutchError, Invalid, Unsupported
+from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.keeper.files import GuardedFiles
 from hutch.model.files import Change, FileInfo, FileKind
-from hutch.model.receipts import Details
 from hutch.model.record import Record
-from hutch.providers.linked.files import LinkedFiles
 from hutch.server.access import looking, using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.statuses import wire_of
 
-Watching = AbstractAsyncContextManager[AsyncIterator[Change]]
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 _HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
 """A box's bytes are no page of ours, whatever they look like."""
@@ -214,12 +210,8 @@ async def read_tree(call: Call, query: PathQuery) -> Reply:
 async def write_tree(call: Call, query: TreeQuery) -> Reply:
     """The body is a stream that `GET …/tree` gave. Names that would leave the target are refused."""
     async with using(call) as box:
-        instance = await box.begin()
-        try:
-            pieces = call.pieces(call.service.config.server.max_upload_mb << 20)
-            copied = await _streaming(instance.files).unpack(pieces, query.path, query.into)
-        finally:
-            box.end()
+        pieces = call.pieces(call.service.config.server.max_upload_mb << 20)
+        copied = await box.files.unpack(pieces, query.path, query.into)
     return Reply(CopiedView(files=copied.files, bytes=copied.bytes, skipped=copied.skipped))
 
 
@@ -280,43 +272,24 @@ async def watch(call: Call, query: WatchQuery) -> Reply:
 
 async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]:
     begun = False
-    details: Details = {"path": query.path, "recursive": query.recursive}
-    async with looking(call) as guard, guard.operation("files.watch", details):
-        instance = await guard.begin()
-        try:
-            # Every watch can be entered: then it is in place.
-            watching = cast(Watching, instance.files.watch(query.path, recursive=query.recursive))
-            async with watching as changes:
+    try:
+        async with looking(call) as guard:
+            async with GuardedFiles(guard).watch(query.path, recursive=query.recursive) as changes:
                 begun = True
                 yield b'{"watching":true}\n'
                 while (change := await call.service.unless_draining(_next(changes))) is not None:
                     yield change.to_json() + b"\n"
-        except HutchError as error:
-            if not begun:
-                raise
-            yield msgspec.json.encode({"error": wire_of(error, call.op)}) + b"\n"
-        finally:
-            guard.end()
+    except HutchError as error:
+        if not begun:
+            raise
+        yield msgspec.json.encode({"error": wire_of(error, call.op)}) + b"\n"
 
 
 async def _packed(call: Call, path: str) -> AsyncGenerator[bytes, None]:
     async with looking(call) as guard:
-        instance = await guard.begin()
-        try:
-            stream = cast(AsyncGenerator[bytes, None], _streaming(instance.files).pack(path))
-            async with aclosing(stream) as pieces:
-                async for piece in pieces:
-                    yield piece
-        finally:
-            guard.end()
-
-
-def _streaming(files: Files) -> LinkedFiles:
-    if not isinstance(files, LinkedFiles):
-        raise Unsupported(
-            "this engine copies trees only on the machine that runs it", op="files.copy", remedy="copy file by file"
-        )
-    return files
+        async with aclosing(cast(AsyncGenerator[bytes, None], GuardedFiles(guard).pack(path))) as pieces:
+            async for piece in pieces:
+                yield piece
 
 
 def _either(name: str, text: str | None, data: bytes | None) -> str | bytes:

@@ -12,6 +12,7 @@ from itertools import accumulate
 
 import hutch
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.records import BoxRecord
 from hutch.model.boxes import Event
 from hutch.model.receipts import Receipt
 
@@ -47,8 +48,9 @@ class Metrics:
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._since = time.time()
-        self.boxes: Counter[str] = Counter(adopted=len(keeper.boxes()))
-        self.cleaned: Counter[str] = Counter()
+        self.boxes: Counter[tuple[str, str]] = Counter(("adopted", record.spec.profile) for record in keeper.boxes())
+        """By what happened and profile."""
+        self.cleaned: Counter[tuple[str, str]] = Counter()
         self.failures: Counter[str] = Counter()
         self.requests: Counter[tuple[str, int]] = Counter()
         self.verdicts: Counter[str] = Counter()
@@ -60,15 +62,18 @@ class Metrics:
         self.connections: Callable[[], Mapping[str, int]] = dict
         """Open ones by door; set by whoever runs the doors."""
 
-    def heard(self, event: Event) -> None:
-        """A listener of the keeper's states."""
+    def saw(self, _: BoxRecord | None, record: BoxRecord, event: Event | None) -> None:
+        """A witness of the keeper's states."""
+        if event is None:
+            return
+        profile = record.spec.profile
         if name := _KINDS.get(event.kind):
-            self.boxes[name] += 1
+            self.boxes[name, profile] += 1
         elif event.kind == "gone":
             ends = (kind for begin, kind in _ENDS if event.reason.startswith(begin))
-            self.cleaned[next(ends, "other")] += 1
+            self.cleaned[next(ends, "other"), profile] += 1
         elif event.kind == "state" and event.reason.startswith(_FAILED_CHECK):
-            self.boxes["health_check_failures"] += 1
+            self.boxes["health_check_failures", profile] += 1
 
     def ended(self, receipt: Receipt) -> None:
         """A listener of the keeper's operations."""
@@ -102,8 +107,9 @@ class Metrics:
             "health_check_failures": "Boxes that gave no real answer when they were asked for one.",
         }  # fmt: skip
         for name, text in told.items():
-            yield from _counter(f"hutch_boxes_{name}_total", text, {"": self.boxes[name]})
-        ends = {_labels(reason=reason): count for reason, count in self.cleaned.items()}
+            found = {_labels(profile=profile): count for (kind, profile), count in self.boxes.items() if kind == name}
+            yield from _counter(f"hutch_boxes_{name}_total", text, found)
+        ends = {_labels(reason=reason, profile=profile): count for (reason, profile), count in self.cleaned.items()}
         yield from _counter("hutch_boxes_cleaned_total", "Boxes that are gone, by the kind of their end.", ends)
         present = Counter(
             _labels(state=record.state, profile=record.spec.profile, provider=record.instance.provider)

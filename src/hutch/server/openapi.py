@@ -6,7 +6,7 @@ docstrings, error statuses from `STATUS`.
 
 import inspect
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -18,6 +18,7 @@ from hutch.keeper.keys import Role
 from hutch.model.ids import NAME
 from hutch.server.call import BYTES, JSON
 from hutch.server.fields import notes
+from hutch.server.headers import OF_BOX_ROUTES, OF_EVERY_ROUTE, REQUEST_HEADERS
 from hutch.server.routes import ROUTES, May, Route
 from hutch.server.shapes import Error
 from hutch.server.sockets import SOCKETS, SocketRoute
@@ -30,32 +31,13 @@ _TEXT = "text/plain"
 _WHAT = {
     "box": ("The id of a box.", "^[a-z0-9]{20}$"),
     "job": ("The id of a job of this box.", "^[a-zA-Z0-9_-]{1,64}$"),
+    "operation": ("The name that Hutch-Operation gave.", "^[a-zA-Z0-9]{1,64}$"),
     "key": ("The id of a key, never the key itself.", "^k[0-9a-f]{12}$"),
     "volume": ("The name of a volume.", f"^{NAME.pattern}$"),
+    "skill": ("The name of a skill.", "^[a-z0-9]+(-[a-z0-9]+)*$"),
+    "group": ("The name of a group of skills.", f"^{NAME.pattern}$"),
 }
 """Variables of paths."""
-_HEADERS: Mapping[str, Json] = {
-    "Hutch-Session": {
-        "description": "Whose lease it is: boxes are changed by one session at a time. Default: the key's id.",
-        "schema": {"type": "string", "maxLength": 128, "pattern": "^[ -~]*$"},
-    },
-    "Hutch-Admin": {
-        "description": "`yes` from an admin: every owner's boxes, past their lease. Each such call is logged.",
-        "schema": {"enum": ["yes"]},
-    },
-    "Idempotency-Key": {
-        "description": "A retry with the same key gives the box that was made.",
-        "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": "^[!-~]+$"},
-    },
-    "Last-Event-ID": {
-        "description": "Goes before `after`, as browsers send it.",
-        "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
-    },
-    "Range": {
-        "description": "One part of the file.",
-        "schema": {"type": "string", "pattern": "^bytes=[0-9]{0,18}-[0-9]{0,18}$"},
-    },
-}
 _OUR_NUMBERS = re.compile(r" \((?:lesson |[BPS])\d+(?:, (?:lesson |[BPS])?\d+)*\)")
 _REASONS = {
     200: "Done.", 201: "Made.", 202: "Begun: it is being made.", 204: "Done; there is nothing to tell.",
@@ -98,7 +80,7 @@ def _document() -> Json:
         "components": {
             "schemas": schemas.components,
             "responses": dict(sorted(failures.items())),
-            "parameters": {name: {"name": name, "in": "header", **told} for name, told in _HEADERS.items()},
+            "parameters": {name: {"name": name, "in": "header", **told} for name, told in REQUEST_HEADERS.items()},
             "headers": {
                 "Hutch-Request": {"description": "The log's lines carry it as `op`.", "schema": {"type": "string"}},
                 "Retry-After": {"description": "Seconds.", "schema": {"type": "integer"}},
@@ -246,7 +228,8 @@ def _parameters(route: Route, schemas: Schemas) -> Iterable[Json]:
     if route.query is not None:
         yield from _query_parameters(route.query, schemas)
     if route.may is not May.ANYBODY:
-        for header in (*route.headers, "Hutch-Session", "Hutch-Admin"):
+        of_boxes = OF_BOX_ROUTES if "{box}" in route.path else ()
+        for header in (*route.headers, *of_boxes, *OF_EVERY_ROUTE):
             yield {"$ref": f"#/components/parameters/{header}"}
 
 

@@ -109,7 +109,8 @@ class Operations:
 
 def _place(call: "Call") -> str:
     """Whose name it is, and of which box: nobody gets at an answer by guessing."""
-    return f"{call.caller.owner}\0{call.caller.session}\0{call.params['box']}"
+    caller = call.caller
+    return "\0".join((caller.key_id, str(caller.over_all), caller.owner, caller.session, call.params["box"]))
 
 
 def _size(task: "asyncio.Task[Reply]") -> int:

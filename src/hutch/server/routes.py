@@ -15,12 +15,13 @@ from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
+from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.status import Status
-from hutch.server import about, boxes, commands, events, files, jobs, receipts, sessions
+from hutch.server import about, boxes, commands, events, files, jobs, receipts, sessions, skills
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.door import Caller
 from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
-from hutch.server.statuses import OF_BOXES
+from hutch.server.statuses import OF_BOXES, OF_FILES
 
 Handler = Callable[..., Awaitable[Reply]]
 
@@ -95,6 +96,7 @@ class Route:
 _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
+_SKILL = "/v1/skills/{skill}"
 
 # fmt: off
 ROUTES = (
@@ -119,6 +121,36 @@ ROUTES = (
     Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, VolumeInfo, status=(201,), fails=("conflict",)),
     Route("GET", "/v1/volumes/{volume}", about.get_volume, May.READ, VolumeInfo),
     Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE, fails=("conflict",)),
+    Route("GET", "/v1/skills", skills.list_skills, May.READ, skills.SkillList, fails=skills.FAILS),
+    Route("POST", "/v1/skills", skills.install, May.CHANGE, SkillInfo, long=True, status=(201,),
+          fails=(*OF_BOXES, *skills.FAILS)),
+    Route("POST", "/v1/skills/preview", skills.preview, May.CHANGE, SkillPreview, long=True,
+          fails=(*OF_BOXES, *skills.FAILS)),
+    Route("POST", "/v1/skills/archive", skills.install_archive, May.CHANGE, SkillInfo, status=(201,), raw=True,
+          fails=skills.FAILS),
+    Route("POST", "/v1/skills/archive/preview", skills.preview_archive, May.CHANGE, SkillPreview, raw=True,
+          fails=skills.FAILS),
+    Route("GET", _SKILL, skills.get, May.READ, SkillInfo, fails=skills.FAILS),
+    Route("PATCH", _SKILL, skills.edit, May.CHANGE, SkillInfo, fails=skills.FAILS),
+    Route("DELETE", _SKILL, skills.remove, May.CHANGE, fails=skills.FAILS),
+    Route("GET", f"{_SKILL}/body", skills.text, May.READ, skills.SkillText, fails=skills.FAILS),
+    Route("GET", f"{_SKILL}/versions", skills.versions, May.READ, skills.SkillVersions, fails=skills.FAILS),
+    Route("GET", f"{_SKILL}/files", skills.list_files, May.READ, skills.SkillFiles, fails=skills.FAILS),
+    Route("GET", f"{_SKILL}/files/content", skills.read_file, May.READ, bytes, fails=skills.FAILS),
+    Route("PUT", f"{_SKILL}/files/content", skills.write_file, May.CHANGE, SkillInfo, raw=True, fails=skills.FAILS),
+    Route("DELETE", f"{_SKILL}/files/content", skills.remove_file, May.CHANGE, SkillInfo, fails=skills.FAILS),
+    Route("GET", f"{_SKILL}/export", skills.export, May.READ, bytes, fails=skills.FAILS),
+    Route("POST", f"{_SKILL}/pin", skills.pin, May.CHANGE, SkillInfo, fails=skills.FAILS),
+    Route("DELETE", f"{_SKILL}/pin", skills.unpin, May.CHANGE, SkillInfo, fails=skills.FAILS),
+    Route("POST", f"{_SKILL}/rollback", skills.rollback, May.CHANGE, SkillInfo, fails=skills.FAILS),
+    Route("POST", f"{_SKILL}/upgrade", skills.upgrade, May.CHANGE, SkillInfo, long=True,
+          fails=(*OF_BOXES, *skills.FAILS)),
+    Route("POST", f"{_SKILL}/save", skills.save, May.CHANGE, SkillInfo, long=True,
+          fails=(*OF_BOXES, *OF_FILES, *skills.FAILS)),
+    Route("POST", f"{_SKILL}/prepare", skills.prepare, May.CHANGE, SkillPlace, long=True,
+          fails=(*OF_BOXES, *OF_FILES, *skills.FAILS)),
+    Route("GET", "/v1/skill-bindings", skills.list_bindings, May.READ, skills.SkillBindings, fails=skills.FAILS),
+    Route("PUT", "/v1/skill-bindings/{group}", skills.bind, May.CHANGE, SkillBinding, fails=skills.FAILS),
     Route("GET", "/v1/session/current", sessions.get_current, May.READ, sessions.Current),
     Route("PUT", "/v1/session/current", sessions.set_current, May.CHANGE, sessions.Current, fails=OF_BOXES),
     Route("DELETE", "/v1/session/current", sessions.leave_current, May.CHANGE),
@@ -144,10 +176,11 @@ ROUTES = (
     Route("DELETE", f"{_BOX}/lease", boxes.drop_lease, May.CHANGE, boxes.LeaseView),
     Route("POST", f"{_BOX}/receipts", receipts.note, May.CHANGE),
     Route("POST", f"{_BOX}/exec", commands.execute, May.CHANGE, ExecResult, long=True,
-          streams={NDJSON: ExecLine, BYTES: bytes}, headers=("Hutch-Operation",)),
+          streams={NDJSON: ExecLine, BYTES: bytes}, headers=("Hutch-Operation", "Hutch-Again")),
     Route("DELETE", f"{_BOX}/operations/{{operation}}", commands.cancel, May.CHANGE),
     Route("GET", f"{_BOX}/jobs", jobs.list_jobs, May.READ, jobs.JobList),
-    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,), headers=("Hutch-Operation",)),
+    Route("POST", f"{_BOX}/jobs", jobs.start, May.CHANGE, JobInfo, status=(201,),
+          headers=("Hutch-Operation", "Hutch-Again")),
     Route("GET", _JOB, jobs.get, May.READ, JobInfo),
     Route("DELETE", _JOB, jobs.forget, May.CHANGE),
     Route("GET", f"{_JOB}/output", jobs.output, May.READ, OutputChunk, long=True, streams={BYTES: bytes}),

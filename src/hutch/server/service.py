@@ -71,7 +71,8 @@ class Service:
         self._unusable: dict[str, tuple[float, Capabilities]] = {}
         self._asking = asyncio.Lock()
         """One probe at a time."""
-        keeper.states.listeners += [self.bell.ring, self.metrics.heard, self.creations.heard]
+        keeper.states.listeners += [self.bell.ring, self.creations.heard]
+        keeper.states.witnesses.append(self.metrics.saw)
         keeper.operations.listeners.append(self.metrics.ended)
 
     async def engine(self, name: str = "") -> Capabilities:

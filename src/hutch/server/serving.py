@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import socket
 from collections.abc import Callable, Generator
@@ -11,7 +12,7 @@ from pathlib import Path
 import uvicorn
 
 from hutch import telemetry
-from hutch.config import Config, directories
+from hutch.config import Config, announcement, directories
 from hutch.errors import ConfigError
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
@@ -41,8 +42,11 @@ def prepared(config: Config) -> Config:
     return config
 
 
-async def serve(config: Config, tell: Told) -> None:
-    """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start."""
+async def serve(config: Config, tell: Told, *, private: bool = False) -> None:
+    """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start.
+
+    A private server is one process's own: it also ends when its standard input does, and its boxes end with it.
+    """
     _bridge_logs()
     if sent := telemetry.set_up():
         tell(sent)
@@ -54,19 +58,19 @@ async def serve(config: Config, tell: Told) -> None:
         keeper = Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store))
         try:
             await keeper.start()
-            await _serve(keeper, tell)
+            await _serve(keeper, tell, _on_signals(until_eof=private))
         finally:
-            await keeper.detach()
+            await (keeper.close() if private else keeper.detach())
     finally:
         lock.release()
         await asyncio.to_thread(telemetry.off)
 
 
-async def _serve(keeper: Keeper, tell: Told) -> None:
+async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
     config = keeper.config
     service = Service(keeper)
     await _first_key(service, tell)
-    path = Path(config.server.socket) if config.server.socket else config.run_dir / announcing.SOCKET
+    path = Path(config.server.socket) if config.server.socket else config.run_dir / announcement.SOCKET
     table = config.server
     servers = [(_unix_server(service), announcing.unix_socket(path))]
     url = ""
@@ -80,7 +84,6 @@ async def _serve(keeper: Keeper, tell: Told) -> None:
             for door, (server, _) in zip(("unix", "tcp"), servers, strict=False)
         }
         await _say_what_is_there(service, tell, path, url)
-        ending = _on_signals()
         running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
         for server, _ in servers:
             await server.ready.wait()
@@ -161,12 +164,26 @@ def _uvicorn(service: Service, app: App, **options: object) -> uvicorn.Config:
     )
 
 
-def _on_signals() -> asyncio.Event:
+def _on_signals(*, until_eof: bool) -> asyncio.Event:
     ending = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ending.set)
+    if until_eof:
+        os.set_blocking(0, False)
+        loop.add_reader(0, _look_for_end, ending)
     return ending
+
+
+def _look_for_end(ending: asyncio.Event) -> None:
+    """What comes through the pipe is nobody's; that it ends, says that its other end is gone."""
+    try:
+        if os.read(0, 4096):
+            return
+    except BlockingIOError:
+        return
+    asyncio.get_running_loop().remove_reader(0)
+    ending.set()
 
 
 async def _first_key(service: Service, tell: Told) -> None:

@@ -1,10 +1,13 @@
 """Sessions over HTTP: heartbeats, the current and the default box, and how a conversation finds its own."""
 
+import time
 from typing import Annotated, Any
 
 import msgspec
 
 from hutch.errors import HutchError, Invalid
+from hutch.keeper.keys import Role
+from hutch.keeper.leases import worth_writing
 from hutch.keeper.scopes import scope
 from hutch.keeper.showing import shown
 from hutch.model.asking import ask
@@ -15,7 +18,6 @@ from hutch.server.access import find
 from hutch.server.call import Call, Reply
 
 SessionName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
-Epoch = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class CurrentBody(Record, frozen=True, kw_only=True):
@@ -63,8 +65,8 @@ class FoundBox(Record, frozen=True, kw_only=True):
 
 
 class PresenceBody(Record, frozen=True, kw_only=True):
-    sessions: dict[SessionName, dict[str, Epoch]] = msgspec.field(default_factory=dict)
-    """By session, the boxes it has open and the epoch of each."""
+    sessions: dict[SessionName, dict[str, float]] = msgspec.field(default_factory=dict)
+    """By session, the boxes it has open, each with the time its lease was acquired."""
 
 
 class PresenceView(Record, frozen=True, kw_only=True):
@@ -74,18 +76,23 @@ class PresenceView(Record, frozen=True, kw_only=True):
 
 async def presence(call: Call, body: PresenceBody) -> Reply:
     """A client's heartbeat: the leases of the boxes that it has open are kept alive for another minute."""
+    if call.caller.role is Role.OBSERVER:  # whoever may not take a lease may not keep one either (P8)
+        return Reply(PresenceView(kept=0))
     kept = 0
     for session, boxes in body.sessions.items():
-        for box_id, epoch in boxes.items():
+        for box_id, acquired_at in boxes.items():
             call.params = {"box": box_id}
             try:
                 live = await find(call)
             except HutchError:  # gone, or not this caller's: its next operation will be told
                 continue
-            lease = live.record.lease
-            if lease is not None and lease.holder == session and live.record.epoch == epoch:
-                call.service.presence.beat(session, live)
-                kept += 1
+            lease, now = live.record.lease, time.time()
+            if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
+                continue
+            call.service.presence.beat(session, live)
+            if worth_writing(lease, now, call.keeper.config.lease_sec):
+                await call.keeper.renew(live)
+            kept += 1
     call.params = {}
     return Reply(PresenceView(kept=kept))
 

@@ -42,7 +42,7 @@ def _find(place: Path, depth: int) -> Iterator[Path]:
             inner = sorted(
                 entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in LEFT_OUT
             )
-    except PermissionError:
+    except (PermissionError, FileNotFoundError, NotADirectoryError):
         return
     for name in inner:
         yield from _find(place / name, depth + 1)
@@ -57,6 +57,8 @@ def choose(top: Path, path: str = "") -> Path:
     """The one skill in a tree. Several need a `path` that says which."""
     place = top
     if path:
+        if not path.isprintable():
+            raise Invalid(f"{path[:200]!a} is no path in the source")
         place = top / path
         # The tree may be a stranger's, with links in it that lead anywhere.
         if os.path.isabs(path) or not place.resolve().is_relative_to(top.resolve()):

@@ -33,7 +33,7 @@ class Budget:
     def __init__(self) -> None:
         self.files = 0
         self.size = 0
-        self._names: dict[str, str] = {}
+        self._names: dict[str, tuple[str, str]] = {}
 
     def file(self, name: str, size: int) -> None:
         """One more file, of a size that was declared."""
@@ -61,8 +61,12 @@ class Budget:
         for depth in range(1, len(parts) + 1):
             path = "/".join(parts[:depth])
             folded = unicodedata.normalize("NFC", unicodedata.normalize("NFKC", path).casefold())
-            if self._names.setdefault(folded, path) != path:
-                raise Refused(f"{path} and {self._names[folded]} differ only in how they are written")
+            kind = "file" if depth == len(parts) else "directory"
+            before = self._names.setdefault(folded, (path, kind))
+            if before[0] != path:
+                raise Refused(f"{path} and {before[0]} differ only in how they are written")
+            if before[1] != kind:
+                raise Refused(f"{path} is both a file and a directory")
 
 
 def check_plain(name: str) -> None:

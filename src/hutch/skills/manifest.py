@@ -16,6 +16,7 @@ R = TypeVar("R", bound=Record)
 
 MANIFEST = "SKILL.md"
 MOST_BYTES = 256 << 10
+MOST_FRONT = 32 << 10
 LONGEST_DESCRIPTION = 1024
 LONGEST_COMPATIBILITY = 500
 
@@ -76,7 +77,10 @@ def parse(content: bytes) -> Manifest:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise _wrong(f"it is not UTF-8 ({error.reason} at byte {error.start})") from error
-    fields = _fields(split(text)[0])
+    front = split(text)[0]
+    if len(front) > MOST_FRONT:
+        raise _wrong(f"its front matter has more than {MOST_FRONT} characters")
+    fields = _fields(front)
     ours = _ours(fields)
     warnings = [f"unknown field {name!r} is kept and ignored" for name in sorted(fields.keys() - _KNOWN)]
     tools = _tools(ours.pop("tools", None))
@@ -97,6 +101,22 @@ def parse(content: bytes) -> Manifest:
         permissions=permissions,
         warnings=tuple(warnings),
     )
+
+
+def edited(content: bytes, description: str | None = None, body: str | None = None) -> bytes:
+    """The file with another description or other instructions. Everything else stays byte for byte: fields nobody
+    knows, their order, comments, line ends (lesson 40)."""
+    from hutch.skills.yaml_fields import with_text
+
+    parse(content)
+    text = content.decode()
+    front, old_body = split(text)
+    end = text[: len(text) - len(old_body)]
+    if description is not None:
+        at = end.index(front)
+        end = end[:at] + with_text(front, "description", description) + end[at + len(front) :]
+    new = end + (old_body if body is None else body)
+    return new.encode()
 
 
 def _fields(text: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Protocol
 from hutch.errors import Invalid, NotFound
 from hutch.skills import archives, collecting, git
 from hutch.skills.content import Budget, write_file
+from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.shelf import Origin
 
 
@@ -87,6 +88,15 @@ class Written:
             budget.file(name, len(data))
             write_file(os.path.join(into, name), data, executable=executable)
         return self.origin
+
+
+def new_skill(name: str, description: str, body: str = "") -> Written:
+    """A skill of one file."""
+    from hutch.skills.yaml_fields import quoted
+
+    check_name(name)
+    text = f"---\nname: {name}\ndescription: {quoted(description)}\n---\n\n{body.strip() or f'# {name}'}\n"
+    return Written({MANIFEST: (text.encode(), False)}, Origin(kind="edit"))
 
 
 def of(text: str, *, path: str = "", ref: str = "", local_git: bool = False) -> Source:

@@ -27,7 +27,6 @@ from hutch.skills import collecting, sources, staging
 from hutch.skills.collecting import Package
 from hutch.skills.content import check_plain
 from hutch.skills.dependencies import key_of, settle
-from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.packages import Packages
 from hutch.skills.shelf import Entry, Origin, Shelf, Version, digests_in_use
 from hutch.skills.sources import Source
@@ -35,13 +34,6 @@ from hutch.skills.views import Views, box_view
 
 POOL_OWNER = ""
 """Of boxes that wait for one: nobody has skills under this name."""
-_NEW_BODY = """---
-name: {name}
-description: {description}
----
-
-{body}
-"""
 
 
 class SkillStore:
@@ -188,7 +180,7 @@ class SkillStore:
             found = package.manifest.name
             if name and found != name:
                 raise Invalid(f"the package is skill {found}, not {name}", details={"field": "name"})
-            if digest and package.digest != digest:
+            if not package.digest.startswith(digest):
                 raise Conflict(
                     f"the source has changed since it was looked at: {package.digest[:12]}, not {digest[:12]}",
                     remedy="preview it again",
@@ -211,9 +203,7 @@ class SkillStore:
         if entry is not None and new:
             raise Conflict(f"skill {name} exists", remedy="choose another name, or change that one")
         if entry is not None and entry.pinned and entry.active != package.digest:
-            raise Conflict(
-                f"skill {name} is pinned to version {entry.active[:12]}", remedy=f"hutch skill unpin {name}"
-            )
+            raise Conflict(f"skill {name} is pinned to version {entry.active[:12]}", remedy=f"hutch skill unpin {name}")
         self.packages.keep(package, scratch / "package", scratch)
         version = Version(digest=package.digest, installed_at=time.time(), origin=origin)
         before = "" if entry is None else entry.active
@@ -230,15 +220,6 @@ class SkillStore:
         """The newest from where the active version came."""
         origin = self.entry(owner, name).current.origin
         return self.install(owner, sources.again(origin), name=name)
-
-    def create(self, owner: str, name: str, description: str, body: str = "") -> SkillInfo:
-        """A new skill of one file."""
-        check_name(name)
-        from hutch.skills.yaml_fields import quoted
-
-        text = _NEW_BODY.format(name=name, description=quoted(description), body=body.strip() or f"# {name}")
-        written = sources.Written({MANIFEST: (text.encode(), False)}, Origin(kind="edit"))
-        return self.install(owner, written, name=name, new=True)[0]
 
     def change_files(
         self, owner: str, name: str, changes: Mapping[str, bytes | None], *, expect: str = "", executable: bool = False

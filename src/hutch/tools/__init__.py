@@ -7,6 +7,7 @@
     await tools.guidance(agent="main")                             -> text for the system prompt
     await tools.status(agent="main")                               -> ToolsStatus: which tools there are, and why not
     await tools.close()                                            -> lets go of every lease
+    await answer_openai(tools, assistant_message), answer_anthropic(...)   -> the messages that answer its tool calls
 
 `arguments` is a mapping or the JSON text of one. `call` always returns a `ToolResult(text, structured, is_error,
 images, notes)`: what went wrong is data with a code and a hint; only cancelling it raises, and that kills the command.
@@ -21,6 +22,7 @@ from hutch.policy.permissions import AgentPermissions, Answer, Decision
 from hutch.tools.attachments import Attachment, Collected
 from hutch.tools.definition import Tool
 from hutch.tools.gate import AskRequest
+from hutch.tools.messages import answer_anthropic, answer_openai
 from hutch.tools.provided import ProviderKit
 from hutch.tools.result import Image, ToolResult
 from hutch.tools.toolbox import Tools, ToolsStatus
@@ -38,4 +40,6 @@ __all__ = [
     "ToolResult",
     "Tools",
     "ToolsStatus",
+    "answer_anthropic",
+    "answer_openai",
 ]

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from hutch.api import Box
-from hutch.errors import FileMissing, HutchError, Invalid
+from hutch.errors import FileDenied, FileFailed, FileMissing, HutchError, Invalid, IsDirectory
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import Record
 from hutch.tools.names import distinct, safe_name
@@ -105,7 +105,7 @@ class Attachments:
 
     async def _read(self, box: Box, directory: str) -> Collected:
         files: list[Attachment] = []
-        skipped: dict[str, str] = msgspec.field(default_factory=dict)
+        skipped: dict[str, str] = {}
         names: set[str] = set()
         total = 0
         for info in await box.files.list(directory):
@@ -116,7 +116,11 @@ class Attachments:
                 continue
             # A process may swap the file for a symlink just now. It gains nothing: what its user may read it could
             # have copied here, and what it may not read is not read for it either.
-            data = await box.files.read(info.path, limit=self.bounds.file_bytes + 1)
+            try:
+                data = await box.files.read(info.path, limit=self.bounds.file_bytes + 1)
+            except (FileMissing, FileDenied, FileFailed, IsDirectory, Invalid) as error:
+                skipped[name] = error.message
+                continue
             if len(data) > self.bounds.file_bytes or total + len(data) > self.bounds.total_bytes:
                 skipped[name] = "it grew while it was read"
                 continue

@@ -141,7 +141,7 @@ async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     current = agent.current.id if agent.current is not None else await agent.hutch.current()
     if given.box is None and current is None:
         return answer("you hold no box", {"box": None})
-    box_id = current if given.box is None else (await agent.hutch.find(given.box)).id
+    box_id = current if given.box is None else (await found(call, given.box)).id
     assert box_id is not None
     await agent.let_go(box_id)
     if box_id == current:
@@ -193,18 +193,27 @@ _ACTIONS = {
 }
 
 
+async def found(call: Call, named: str) -> BoxInfo:
+    """The box of that id, beginning of an id, or name."""
+    try:
+        return await call.agent.hutch.find(named)
+    except NotFound as missing:
+        remedy = 'see which there are: box_query(action="list")'
+        raise NotFound(missing.message, code=missing.code, op=missing.op, remedy=remedy) from missing
+
+
 async def _meant(call: Call, given: BoxLifecycleArguments, action: str) -> BoxInfo:
     """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
     if given.box is None:
         raise needs("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
-    return await call.agent.hutch.find(given.box)
+    return await found(call, given.box)
 
 
 async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
     """A box this agent holds: the current one, or the one that was named."""
     if given.box is None:
         return await call.box()
-    info = await call.agent.hutch.find(given.box)
+    info = await found(call, given.box)
     held = call.agent.held.get(info.id)
     if held is None:
         raise Invalid(

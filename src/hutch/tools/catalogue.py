@@ -18,6 +18,3 @@ TOOLS: tuple[Tool, ...] = (
 
 SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
 """Hidden where no skills are kept."""
-
-SETTLED_LATER = frozenset({"exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_operation"})
-"""Their handlers ask the gate about the command or the path, which may decide otherwise than the tool's own rule."""

@@ -13,6 +13,7 @@ from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
 from hutch.tools.agents import put_away
 from hutch.tools.arguments import needs
+from hutch.tools.boxes import found
 from hutch.tools.calling import Call
 from hutch.tools.definition import Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
@@ -46,6 +47,7 @@ class Screen(Protocol):
     BoxOperationArguments,
     example={"action": "copy_file", "source_path": "a.txt", "target_box": "k3x7…", "target_path": "a.txt"},
     action="action",
+    settles=True,
 )
 async def box_operation_tool(call: Call, given: BoxOperationArguments) -> ToolResult:
     """Copy a file from one box to another (of any size, nothing is left behind on the way), or take a screenshot of a
@@ -90,7 +92,7 @@ async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
     if named is None:
         yield await call.box()
         return
-    info = await call.agent.hutch.find(named)
+    info = await found(call, named)
     held = call.agent.held.get(info.id)
     yield held if held is not None else await call.agent.hutch.observe(info.id)
 
@@ -101,7 +103,7 @@ async def _writing(call: Call, named: str | None) -> AsyncIterator[Box]:
     if named is None:
         yield await call.box()
         return
-    info = await call.agent.hutch.find(named)
+    info = await found(call, named)
     held = call.agent.held.get(info.id)
     if held is not None:
         yield held

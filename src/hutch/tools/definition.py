@@ -38,10 +38,18 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """It changes nothing: clients may call it without asking anybody."""
     action: str = ""
     """The field that chooses what a grouped tool does."""
+    settles: bool = False
+    """Its handler asks the gate about the command or the path, which may decide otherwise than the tool's own rule."""
 
 
 def tool(
-    name: str, arguments: type[A], *, example: dict[str, Any], read_only: bool = False, action: str = ""
+    name: str,
+    arguments: type[A],
+    *,
+    example: dict[str, Any],
+    read_only: bool = False,
+    action: str = "",
+    settles: bool = False,
 ) -> Callable[[Callable[["Call", A], Awaitable[ToolResult]]], Tool]:
     """Make a tool of a function; its docstring is what the model is told."""
 
@@ -49,7 +57,7 @@ def tool(
         described = " ".join((handler.__doc__ or "").split())
         return Tool(
             name=name, description=described, arguments=arguments, handler=handler, example=example,
-            read_only=read_only, action=action,
+            read_only=read_only, action=action, settles=settles,
         )  # fmt: skip
 
     return made

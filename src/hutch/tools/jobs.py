@@ -62,7 +62,7 @@ class JobArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("job", JobArguments, example={"action": "start", "command": "make -j2"}, action="action")
+@tool("job", JobArguments, example={"action": "start", "command": "make -j2"}, action="action", settles=True)
 async def job_tool(call: Call, given: JobArguments) -> ToolResult:
     """Work that takes longer than one call: start a command as a job in the current box and go on; read its output,
     write to its input, send it a signal, wait for its end, or list all jobs. A job runs until it ends or is signalled,

@@ -18,6 +18,7 @@ def safe_name(name: str, *, instead: str = "file") -> str:
     text = unicodedata.normalize("NFC", last.encode("utf-8", "replace").decode())
     # Format characters turn the direction of writing: `exe.gpj` can look like `jpg.exe`.
     text = "".join(each for each in text if unicodedata.category(each) not in ("Cf", "Cs", "Co", "Cn"))
+    text = " ".join(text.split())
     text = _FORBIDDEN.sub("_", text).strip(" .")
     if not text or not text.strip("_"):
         text = instead

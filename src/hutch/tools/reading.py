@@ -60,7 +60,7 @@ class ReadArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("read", ReadArguments, example={"path": "src/app.py", "offset": 1, "limit": 200}, read_only=True)
+@tool("read", ReadArguments, example={"path": "src/app.py", "offset": 1, "limit": 200}, read_only=True, settles=True)
 async def read_tool(call: Call, given: ReadArguments) -> ToolResult:
     """Read a file of the current box, page by page: the answer says how to go on. Text is shown in the encoding that
     the file has; pictures are shown as pictures; other binary files as base64. A directory is listed. A handle from a

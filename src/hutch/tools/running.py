@@ -41,7 +41,7 @@ class ExecArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("exec", ExecArguments, example={"command": "python3 -c 'print(6*7)'", "timeout": 30})
+@tool("exec", ExecArguments, example={"command": "python3 -c 'print(6*7)'", "timeout": 30}, settles=True)
 async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
     """Run a shell command in the current box and wait for it. Returns its output, exit code and, if a limit ended it,
     which one and what to try. Every call is a new shell: files and jobs persist, variables and the working directory do

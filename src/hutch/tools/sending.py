@@ -21,7 +21,7 @@ class SendFileArguments(Arguments, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Name the user sees; default: its own.", max_length=200)] | None = None
 
 
-@tool("send_file", SendFileArguments, example={"path": "report.pdf"})
+@tool("send_file", SendFileArguments, example={"path": "report.pdf"}, settles=True)
 async def send_file_tool(call: Call, given: SendFileArguments) -> ToolResult:
     """Send a file of the current box to the user, together with your answer. To send a directory, pack it first."""
     bounds = call.tools.attachments.bounds

@@ -9,6 +9,7 @@ from msgspec import Meta
 from hutch.api import Box, Skills
 from hutch.errors import NotFound
 from hutch.model.skills import SkillInfo, SkillTool
+from hutch.skills import calling
 from hutch.tools.agents import Agent
 from hutch.tools.calling import Call
 from hutch.tools.definition import Arguments, Tool, tool
@@ -103,7 +104,7 @@ def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
 
         async def work(box: Box) -> ToolResult:
             place = await skills.prepare(info.name, box)
-            command = _located(its.command, place.path)
+            command = calling.words(info, its, place, box.spec)
             running = box.exec(command, env=place.env, stdin=json.dumps(given), keep_output=kept)
             result = await call.told(running, f"running {its.name}")
             text, structured = render(result, kept)
@@ -118,12 +119,5 @@ def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
         handler=run,
         parameters=its.parameters,
         origin=f"skill:{info.name}",
+        settles=True,
     )
-
-
-def _located(command: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """A relative program with a slash in its name is a file of the skill."""
-    program = command[0]
-    if "/" in program and not program.startswith("/"):
-        return (f"{path}/{program}", *command[1:])
-    return command

@@ -18,7 +18,7 @@ from hutch.tools.agents import Agent
 from hutch.tools.arguments import as_mapping, decoded
 from hutch.tools.attachments import Attachments
 from hutch.tools.calling import Call, Progress
-from hutch.tools.catalogue import SETTLED_LATER, SKILL_TOOLS, TOOLS
+from hutch.tools.catalogue import SKILL_TOOLS, TOOLS
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
@@ -126,7 +126,7 @@ class Tools:
         record = decoded(tool, given) if tool.arguments is not None else given
         action = str(getattr(record, tool.action)) if tool.action else ""
         gate = Gate(who, self.permissions(who.name), self.ask, tool.name, action, given)
-        await gate.enter(decided_later=tool.name in SETTLED_LATER)
+        await gate.enter(decided_later=tool.settles)
         call = Call(self, who, gate, progress, message)
         try:
             return await tool.handler(call, record)

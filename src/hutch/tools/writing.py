@@ -49,7 +49,7 @@ class EditArguments(Arguments, frozen=True, kw_only=True):
     encoding: Encoding | None = None
 
 
-@tool("write", WriteArguments, example={"path": "notes.txt", "content": "hello\n"})
+@tool("write", WriteArguments, example={"path": "notes.txt", "content": "hello\n"}, settles=True)
 async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
     """Write a whole file in the current box; directories are made as needed. A file that is there keeps its encoding,
     its line endings and its mode. It is replaced at once or not at all. To change a part of a file use edit."""
@@ -142,7 +142,7 @@ def _content(given: WriteArguments, earlier: bytes | None, declared: str | None)
     return mark + texts.encoded(text, kind.encoding), notes
 
 
-@tool("edit", EditArguments, example={"path": "src/app.py", "old": "retries = 1", "new": "retries = 3"})
+@tool("edit", EditArguments, example={"path": "src/app.py", "old": "retries = 1", "new": "retries = 3"}, settles=True)
 async def edit_tool(call: Call, given: EditArguments) -> ToolResult:
     """Replace an exact piece of text in a file of the current box. The file must have been read before and not have
     changed since. `old` must stand there exactly once, unless replace_all is set. Encoding, line endings and every

@@ -41,7 +41,8 @@ async def _attach(arguments: argparse.Namespace) -> int:
                 instance = await box.begin()
                 try:
                     info = chosen(await instance.jobs(), arguments.job)
-                    result = await _stay(attachment, await instance.job(info.id), info)
+                    async with box.operation("job.follow", {"job": info.id, "input": True}):
+                        result = await _stay(attachment, await instance.job(info.id), info)
                 finally:
                     box.end()
         except asyncio.CancelledError:

@@ -184,6 +184,10 @@ class _Builder:
                     return await asyncio.to_thread(
                         self.site.layer, lambda out: layering.from_changes(upper, out, _owner)
                     )
+            except asyncio.CancelledError:
+                if signals.ended_by is None:
+                    raise
+                raise KeyboardInterrupt from None
             finally:
                 await keeper.close()
 

@@ -1,7 +1,8 @@
 """Pull an image from a registry; layers that are here already are not fetched again.
 
-A password is read from standard input, from HUTCH_REGISTRY_PASSWORD, from the configuration or from the files that
-`docker login` and `podman login` write; never from the command line.
+A password is read from standard input, from the environment (HUTCH_REGISTRY for its host, HUTCH_REGISTRY_USERNAME and
+HUTCH_REGISTRY_PASSWORD), from the configuration or from the files that `docker login` and `podman login` write; never
+from the command line.
 """
 
 import argparse

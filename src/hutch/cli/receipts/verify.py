@@ -53,7 +53,7 @@ async def _of_ledger(arguments: argparse.Namespace) -> Sequence[ChainCheck]:
 
 def _line(check: ChainCheck) -> str:
     name = check.box or "the file"
-    if check.pruned_at:
+    if check.pruned_at and check.ok:
         return f"{name}: pruned {time.strftime('%Y-%m-%d', time.localtime(check.pruned_at))}, as retention asks"
     if check.ok:
         return f"{name}: {check.count} receipts in order"

@@ -9,6 +9,7 @@ from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import Invalid, NotRunnable, Unsupported
 from hutch.model.results import Cause
+from hutch.model.spec import Isolation
 from hutch.providers.base import Instance
 
 
@@ -200,6 +201,8 @@ async def check_default_signals(bench: Workbench) -> None:
     async with bench.box() as box:
         status = await bench.output(box, ("cat", "/proc/self/status"))
         masks = dict(line.split(b":\t", 1) for line in status.splitlines() if line.startswith((b"SigBlk", b"SigIgn")))
+        if not masks and bench.capabilities.isolation in (Isolation.GVISOR, Isolation.VM):
+            return  # a kernel of the box's own need not tell
         # Signals 32 and 33 belong to libc, which ignores them in what it spawns.
         found = {name: int(mask, 16) & 0x7FFFFFFF for name, mask in masks.items()}
         same(found, {b"SigBlk": 0, b"SigIgn": 0}, "signal masks")

@@ -1,10 +1,12 @@
 """A live container box: the linked instance, with the engine's freezer and limits and the container's counters."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, NamedTuple
 
+from hutch.errors import HutchError, Unsupported
 from hutch.model.limits import Limits
-from hutch.model.results import JobInfo, Result
+from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import shape
@@ -14,6 +16,18 @@ from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
+
+
+class Traits(NamedTuple):
+    """What the engine and its runtime make of a container."""
+
+    updates: bool
+    """Whether the limits of a live one can be changed."""
+    walled: bool
+    """Whether a kernel of its own is around it: the machine's counters see only that."""
+    pty: bool
+    blind: bool
+    """Whether we cannot see its first process: then the engine is asked when it ends."""
 
 
 class ContainerInstance(LinkedInstance):
@@ -27,16 +41,13 @@ class ContainerInstance(LinkedInstance):
         connect: Callable[[], Awaitable[Link]],
         deputy: Callable[[str], Awaitable[Link]],
         facts: Facts,
-        *,
-        updates: bool,
-        walled: bool,
+        traits: Traits,
     ) -> None:
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._engine = engine
         self._counters = facts
-        self._walled = walled
-        self._updates = updates
-        """Whether the engine can change the limits of a live container."""
+        self._traits = traits
+        self._end = asyncio.create_task(self._await_end()) if traits.blind else None
 
     @property
     def container(self) -> str:
@@ -49,6 +60,8 @@ class ContainerInstance(LinkedInstance):
         return await super().run(command)
 
     async def start(self, command: Command) -> LinkedProcess:
+        if command.pty and not self._traits.pty:
+            raise Unsupported("this runtime gives a program no controlling terminal", op="start")
         await self._counters.refresh(await self.link())
         return await super().start(command)
 
@@ -71,13 +84,33 @@ class ContainerInstance(LinkedInstance):
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What the engine's control groups hold changes at once; disk and open files would need a new container."""
         unchanged = await super().change_limits(limits)
-        live = {"cpus", "memory_mb", "pids"} & set(unchanged) if self._updates else set()
+        live = {"cpus", "memory_mb", "pids"} & set(unchanged) if self._traits.updates else set()
         if live:
             wanted = self.limits.but(**{name: getattr(limits, name) for name in live})
-            await self._engine.update(self.container, shape.limited(wanted, walled=self._walled))
+            await self._engine.update(self.container, shape.limited(wanted, walled=self._traits.walled))
             self.limits = wanted
         return tuple(name for name in unchanged if name not in live)
 
+    async def usage(self) -> Usage:
+        counted = await super().usage()
+        if not self._traits.walled:
+            return counted
+        # What is inside counts its own time; what the machine spent is known to the engine alone.
+        spent = ((await self._engine.stats(self.container)).get("cpu_stats") or {}).get("cpu_usage") or {}
+        total, system = spent.get("total_usage") or 0, spent.get("usage_in_kernelmode") or 0
+        return counted.but(cpu_user_sec=(total - system) / 1e9, cpu_system_sec=system / 1e9)
+
+    async def _await_end(self) -> None:
+        """A stream through the engine may outlive the container that it led to."""
+        try:
+            await self._engine.wait(self.container)
+        except HutchError:
+            return  # the engine is away: whoever uses the box next is told so
+        for link in tuple(self._links.values()):
+            link.close()
+
     async def close(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
         await super().close()
         self._counters.close()

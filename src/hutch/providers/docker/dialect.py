@@ -17,6 +17,8 @@ class Dialect(NamedTuple):
     """Whether it lets a tmpfs be limited in its number of files."""
     owner: str
     """How a tmpfs is given to the container's user."""
+    gives: bool
+    """Whether a new volume stays root's until somebody gives it to the container's user."""
     bridge_options: tuple[str, str]
     """Its names for: the name of a network's interface, whether neighbours may talk."""
 
@@ -30,6 +32,7 @@ DOCKER = Dialect(
     ulimits={},
     updates=True,
     inodes=True,
+    gives=True,
     owner="uid={uid},gid={gid}",
     bridge_options=("com.docker.network.bridge.name", "com.docker.network.bridge.enable_icc"),
 )
@@ -38,6 +41,7 @@ PODMAN = Dialect(
     ulimits={"nproc": 4096},
     updates=False,
     inodes=False,
+    gives=False,
     owner="U",
     bridge_options=("com.docker.network.bridge.name", ""),
 )

@@ -107,17 +107,21 @@ class Engine:
         return await self.http.raw("GET", f"/containers/{name}/archive", query={"path": path})
 
     async def pause(self, name: str) -> None:
-        await self._unless(409, "POST", f"/containers/{name}/pause")
+        await self._unless("already paused", "POST", f"/containers/{name}/pause")
 
     async def unpause(self, name: str) -> None:
-        await self._unless(409, "POST", f"/containers/{name}/unpause")
+        await self._unless("not paused", "POST", f"/containers/{name}/unpause")
 
     async def update(self, name: str, body: Json) -> None:
         await self.call("POST", f"/containers/{name}/update", body=body)
 
-    async def wait(self, name: str, timeout: float) -> int:
-        """The exit code of its first process."""
-        return int((await self.call("POST", f"/containers/{name}/wait", timeout=timeout))["StatusCode"])
+    async def wait(self, name: str) -> None:
+        """Until its first process has ended, however long that takes; at once if there is no such container."""
+        try:
+            await self.call("POST", f"/containers/{name}/wait", timeout=None)
+        except EngineRefused as refused:
+            if refused.status != 404:
+                raise
 
     async def stats(self, name: str) -> Json:
         """One look at its counters."""
@@ -208,11 +212,12 @@ class Engine:
                 return None
             raise
 
-    async def _unless(self, status: int, method: str, path: str) -> None:
+    async def _unless(self, reason: str, method: str, path: str) -> None:
+        """An engine that refuses for this reason has nothing to do. Its status differs from version to version."""
         try:
             await self.call(method, path)
         except EngineRefused as refused:
-            if refused.status != status:
+            if reason not in refused.message:
                 raise
 
 

@@ -55,7 +55,7 @@ class EngineHttp:
         *,
         query: Mapping[str, object] | None = None,
         body: object = None,
-        timeout: float = TIMEOUT,
+        timeout: float | None = TIMEOUT,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """One request, its answer's JSON. `body` is sent as it is if it is bytes (a tar), else as JSON."""
@@ -150,7 +150,7 @@ class EngineHttp:
         path: str,
         query: Mapping[str, object] | None,
         body: object,
-        timeout: float,
+        timeout: float | None,
         headers: Mapping[str, str] | None,
     ) -> AsyncIterator[tuple[Answer, asyncio.StreamReader]]:
         """One request on a connection of its own, open while its answer is read."""
@@ -171,7 +171,7 @@ class EngineHttp:
         except HutchError:
             raise
         except TimeoutError as error:
-            what = f"the engine at {self.endpoint} did not answer {method} {path} within {timeout:g} s"
+            what = f"the engine at {self.endpoint} did not answer {method} {path} within {timeout or 0:g} s"
             raise Unavailable(what, op=path) from error
         except (OSError, EOFError, ValueError) as error:
             raise _away(self.endpoint, error) from error

@@ -3,7 +3,11 @@
 import asyncio
 import io
 import os
+import secrets
 import tarfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 from hutch.errors import Unavailable, Unsupported
@@ -33,6 +37,8 @@ class Ground:
         self.fast = machine.fast(found, engine.http.endpoint, settings.lane)
         self.walls = Walls(engine) if self.is_beside else None
         """None: nobody here can keep a box from reaching private ranges."""
+        self.pty = True
+        """Whether programs get a controlling terminal, as a canary found."""
         self._planting = Planting(engine)
 
     @property
@@ -90,11 +96,18 @@ def _nothing() -> bytes:
     return packed.getvalue()
 
 
-def throwaway(labels: dict[str, str], host_config: dict[str, Any], argv: list[str]) -> dict[str, Any]:
-    """A container of nothing, for one request of ours."""
-    return {
+@asynccontextmanager
+async def thrown_away(engine: Engine, mounts: list[dict[str, Any]]) -> AsyncIterator[str]:
+    """The name of a container of nothing, for one request of ours. It is not started: nothing of it runs."""
+    name = f"hutch-throwaway-{secrets.token_hex(8)}"
+    body = {
         "Image": BASE,
-        "Entrypoint": argv,
-        "Labels": labels,
-        "HostConfig": {"NetworkMode": "none", "CapDrop": ["ALL"], "SecurityOpt": ["no-new-privileges"], **host_config},
+        "Entrypoint": ["/nothing"],
+        "Labels": {naming.THROWAWAY: str(int(time.time()))},
+        "HostConfig": {"NetworkMode": "none", "Mounts": mounts},
     }
+    try:
+        await engine.create(name, body)
+        yield name
+    finally:
+        await engine.remove(name)

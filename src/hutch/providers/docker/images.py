@@ -1,4 +1,4 @@
-"""Images in the engine's own store: found, or pulled with the caller's own credentials, and what a box needs to know."""
+"""Images in the engine's own store: found, or pulled with the caller's own credentials, and what a box needs of it."""
 
 import asyncio
 import base64

@@ -17,10 +17,10 @@ import msgspec
 from hutch.errors import FileMissing, Refused, Unsupported
 from hutch.model.places import CheckedMount
 from hutch.model.spec import MountMode, Order
-from hutch.providers.docker import naming, shape
+from hutch.providers.docker import shape
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.ground import Ground, throwaway
+from hutch.providers.docker.ground import Ground, thrown_away
 from hutch.providers.docker.shape import Bind
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.shapes import checked
@@ -74,16 +74,19 @@ def translated(path: str, prefixes: dict[str, str]) -> str:
     return path
 
 
-async def give(engine: Engine, container: str, kept: dict[str, str], user: str) -> None:
-    """New volumes belong to root: make their roots the box's user's, before the container is started."""
+async def give(engine: Engine, volumes: list[str], user: str) -> None:
+    """New volumes belong to root: make their roots the box's user's, through a container that is never started."""
     uid, gid = map(int, user.split(":"))
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
-        entry = tarfile.TarInfo("./")
-        entry.type, entry.mode, entry.uid, entry.gid, entry.mtime = tarfile.DIRTYPE, 0o755, uid, gid, int(time.time())
-        tar.addfile(entry)
-    for place in kept.values():
-        await engine.put_archive(container, place, packed.getvalue())
+        for name in volumes:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, uid, gid
+            entry.mtime = int(time.time())
+            tar.addfile(entry)
+    mounts = [{"Type": "volume", "Source": name, "Target": f"/given/{name}"} for name in volumes]
+    async with thrown_away(engine, mounts) as container:
+        await engine.put_archive(container, "/given", packed.getvalue())
 
 
 def _check(place: CheckedMount) -> None:
@@ -108,26 +111,27 @@ async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
     mark = f".hutch-probe-{secrets.token_hex(8)}"
     path = os.path.join(place.real, mark)
     try:
-        with open(path, "x") as file:
-            file.write(mark)
+        _write(path, mark)
     except OSError as error:
         raise Refused(
             f"whether the engine sees {place.real} could not be proven: {error.strerror}", op="create"
         ) from error
-    name = f"hutch-probe-{secrets.token_hex(8)}"
     mount = {"Type": "bind", "Source": bind.source, "Target": "/probe", "ReadOnly": True}
-    labels = {naming.THROWAWAY: str(int(time.time()))}
     try:
-        await ground.engine.create(name, throwaway(labels, {"Mounts": [mount]}, ["/nothing"]))
-        found = await ground.engine.get_archive(name, f"/probe/{mark}")
-        if mark.encode() not in found:
-            raise _elsewhere(place, "another file was found there")
+        async with thrown_away(ground.engine, [mount]) as container:
+            found = await ground.engine.get_archive(container, f"/probe/{mark}")
+            if mark.encode() not in found:
+                raise _elsewhere(place, "another file was found there")
     except EngineRefused as refused:
         raise _elsewhere(place, refused.message) from refused
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
-        await ground.engine.remove(name)
+
+
+def _write(path: str, content: str) -> None:
+    with open(path, "x") as file:
+        file.write(content)
 
 
 def _elsewhere(place: CheckedMount, reason: str) -> Refused:

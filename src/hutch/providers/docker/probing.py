@@ -6,18 +6,22 @@ import os
 import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from hutch import __version__
 from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.ids import new_box_id
 from hutch.model.limits import EnforcedBy, Grades, Limits
+from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order, Retention, Workspace
+from hutch.providers.base import Command
 from hutch.providers.docker import machine
-from hutch.providers.docker.dialect import Dialect
+from hutch.providers.docker.box import ContainerInstance
 from hutch.providers.docker.ground import Ground
+from hutch.providers.planted.packing import Plant
 
-Canary = Callable[[NetworkMode], Awaitable[str]]
+Canary = Callable[[NetworkMode], Awaitable["Sung"]]
 
 
 def unusable(provider: str, error: HutchError) -> Capabilities:
@@ -39,27 +43,57 @@ def canary_order(provider: str, image: str, network: NetworkMode) -> Order:
     return Order(box_id=box_id, keeper=f"canary-{box_id}", spec=spec)
 
 
-async def probe(provider: str, ground: Ground, dialect: Dialect, canary: Canary) -> Capabilities:
+class Sung(NamedTuple):
+    """What a canary has told."""
+
+    status: str
+    pty: bool
+
+
+class Proof(Record, frozen=True, kw_only=True):
+    """What is remembered of the canaries."""
+
+    pty: bool
+    no_network: str
+    """Why a box cannot have one; "" if it can."""
+
+
+async def has_terminal(box: ContainerInstance, plant: Plant) -> bool:
+    """Whether a program that is started in a terminal has it as its own; gVisor did not give it so for years."""
+    code = "import os; os.open('/dev/tty', os.O_RDWR)"
+    job = await box.start(Command(command=tuple(plant.python(code)), pty=True, timeout_sec=10.0))
+    return (await job.wait(15.0)).exit_code == 0
+
+
+async def probe(provider: str, ground: Ground, canary: Canary) -> Capabilities:
     """The capabilities, if a box lives there and is as hardened as it should be; else why not."""
     mark = _mark(ground)
-    if mark is not None and mark.exists():
-        return capabilities(provider, ground, dialect, mark.read_text())
-    try:
-        status = await canary(NetworkMode.OFF)
-    except HutchError as error:
-        return unusable(provider, error)
-    if soft := softness(status, ground.machine.isolation):
-        return unusable(provider, HutchError(f"containers of this engine are not hardened: {soft}", remedy="check it"))
-    reason = ""
+    proof = _remembered(mark)
+    if proof is None:
+        try:
+            sung = await canary(NetworkMode.OFF)
+        except HutchError as error:
+            return unusable(provider, error)
+        if soft := softness(sung.status, ground.machine.isolation):
+            return unusable(
+                provider,
+                HutchError(
+                    f"containers of this engine are not hardened: {soft}",
+                    remedy="give the engine its default seccomp profile and security options back",
+                ),
+            )
+        proof = Proof(pty=sung.pty, no_network=await _network_obstacle(canary))
+        _remember(mark, proof)
+    ground.pty = proof.pty
+    return capabilities(provider, ground, proof)
+
+
+async def _network_obstacle(canary: Canary) -> str:
     try:
         await canary(NetworkMode.ON)
     except HutchError as error:
-        reason = f"a network for a box could not be made: {error.message}"
-    if mark is not None:
-        with contextlib.suppress(OSError):  # a mark that cannot be kept costs the next probe a box, nothing more
-            mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-            mark.write_text(reason)
-    return capabilities(provider, ground, dialect, reason)
+        return f"a network for a box could not be made: {error.message}"
+    return ""
 
 
 def softness(status: str, isolation: Isolation) -> str:
@@ -77,34 +111,35 @@ def softness(status: str, isolation: Isolation) -> str:
 
 
 def grades(ground: Ground) -> Grades:
+    inside = EnforcedBy.WATCHDOG if ground.machine.is_walled else EnforcedBy.CGROUP
     return Grades(
         cpus=EnforcedBy.CGROUP,
-        memory_mb=EnforcedBy.CGROUP,
-        pids=EnforcedBy.CGROUP,
+        memory_mb=inside,
+        pids=inside,
         disk_mb=EnforcedBy.QUOTA,
         open_files=EnforcedBy.RLIMIT,
     )
 
 
-def capabilities(provider: str, ground: Ground, dialect: Dialect, no_network: str) -> Capabilities:
+def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
     found, image = ground.machine, ground.settings.image.removeprefix("oci:")
     return Capabilities(
         provider=provider,
         isolation=found.isolation,
         guest=True,
         durable_jobs=True,
-        pty=True,
+        pty=proof.pty,
         watch=True,
         pause=Pause.FREEZE,
         users=("user", "root"),
         writable_root=True,
         persistent=True,
-        networks=(NetworkMode.OFF,) if no_network else (NetworkMode.OFF, NetworkMode.ON),
+        networks=(NetworkMode.OFF,) if proof.no_network else (NetworkMode.OFF, NetworkMode.ON),
         images=("oci",),
         default_image=f"oci:{image}" if image else "",
         mounts=True,
         grades=grades(ground),
-        missing=_missing(ground, no_network),
+        missing=_missing(ground, proof),
         facts={
             "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
             "runtime": found.runtime,
@@ -118,14 +153,22 @@ def capabilities(provider: str, ground: Ground, dialect: Dialect, no_network: st
     )
 
 
-def _missing(ground: Ground, no_network: str) -> tuple[Missing, ...]:
+def _missing(ground: Ground, proof: Proof) -> tuple[Missing, ...]:
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
         Missing(what="ports", reason="ports of containers are not published", remedy="use the native provider"),
     ]
-    if no_network:
-        found.append(Missing(what="networks.on", reason=no_network, remedy="check the engine's own networks"))
+    if not proof.pty:
+        found.append(
+            Missing(
+                what="pty",
+                reason=f"runtime {ground.machine.runtime} gives programs no controlling terminal",
+                remedy="use a newer release of it, or another runtime",
+            )
+        )
+    if proof.no_network:
+        found.append(Missing(what="networks.on", reason=proof.no_network, remedy="check the engine's own networks"))
     elif ground.walls is None:
         found.append(
             Missing(
@@ -138,6 +181,22 @@ def _missing(ground: Ground, no_network: str) -> tuple[Missing, ...]:
         reason = machine.obstacle(ground.machine, ground.engine.http.endpoint) or "lane api is asked for"
         found.append(Missing(what="lane.fast", reason=reason, remedy="run Hutch as root beside the engine"))
     return tuple(found)
+
+
+def _remembered(mark: Path | None) -> Proof | None:
+    if mark is None:
+        return None
+    try:
+        return Proof.from_json(mark.read_bytes())
+    except (OSError, HutchError, ValueError):
+        return None
+
+
+def _remember(mark: Path | None, proof: Proof) -> None:
+    if mark is not None:
+        with contextlib.suppress(OSError):  # what cannot be kept costs the next probe two boxes, nothing more
+            mark.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            mark.write_bytes(proof.to_json())
 
 
 def _mark(ground: Ground) -> Path | None:

@@ -1,6 +1,7 @@
 """Docker and Podman: each box one hardened container, our guest its first process, found again by name and label."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -12,7 +13,7 @@ from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Provider
 from hutch.providers.docker import ground, naming, networks, places, probing, shape, sweeping
 from hutch.providers.docker import settings as configuration
-from hutch.providers.docker.box import ContainerInstance
+from hutch.providers.docker.box import ContainerInstance, Traits
 from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
@@ -56,15 +57,17 @@ class DockerProvider(Provider):
             found = await self._met()
         except HutchError as error:
             return probing.unusable(self.name, error)
-        return await probing.probe(self.name, found, self.dialect, self._canary)
+        return await probing.probe(self.name, found, self._canary)
 
-    async def _canary(self, network: NetworkMode) -> str:
-        """A real box of the empty image; its guest's own status, as the kernel tells it."""
+    async def _canary(self, network: NetworkMode) -> probing.Sung:
+        """A real box of the empty image: its guest's own status, as the kernel tells it, and what works inside."""
+        found = await self._met()
         order = probing.canary_order(self.name, BASE, network)
         box = await self.create(order, self.plan(order))
         try:
             await box.check()
-            return (await box.files.read("/proc/self/status")).decode("utf-8", "replace")
+            status = (await box.files.read("/proc/self/status")).decode("utf-8", "replace")
+            return probing.Sung(status, pty=await probing.has_terminal(box, found.plant))
         finally:
             await box.close()
             await self.destroy(box.record)
@@ -103,18 +106,20 @@ class DockerProvider(Provider):
         engine, name = found.engine, naming.container(order.box_id)
         site = self._site(found, order, binds)
         labels = naming.labels(order, found.instance)
-        kept = shape.kept(order.spec)
-        for part in kept:
-            await engine.create_volume(naming.volume(order.box_id, part), labels)
+        volumes = [naming.volume(order.box_id, part) for part in shape.kept(order.spec)]
+        for volume in volumes:
+            await engine.create_volume(volume, labels)
+        if volumes and self.dialect.gives and "restored" not in planned.data:
+            await places.give(engine, volumes, shape.user_of(image, site))
         if site.network:
             await self._connect_network(found, order, labels)
         await engine.create(name, shape.container(order, image, site))
-        if kept and "restored" not in planned.data:
-            await places.give(engine, name, kept, shape.user_of(image, site))
         await engine.start(name)
         inspected = await engine.inspect(name)
         record = planned.but(data={**planned.data, **self._identity(found, inspected)})
-        instance = self._instance(found, record, order.spec, told=_guest_options(order, image))
+        instance = self._instance(
+            found, record, order.spec, told=_guest_options(order, image, watched=found.machine.is_walled)
+        )
         try:
             await self._meet_guest(found, instance, order)
         except BaseException:
@@ -158,10 +163,8 @@ class DockerProvider(Provider):
             await found.walls.raise_around(order.box_id, subnet, order.spec.allow_private)
 
     async def _retreat(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
-        try:
+        with contextlib.suppress(HutchError, OSError, asyncio.CancelledError):  # the caller is told, or has gone
             await (await making).close()
-        except (HutchError, OSError, asyncio.CancelledError):
-            pass  # the caller is told, or is not there any more
         await self._discard(planned, keep_store="restored" in planned.data)
 
     def _failure(self, found: Ground, order: Order, error: EngineRefused) -> HutchError:
@@ -212,16 +215,13 @@ class DockerProvider(Provider):
         async def deputy(user: str) -> Link:
             return await self._deputy(found, record, spec, lane, user)
 
-        return ContainerInstance(
-            record,
-            spec,
-            found.engine,
-            connect,
-            deputy,
-            facts,
-            updates=self.dialect.updates,
+        traits = Traits(
+            updates=self.dialect.updates and not found.machine.is_walled,
             walled=found.machine.is_walled,
+            pty=found.pty,
+            blind=lane.name != FastLane.name,
         )
+        return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits)
 
     async def _deputy(self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str) -> Link:
         """The link to a guest that runs as the box's root; an exec of the engine makes it when first asked for."""
@@ -241,6 +241,7 @@ class DockerProvider(Provider):
             "box_id": record.box_id,
             "workdir": spec.workdir,
             "env": shape.environment(spec, image, record.box_id, user="root"),
+            "watched": shape.watched(spec.limits) if found.machine.is_walled else None,
         }
         await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
         return await lane.connect(DEPUTY_PLACE, json.dumps(told).encode())
@@ -315,7 +316,7 @@ class PodmanProvider(DockerProvider):
     dialect: ClassVar[Dialect] = PODMAN
 
 
-def _guest_options(order: Order, image: ImageFacts) -> bytes:
+def _guest_options(order: Order, image: ImageFacts, *, watched: bool) -> bytes:
     """What `guest.main.Options` is made of. It goes to the guest over its first connection: what stands in a
     container's configuration is shown to everybody who may ask the engine, and secrets must not be."""
     spec = order.spec
@@ -326,5 +327,6 @@ def _guest_options(order: Order, image: ImageFacts) -> bytes:
             "env": shape.environment(spec, image, order.box_id),
             "orphan_grace": order.orphan_grace_sec,
             "ttl": spec.ttl_sec,
+            "watched": shape.watched(spec.limits) if watched else None,
         }
     ).encode()

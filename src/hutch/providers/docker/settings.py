@@ -41,7 +41,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     addresses: str = "10.231.0.0/16"
     """Where networks of boxes are cut from, so that the engine's own few pools do not run out."""
     paths: dict[str, str] = msgspec.field(default_factory=dict)
-    """Where the engine finds what we see elsewhere: our prefix of a path, and the engine's. For Hutch in a container."""
+    """How paths differ, for Hutch in a container: our prefix of a path, and the engine's for the same place."""
     cgroup_parent: str = ""
     """The control group below which containers are made; empty: the engine's own choice."""
     state_dir: str = ""

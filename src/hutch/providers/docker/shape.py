@@ -135,6 +135,11 @@ def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
     }
 
 
+def watched(limits: Limits) -> dict[str, int]:
+    """What a guest behind a wall holds itself."""
+    return {"memory_bytes": limits.memory_mb * _MB, "pids": limits.pids}
+
+
 def spill_mb(limits: Limits) -> int:
     """Output that fits nowhere else waits in memory; the guest drops the middle of what is larger."""
     return min(64, max(8, limits.memory_mb // 8))

@@ -55,10 +55,10 @@ async def sweep(ground: Ground, *, dry_run: bool) -> tuple[str, ...]:
             gone.append(f"container {container['Names'][0].lstrip('/')}")
     for volume in await engine.volumes(naming.GUEST):
         name = str(volume["Name"])
-        if name != naming.guest_volume(ground.plant.digest) and _age(volume.get("CreatedAt")) > STALE:
-            # The engine refuses to remove what a container uses.
-            if dry_run or await engine.remove_volume(name):
-                gone.append(f"volume {name}")
+        old = name != naming.guest_volume(ground.plant.digest) and _age(volume.get("CreatedAt")) > STALE
+        # The engine refuses to remove what a container uses.
+        if old and (dry_run or await engine.remove_volume(name)):
+            gone.append(f"volume {name}")
     return tuple(gone)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
-from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.linked import trees
 from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import Copied, Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
@@ -182,7 +182,7 @@ class LinkedFiles:
             notes = [f"stopped after {timeout_sec:g} s" if end.timed_out else "the search was killed before its end"]
         return GrepResult(hits=tuple(hits), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
 
-    def watch(self, path: str = ".", *, recursive: bool = True) -> AsyncIterator[Change]:
+    def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         return Watch(lambda: self._open("files.watch", path=path, recursive=recursive))
 
     # --- trees -----------------------------------------------------------------------------------------------

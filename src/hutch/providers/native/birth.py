@@ -8,7 +8,23 @@ it, and Python writes to whatever it looks at: code that runs once and says `os.
 code that says `mkdir`. A box needs 0.7 MB less since that, the lookups at import in `kernel`, and `rehearse`.
 """
 
-from os import O_CLOEXEC, O_PATH, O_RDWR, _exit, chdir, chroot, close, dup2, setgroups, setresgid, setresuid, setsid
+from contextlib import suppress
+from os import (
+    O_CLOEXEC,
+    O_PATH,
+    O_RDWR,
+    O_WRONLY,
+    _exit,
+    chdir,
+    chroot,
+    close,
+    dup2,
+    setgroups,
+    setresgid,
+    setresuid,
+    setsid,
+    write,
+)
 from os import open as open_file
 from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit, setrlimit
 from socket import AF_UNIX, SOCK_STREAM, SocketType, sethostname, socket, socketpair
@@ -18,23 +34,34 @@ from hutch.guest.loop import READ
 from hutch.guest.main import Guest, Options, serve
 from hutch.guest.payloads import decode
 from hutch.guest.protocol import REQUEST, frame
-from hutch.providers.native.cgroup_control import write as write_control
+from hutch.providers.native.building import HARMLESS, Plan, build
 from hutch.providers.native.identity import USER, become, drop_bounding_set
 from hutch.providers.native.kernel import (
     AT_FDCWD,
     AT_RECURSIVE,
     CLONE_NEWCGROUP,
+    PR_GET_DUMPABLE,
     PR_SET_DUMPABLE,
     PR_SET_NO_NEW_PRIVS,
     CommandLine,
     close_but,
+    mount,
     mount_setattr,
     prctl,
     unshare,
 )
 from hutch.providers.native.landlock import Domain
 from hutch.providers.native.network.loopback import lo_up
-from hutch.providers.native.root import QUIET_ATTRIBUTES, Extra, Mask, Root, Shape, detach, detach_extra, shape_sources
+from hutch.providers.native.root import (
+    QUIET_ATTRIBUTES,
+    Extra,
+    Mask,
+    detach,
+    detach_extra,
+    finish,
+    name_servers,
+    write_file,
+)
 from hutch.providers.native.seccomp import Filter
 from hutch.providers.native.wire import Message, receive, send, told, unsealed
 
@@ -97,12 +124,11 @@ class Stopped(Exception):
 class Child:
     """The child's side. `step` names what it is doing, for the error report."""
 
-    def __init__(self, setting: Setting, shape: Shape, sock: SocketType, doors: Doors) -> None:
+    def __init__(self, setting: Setting, plan: Plan, sock: SocketType, doors: Doors) -> None:
         self._setting = setting
-        self._shape = shape
+        self._plan = plan
         self._sock = sock
         self._doors = doors
-        self._root = Root(shape, ranged=setting.ranged, masks=setting.masks)
         self._oom = -1
         self.step = "start"
 
@@ -127,13 +153,16 @@ class Child:
 
     def _begin(self, entrances: tuple[str, ...], extras_asked: tuple[Extra, ...]) -> list[int]:
         """All that needs no order. Returns the detached trees of the extra mounts, if they are known already."""
-        setting, shape = self._setting, self._shape
+        setting, plan = self._setting, self._plan
         self.step = "join the control group"
         for path in entrances:
-            write_control(path, "0")  # while the host's group files still accept this process's user
+            # While the host's group files still accept this process's user.
+            group = open_file(path, O_WRONLY | O_CLOEXEC)
+            write(group, b"0")
+            close(group)
         self.step = "wait for the id maps"
         message, trees = self._receive()
-        count = len(shape_sources(shape))
+        count = len(plan.sources)
         trees, extras = trees[:count], trees[count:]
         self.step = "take the box's identity"
         if setting.ranged:
@@ -142,12 +171,14 @@ class Child:
             setresuid(0, 0, 0)
             prctl(PR_SET_DUMPABLE, 1)  # cleared by setresuid; our own /proc files are needed below
         else:
-            trees = [detach(source, None) for source in shape_sources(shape)]
+            trees = [detach(source, None) for source in plan.sources]
             extras = [detach_extra(extra, None) for extra in extras_asked]
         # Not at the clone: the namespace's root is the group that its first process is in.
         unshare(CLONE_NEWCGROUP)
         self.step = "build the root"
-        self._root.build(STANDING_PLACE, trees, message.get("resolv_conf", ""))
+        build(plan.steps, trees)
+        if "resolv_conf" in message:
+            name_servers(message["resolv_conf"])
         # The working directory stays the base, outside the new root, until the order is finished.
         chroot("m")
         self._oom = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
@@ -174,7 +205,8 @@ class Child:
         self.step = "finish the root"
         extras = list(zip(claim.extras, trees, strict=True))
         sethostname(claim.hostname)
-        self._root.finish(claim.hostname, claim.size, claim.inodes, extras)
+        kept, read_only = self._plan.kept, self._plan.read_only
+        finish(claim.hostname, claim.size, claim.inodes, extras, kept=kept, read_only=read_only)
         if "mount flags" in setting.without:
             mount_setattr(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
         base = open_file(".", O_PATH | O_CLOEXEC)
@@ -226,7 +258,14 @@ def rehearse(setting: Setting) -> None:
     """
     ours, theirs = socketpair()
     with socket(AF_UNIX, SOCK_STREAM) as listener, ours, theirs:
-        child = Child(setting, Shape(("",), (), (), False, False, "", None), theirs, Doors(-1, -1))
+        child = Child(setting, Plan((), HARMLESS, False, False), theirs, Doors(-1, -1))
+        build(child._plan.steps, [])
+        write_file("/dev/null", "")
+        _limit(RLIMIT_CORE, 0)
+        drop_bounding_set(last=-1)
+        prctl(PR_GET_DUMPABLE)
+        with suppress(OSError):
+            mount(None, "/dev/null/none")
         send(ours, {"claim": Claim("", 0, 0, 0, 0, ())}, [listener.fileno(), listener.fileno()])
         _, given, _ = child._await_claim()
         for fd in given:

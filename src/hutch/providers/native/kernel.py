@@ -33,6 +33,7 @@ _syscall.argtypes = (c_long, *(c_void_p,) * 6)  # it takes integers of 64 bit, b
 # Looked up here, once: a lookup in the child of a clone writes to 80 pages that it would otherwise share.
 _prctl, _unshare, _setns, _mount, _umount = libc.prctl, libc.unshare, libc.setns, libc.mount, libc.umount2
 _prctl.argtypes = (c_int, c_ulong, c_ulong, c_ulong, c_ulong)
+_umount.argtypes = (c_char_p, c_int)
 _mount.argtypes = (c_char_p, c_char_p, c_char_p, c_ulong, c_char_p)
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
@@ -91,6 +92,7 @@ RESOLVE_IN_ROOT = 0x10
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
+PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
@@ -110,6 +112,9 @@ _NUMBERS = {
 }
 NR: dict[str, int] = {**_COMMON, **_NUMBERS.get(MACHINE, {})}
 
+# For a list of calls made ready beforehand (`building`): they take bytes, and answer -1 for `refused`.
+raw_mount, raw_umount, raw_syscall = _mount, _umount, _syscall
+
 CString = str | bytes | None
 _NONE = (None,) * 6
 _MOUNT_ATTRIBUTES = Struct("=QQQQ")
@@ -124,9 +129,19 @@ def _bytes(text: CString) -> bytes | None:
 
 def _check(result: int, what: str) -> int:
     if result < 0:
-        number = get_errno()
-        raise OSError(number, os.strerror(number), what)
+        raise refused(what)
     return result
+
+
+def refused(what: str) -> OSError:
+    """The kernel's reason for the -1 of a raw call just made."""
+    number = get_errno()
+    return OSError(number, os.strerror(number), what)
+
+
+def mount_attributes(add: int = 0, remove: int = 0, propagation: int = 0, userns: int = 0) -> bytes:
+    """struct mount_attr of mount_setattr(2)."""
+    return _MOUNT_ATTRIBUTES.pack(add, remove, propagation, userns)
 
 
 def syscall(name: str, *args: object) -> int:
@@ -180,7 +195,7 @@ def mount_setattr(
     directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, propagation: int = 0, userns: int = 0
 ) -> None:
     """Change a mount; with an empty path and AT_EMPTY_PATH the one that the descriptor `directory` stands for."""
-    attributes = _MOUNT_ATTRIBUTES.pack(add, remove, propagation, userns)
+    attributes = mount_attributes(add, remove, propagation, userns)
     syscall("mount_setattr", directory, _bytes(path), flags, attributes, len(attributes))
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from hutch.errors import Invalid, Refused, Unsupported
 from hutch.model.ids import is_name
 from hutch.model.limits import Limits
+from hutch.model.places import CheckedMount
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
 from hutch.providers.native import wire
@@ -98,6 +99,10 @@ def request(
             )
         binds, overlays = overlays, binds
     bounds = ceiling(limits, persistent=store is not None)
+    # An ordinary user's box that was begun ahead can get no further mounts: what every box of its owner shows is a
+    # part of its shape instead.
+    begun_ahead = own and store is None and not ranged
+    shown = [place for place in order.places.mounts if begun_ahead and place.public]
     return {
         "id": order.box_id,
         "keeper": order.keeper,
@@ -110,6 +115,7 @@ def request(
             "network": spec.network.value,
             "pin": image.pin,
             "store": store,
+            "shown": [(place.real, _target(place.target)[1:]) for place in shown],
         },
         "claim": {
             "hostname": hostname(order),
@@ -117,19 +123,19 @@ def request(
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
-            "extras": list(_extras(order, volumes)),
+            "extras": list(_extras(order, volumes, left_out=shown)),
         },
         "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }
 
 
-def _extras(order: Order, volumes: str) -> Iterator[list[str | bool | int]]:
+def _extras(order: Order, volumes: str, left_out: list[CheckedMount]) -> Iterator[list[str | bool | int]]:
     """What of the host the box shows, as policy has seen it; the spawner checks each inode again when it is open."""
     places = order.places
     if order.spec.workspace.source.startswith("volume:") and order.spec.workspace.mode is not MountMode.NONE:
         yield _volume(order.spec.workspace, volumes)
     for place in (places.workspace, *places.mounts):
-        if place is not None:
+        if place is not None and place not in left_out:
             writable = place.mode is MountMode.RW
             yield [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
 

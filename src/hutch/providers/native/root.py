@@ -18,36 +18,29 @@ from os import (
     O_PATH,
     O_TRUNC,
     O_WRONLY,
-    chdir,
-    chmod,
     chown,
     close,
     fstat,
     lstat,
     mkdir,
-    umask,
 )
 from os import open as open_file
 from os import write as write_to
 from stat import S_ISDIR, S_ISLNK
 from typing import Any, NamedTuple
 
-from hutch.providers.native.identity import USER
 from hutch.providers.native.kernel import (
     AT_EMPTY_PATH,
     AT_FDCWD,
     AT_RECURSIVE,
-    MNT_DETACH,
     MOUNT_ATTR_IDMAP,
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
     MS_BIND,
     MS_NODEV,
-    MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
-    MS_REC,
     MS_REMOUNT,
     OPEN_TREE_CLONE,
     RESOLVE_IN_ROOT,
@@ -58,8 +51,6 @@ from hutch.providers.native.kernel import (
     move_mount,
     open_tree,
     openat2,
-    pivot_root,
-    umount,
 )
 
 WORKSPACE = "workspace"
@@ -74,7 +65,8 @@ _MASKED = (
     "modules", "pagetypeinfo", "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "timer_stats",
     "vmallocinfo",
 )  # fmt: skip
-_READ_ONLY = ("sys",)
+READ_ONLY = ("sys",)
+"""What of /proc can be read but not written."""
 
 _QUIET = MS_NOSUID | MS_NODEV
 QUIET_ATTRIBUTES = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
@@ -98,15 +90,18 @@ class Shape(NamedTuple):
     """Device and inode that the lowest directory of the image must have; None: it is our own."""
     store: str | None = None
     """A persistent box's directory; None: a tmpfs."""
+    shown: tuple[tuple[str, str], ...] = ()
+    """Like `binds`, but in the box's own workspace: its skills."""
 
     @staticmethod
     def parse(values: list[Any]) -> "Shape":
         """From JSON, which has no tuples; the order is that of the fields."""
-        lowers, binds, overlays, read_only, own_workspace, network, pin, store = values
-        pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays)]
+        lowers, binds, overlays, read_only, own_workspace, network, pin, store, shown = values
+        pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays, shown)]
         return Shape(
-            tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store
-        )
+            tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store,
+            pairs[2],
+        )  # fmt: skip
 
 
 class Extra(NamedTuple):
@@ -130,7 +125,7 @@ def shape_sources(shape: Shape) -> list[Source]:
     store: list[Source] = [(shape.store, True, None)] if shape.store else []
     lowers: list[Source] = [(path, False, None) for path in shape.lowers]
     lowers[-1] = (shape.lowers[-1], False, shape.pin)
-    return [*store, *lowers, *((path, False, None) for path, _ in (*shape.overlays, *shape.binds))]
+    return [*store, *lowers, *((path, False, None) for path, _ in (*shape.overlays, *shape.binds, *shape.shown))]
 
 
 def detach(source: Source, userns: int | None) -> int:
@@ -192,138 +187,34 @@ def masks() -> tuple[Mask, ...]:
     return tuple(found)
 
 
-class Root:
-    """The root while it is built: `build`, perhaps a long wait, then `finish` with what the order says."""
-
-    def __init__(self, shape: Shape, *, ranged: bool, masks: tuple[Mask, ...]) -> None:
-        self._shape = shape
-        self._ranged = ranged
-        self._masks = masks
-
-    def build(self, mount_point: str, trees: list[int], resolv_conf: str) -> None:
-        """Everything that needs no order, and leave the host's mounts behind. The working directory is then the base.
-
-        `trees` are detached mounts of `shape_sources`; the host directory `mount_point` is only a place to stand.
-        """
-        shape = self._shape
-        trees = list(trees)
-        if shape.store:
-            move_mount(trees.pop(0), AT_FDCWD, mount_point)
-        else:
-            # The real size comes with the order.
-            mount("tmpfs", mount_point, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
-        chdir(mount_point)
-        self._make_store()
-        count = len(shape.lowers)
-        for number in range(count):
-            _directory(f"l{number}")
-            _attach(trees.pop(0), f"l{number}")
-        lowers = ":".join(f"l{number}" for number in range(count))
-        # userxattr: the other kind of marks needs privilege over the host (kernel 5.11).
-        mount("overlay", "m", "overlay", _QUIET, f"lowerdir={lowers},upperdir=0,workdir=w,userxattr")
-        if shape.store:
-            for name in self._mount_points():
-                _check_no_link(name)
-        for number, (_, name) in enumerate(shape.overlays, 1):
-            for part in (f"o{number}", f"u{number}", f"w{number}"):
-                _directory(part)
-            _attach(trees.pop(0), f"o{number}")
-            layers = f"lowerdir=o{number},upperdir=u{number},workdir=w{number},userxattr"
-            mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
-        for _, name in shape.binds:
-            _attach(trees.pop(0), f"m/{name}")
-        self._add_devices()
-        self._add_proc()
-        self._add_names(resolv_conf)
-        if shape.read_only:
-            self._close_root()
-        pivot_root(".", ".")
-        umount(".", MNT_DETACH)
-        chdir("/")
-        mount(None, "/", None, MS_REC | MS_PRIVATE)
-
-    def finish(self, hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]]) -> None:
-        """What only the order knows. Runs in the base, before the chroot."""
-        if not self._shape.store:
-            mount(None, ".", None, MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
-        _write("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
-        if not extras:
-            return
-        merged = open_file("m", O_PATH | O_CLOEXEC)
-        if self._shape.read_only:
-            # Nobody else runs in the box yet; the targets of the mounts may have to be made.
-            mount_setattr(merged, b"", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
-        for extra, tree in extras:
-            _attach_beneath(merged, extra, tree)
-        if self._shape.read_only:
-            mount_setattr(merged, b"", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
-        close(merged)
-
-    def _make_store(self) -> None:
-        umask(0)
-        for name in ("0", "w", "m"):
-            _directory(name)
-        for name, mode, owned in self._places():
-            parent = name.rpartition("/")[0]
-            if parent and not _directory(f"0/{parent}") and self._shape.store:
-                _check_no_link(parent, "0")
-            path = f"0/{name}"
-            if _directory(path, mode) and owned and self._ranged:
-                chown(path, USER, USER)
-        umask(0o022)
-
-    def _places(self) -> list[tuple[str, int, bool]]:
-        """The directories that are writable whatever the root is: name, mode, whether the user owns them."""
-        places = [("tmp", 0o1777, False), ("run", 0o755, True), ("var/tmp", 0o1777, False), (HOME, 0o755, True)]
-        return [*places, (WORKSPACE, 0o755, True)] if self._shape.own_workspace else places
-
-    def _mount_points(self) -> list[str]:
-        devices = [f"dev/{device}" for device in DEVICES]
-        binds = [name for _, name in (*self._shape.overlays, *self._shape.binds)]
-        places = [name for name, _, _ in self._places()]
-        return ["proc", "dev", "dev/pts", "dev/shm", *devices, "etc/hosts", "etc/resolv.conf", *binds, *places]
-
-    def _close_root(self) -> None:
-        for name, _, _ in self._places():
-            mount(f"m/{name}", f"m/{name}", None, MS_BIND)
-        mount_setattr(AT_FDCWD, "m", 0, add=MOUNT_ATTR_RDONLY)
-
-    def _add_devices(self) -> None:
-        for name in DEVICES:
-            mount(f"/dev/{name}", f"m/dev/{name}", None, MS_BIND)
-        mount("devpts", "m/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC,
-                     "newinstance,ptmxmode=0666,mode=0620")  # fmt: skip
-        if self._shape.store:
-            mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
-            return
-        # A part of the base, so that one size bounds everything the box keeps in memory as files.
-        mkdir("shm")
-        chmod("shm", 0o1777)
-        mount("shm", "m/dev/shm", None, MS_BIND)
-
-    def _add_proc(self) -> None:
-        mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC)
-        if not self._masks:
-            return
-        _directory("e")
-        mount("e", "e", None, MS_BIND)
-        mount_setattr(AT_FDCWD, "e", 0, add=MOUNT_ATTR_RDONLY)
-        for name, is_directory in self._masks:
-            mount("e" if is_directory else "/dev/null", f"m/proc/{name}", None, MS_BIND)
-        for name in _READ_ONLY:
-            mount(f"m/proc/{name}", f"m/proc/{name}", None, MS_BIND)
-            mount_setattr(AT_FDCWD, f"m/proc/{name}", 0, add=MOUNT_ATTR_RDONLY)
-
-    def _add_names(self, resolv_conf: str) -> None:
-        """Files of /etc that differ from box to box; the host's name comes with the order."""
-        for name, text in (("hosts", ""), ("resolv.conf", resolv_conf)):
-            if name == "hosts" or text:
-                _write(name, text)
-                mount(name, f"m/etc/{name}", None, MS_BIND)
+def finish(
+    hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]], *, read_only: bool, kept: bool
+) -> None:
+    """What only the order knows. Runs in the base, before the chroot; `kept`: the base is a persistent store."""
+    if not kept:
+        mount(None, ".", None, MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
+    write_file("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
+    if not extras:
+        return
+    merged = open_file("m", O_PATH | O_CLOEXEC)
+    if read_only:
+        # Nobody else runs in the box yet; the targets of the mounts may have to be made.
+        mount_setattr(merged, b"", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
+    for extra, tree in extras:
+        _attach_beneath(merged, extra, tree)
+    if read_only:
+        mount_setattr(merged, b"", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
+    close(merged)
 
 
-def _directory(path: str, mode: int = 0o755) -> bool:
-    """Make it; False if a persistent store has it already."""
+def name_servers(resolv_conf: str) -> None:
+    """For a box with a network. Runs in the base, which is the root by then."""
+    write_file("resolv.conf", resolv_conf)
+    mount("resolv.conf", "m/etc/resolv.conf", None, MS_BIND)
+
+
+def kept_directory(path: str, mode: int) -> bool:
+    """Make it; False if it is there, as in a persistent store that has lived before."""
     try:
         mkdir(path, mode)
     except FileExistsError:
@@ -331,7 +222,15 @@ def _directory(path: str, mode: int = 0o755) -> bool:
     return True
 
 
-def _check_no_link(name: str, top: str = "m") -> None:
+def kept_place(parent: str, name: str, mode: int, owner: int) -> None:
+    """A writable place of a persistent store, made in its first life."""
+    if parent and not kept_directory(f"0/{parent}", 0o755):
+        check_no_link(parent, "0")
+    if kept_directory(f"0/{name}", mode) and owner >= 0:
+        chown(f"0/{name}", owner, owner)
+
+
+def check_no_link(name: str, top: str = "m") -> None:
     """Followed before the pivot, a link below the store or the merged view would lead to the host's own files.
 
     Asked of persistent stores only: a new box has our skeleton on top of whatever its image holds.
@@ -341,11 +240,6 @@ def _check_no_link(name: str, top: str = "m") -> None:
         path = f"{path}/{part}"
         if S_ISLNK(lstat(path).st_mode):
             raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
-
-
-def _attach(tree: int, path: str) -> None:
-    move_mount(tree, AT_FDCWD, path)
-    close(tree)
 
 
 def _attach_beneath(merged: int, extra: Extra, tree: int) -> None:
@@ -377,7 +271,7 @@ def _make_target(merged: int, path: str, is_directory: bool) -> int:
     return openat2(merged, path, O_PATH, resolve)
 
 
-def _write(path: str, text: str) -> None:
+def write_file(path: str, text: str) -> None:
     fd = open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0o644)
     try:
         write_to(fd, text.encode())

@@ -124,14 +124,13 @@ class Spawner:
         stem = self._stem_for(order)
         if stem is None:
             stem = self._nursery.begin(order.shape, order)
-            self._tell(stem)
         else:
-            claimed = stem
             try:
-                self._nursery.claim(stem, order, lambda: self._tell(claimed))
+                self._nursery.claim(stem, order)
             except BaseException:
                 self._nursery.end(stem)
                 raise
+        self._tell(stem)
         self._busy[stem.sock.fileno()] = stem
         self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
         self._used = time.monotonic()

@@ -11,11 +11,10 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from hutch.providers.native import identity, kernel, processes, root, wire
-from hutch.providers.native.birth import Claim, Doors, Given, Setting
+from hutch.providers.native import building, identity, kernel, processes, root, wire
+from hutch.providers.native.birth import STANDING_PLACE, Claim, Doors, Given, Setting
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.surgeon import Entry, Surgeon
 from hutch.providers.native.zygote import Zygote
@@ -116,9 +115,10 @@ class Nursery:
         spill, listener = _make_directory(directory)
         ours, theirs = wire.pair()
         try:
+            plan = building.written(shape, STANDING_PLACE, self._setting.ranged, self._setting.masks)
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
             pid = self._zygote.clone(
-                _NAMESPACES & ~shared, ours, theirs.fileno(), Doors(listener, spill), shape,
+                _NAMESPACES & ~shared, ours, theirs.fileno(), Doors(listener, spill), plan,
                 group.entrances() if group else (), group.directory_fd() if group else None,
                 (order.claim, order.given) if order else None,
             )  # fmt: skip
@@ -189,15 +189,15 @@ class Nursery:
             group.close()
         return ours
 
-    def claim(self, stem: Stem, order: Order, tell: Callable[[], None]) -> None:
-        """Make the box of `order` out of a waiting stem; `tell` is called when its directory has its name."""
+    def claim(self, stem: Stem, order: Order) -> None:
+        """Make the box of `order` out of a waiting stem. Its limits hold when this returns: only then may the keeper
+        be told of it, who would let a command run as soon as it has heard of us and of the guest."""
         stem.order = order
         extras = self._extras(stem, order.claim)
         try:
             directory = f"{self._setting.run}/{order.box_id}"
             os.rename(stem.directory, directory)
             stem.directory = directory
-            tell()  # before the child is woken: it may take this processor
             wire.send(stem.sock, {"claim": order.claim}, [*order.given, *extras])
         finally:
             for fd in extras:

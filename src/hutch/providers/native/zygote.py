@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 from hutch.guest import main as guest
 from hutch.providers.native import birth, kernel
 from hutch.providers.native.birth import Child, Claim, Doors, Given, Setting
+from hutch.providers.native.building import Plan
 from hutch.providers.native.kernel import clone
-from hutch.providers.native.root import Shape
 
 _CLONE_PARENT = 0x8000
 _HEAD = struct.Struct("<QBB")
@@ -51,6 +51,12 @@ CPython 3.11 begins with it after 8 calls, and decides after 16 more.
 """
 
 
+_fillers: list[object] = []
+_MOST_FILLERS = 4096
+_POOL, _POOL_HEADER = 1 << 14, 48
+"""Of obmalloc since CPython 3.10: a pool holds objects of one size. Elsewhere nothing is found, and little wasted."""
+
+
 class Zygote:
     """The spawner's handle."""
 
@@ -66,14 +72,14 @@ class Zygote:
         theirs.close()
 
     def clone(
-        self, flags: int, news: socket, sock: int, doors: Doors, shape: Shape, entrances: tuple[str, ...],
+        self, flags: int, news: socket, sock: int, doors: Doors, plan: bytes, entrances: tuple[str, ...],
         cgroup: int | None, ordered: tuple[Claim, Given] | None,
     ) -> int:  # fmt: skip
         """A child of ours that becomes a box, with the other end of `news` as its `sock`; its pid."""
         # Not JSON: reading it would be done in memory that every box then has a copy of. And not through the zygote,
         # whose memory the next box gets: that has no business with this one's mounts.
         claim = (*ordered[0][:-1], tuple(map(tuple, ordered[0].extras))) if ordered else None
-        content: Any = (tuple(shape), claim, entrances)
+        content: Any = (plan, claim, entrances)
         news.send(dumps(content))
         fds = [sock, *doors, *(ordered[1] if ordered else ()), *(() if cgroup is None else (cgroup,))]
         head = _HEAD.pack(flags, ordered is not None, cgroup is not None)
@@ -121,7 +127,22 @@ def _warm_up(setting: Setting) -> None:
     # Now, not in a child: there the numbers of the descriptors these would close mean something else.
     gc.collect()
     kernel.close_from(_FIRST)  # what the rehearsals left open
+    _fill_holes()
     gc.freeze()
+
+
+def _fill_holes() -> None:
+    """Use up the free blocks between living objects, so that children put what they make side by side on new pages.
+
+    Python has a list of free blocks for each size of small objects, and they lie anywhere: a box would have its own
+    copy of a page for nearly every object that it makes.
+    """
+    for size in range(16, 513, 16):
+        for number in range(_MOST_FILLERS):
+            filler: object = bytes(size - 33) if size > 32 else (1 << 40) + number if size > 16 else object()
+            if id(filler) % _POOL == _POOL_HEADER:
+                break  # the first of an empty pool, given back at once
+            _fillers.append(filler)
 
 
 def _clone_next(own: SocketType, setting: Setting) -> bool:
@@ -147,8 +168,8 @@ def _clone_next(own: SocketType, setting: Setting) -> bool:
 def _become(fds: list[int], has_order: bool, setting: Setting) -> NoReturn:
     try:
         sock = SocketType(_FAMILY, _KIND, 0, fds[0])
-        shape, claim, entrances = loads(sock.recv(_LARGEST))
-        child = Child(setting, Shape(*shape), sock, Doors(fds[1], fds[2]))
+        plan, claim, entrances = loads(sock.recv(_LARGEST))
+        child = Child(setting, Plan(*loads(plan)), sock, Doors(fds[1], fds[2]))
         child.live(entrances, (Claim.parse(claim), Given(fds[3], fds[4])) if has_order else None)
     finally:
         os._exit(1)  # only if what came was no order at all: `live` reports everything else

@@ -15,6 +15,7 @@ from typing import NoReturn
 from hutch.guest import main as guest
 from hutch.providers.planted import insight
 from hutch.providers.planted.door import open_door, receive
+from hutch.providers.planted.watchdog import Watchdog
 
 PATIENCE = 60.0
 """Seconds until a guest whose keeper never came ends, and its container with it."""
@@ -40,6 +41,9 @@ def main() -> NoReturn:
         sys.exit(f"hutch: no keeper came with orders: {error}")
     # A time of the machine that started us would mean nothing on the engine's.
     ttl = told.pop("ttl", 0.0)
+    if watched := told.pop("watched", None):
+        insight.watchdog = Watchdog(**watched)
+        insight.watchdog.start()
     options = guest.Options(
         **told,
         ttl_deadline=time.monotonic() + ttl if ttl else 0.0,

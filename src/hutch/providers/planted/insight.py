@@ -7,6 +7,8 @@ Runs inside the box: standard library only.
 import os
 from typing import Any
 
+from hutch.providers.planted.watchdog import Watchdog
+
 _V1 = {
     "oom_kills": ("memory/memory.oom_control", b"oom_kill "),
     "pids_hits": ("pids/pids.events", b"max "),
@@ -19,11 +21,19 @@ _V2 = {
 }
 
 
+watchdog: Watchdog | None = None
+"""Of a guest whose control groups see only the wall around it."""
+
+
 def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
     """What the kernel has counted for the whole box, by name; None where there is no such file."""
     root = "/sys/fs/cgroup"
     files = _V2 if os.path.exists(f"{root}/cgroup.controllers") else _V1
-    channel.reply({name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()})
+    found = {name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()}
+    if watchdog is not None:
+        found["oom_kills"] = (found["oom_kills"] or 0) + watchdog.memory_kills
+        found["pids_hits"] = (found["pids_hits"] or 0) + watchdog.process_kills
+    channel.reply(found)
 
 
 def identities(_guest: object, channel: Any, fields: dict[str, Any]) -> None:

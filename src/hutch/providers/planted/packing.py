@@ -64,9 +64,12 @@ class Plant(NamedTuple):
 
     def argv(self, module: str, *arguments: str) -> list[str]:
         """The command line that runs `main` of one of our modules inside a box."""
-        python = [f"{HOME}/bin/python3", "-I", "-S", "-X", "utf8", "-c", f"from {module} import main; main()"]
+        return self.python(f"from {module} import main; main()", *arguments)
+
+    def python(self, code: str, *arguments: str) -> list[str]:
+        """The command line that runs this code inside a box."""
         start = [f"{HOME}/{self.linker}", "--library-path", f"{HOME}/lib"] if self.linker else []
-        return [*start, *python, *arguments]
+        return [*start, f"{HOME}/bin/python3", "-I", "-S", "-X", "utf8", "-c", code, *arguments]
 
     def archive(self) -> bytes:
         """As a tar whose names are relative to HOME; everybody may read it, nobody but root may write."""

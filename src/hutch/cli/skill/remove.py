@@ -1,0 +1,23 @@
+"""Remove a skill with all its versions; running boxes no longer show it."""
+
+import argparse
+import asyncio
+
+from hutch.cli.output import emit_json
+from hutch.cli.visiting import visit
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_remove(arguments))
+
+
+async def _remove(arguments: argparse.Namespace) -> int:
+    async with visit(arguments) as hutch:
+        await hutch.skills.remove(arguments.name)
+    if arguments.json:
+        emit_json({"removed": arguments.name})
+    return 0

@@ -1,0 +1,104 @@
+"""`OffHutch`: what there is while Hutch is switched off. No process, no connection, and every call says why (B20)."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from types import TracebackType
+from typing import Any, NoReturn, Self
+
+from hutch.errors import Disabled
+from hutch.model.boxes import BoxInfo, Event
+from hutch.model.capabilities import Capabilities
+from hutch.model.status import Condition, Status
+
+
+class OffHutch:
+    """The `Hutch` protocol, switched off."""
+
+    def __init__(self, origin: str = "") -> None:
+        self.session = "off"
+        self._origin = origin
+        """Where it was switched off."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """There is nothing to close."""
+
+    def _refuse(self, op: str) -> NoReturn:
+        raise Disabled(
+            f"Hutch is switched off{f' ({self._origin})' if self._origin else ''}", op=op, remedy="set enabled = true"
+        )
+
+    def for_session(self, name: str) -> "OffHutch":
+        return self
+
+    def box(self, **spec: Any) -> AbstractAsyncContextManager[Any]:
+        self._refuse("create")
+
+    async def create(self, *, key: str = "", **spec: Any) -> NoReturn:
+        self._refuse("create")
+
+    def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> AbstractAsyncContextManager[Any]:
+        self._refuse("box_for")
+
+    async def attach(self, box_id: str, *, takeover: bool = False) -> NoReturn:
+        self._refuse("attach")
+
+    async def observe(self, box_id: str) -> NoReturn:
+        self._refuse("observe")
+
+    async def find(self, text: str) -> NoReturn:
+        self._refuse("find")
+
+    async def boxes(self) -> tuple[BoxInfo, ...]:
+        """Empty, not an error (B25)."""
+        return ()
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> NoReturn:
+        self._refuse("destroy")
+
+    async def current(self) -> NoReturn:
+        self._refuse("current")
+
+    async def switch(self, box_id: str, *, takeover: bool = False) -> NoReturn:
+        self._refuse("switch")
+
+    async def working(self, **spec: Any) -> NoReturn:
+        self._refuse("working")
+
+    async def leave(self) -> NoReturn:
+        self._refuse("leave")
+
+    async def default(self, provider: str = "") -> NoReturn:
+        self._refuse("default")
+
+    async def set_default(self, box_id: str, provider: str = "") -> NoReturn:
+        self._refuse("set_default")
+
+    @property
+    def skills(self) -> NoReturn:
+        self._refuse("skills")
+
+    @property
+    def volumes(self) -> NoReturn:
+        self._refuse("volumes")
+
+    async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
+        self._refuse("events")
+
+    async def providers(self) -> tuple[Capabilities, ...]:
+        self._refuse("providers")
+
+    async def status(self) -> Status:
+        reason = f"enabled = false ({self._origin})" if self._origin else "enabled = false"
+        return Status(
+            state=Condition.DISABLED, enabled=False, available=False, reason=reason, remedy="set enabled = true"
+        )
+
+    async def close(self) -> None:
+        """There is nothing to close."""

@@ -1,0 +1,85 @@
+"""Declared permissions, enforced: a small program gives up what the skill did not declare, then becomes its command.
+
+It runs in the box as the box's user. `unshare` is closed there, but a process may always narrow itself: a system call
+filter without sockets other than Unix ones (`network: false`), and a Landlock domain with the declared places only
+(`paths`). Both are inherited and cannot be undone. What it does not close: another process of the same box that
+acts for it, over a Unix socket or through files that it may write.
+"""
+
+from hutch.model.skills import INSTALLED_AT, SkillPermissions
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc", "/sys", "/nix")
+"""Read and executed by every program."""
+DEVICES = ("/dev",)
+
+PROGRAM = r"""
+import ctypes, json, os, platform, struct, sys
+rules = json.loads(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+libc.syscall.restype = ctypes.c_long
+def call(*words):
+    if libc.syscall(*words) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return 0
+def give_up(why):
+    sys.stderr.write("hutch: the skill's permissions cannot be enforced in this box: %s\n" % why)
+    sys.exit(126)
+x86 = platform.machine() == "x86_64"
+try:
+    call(157 if x86 else 167, 38, 1, 0, 0, 0)
+    if not rules["network"]:
+        arch, socket_number = (0xC000003E, 41) if x86 else (0xC00000B7, 198)
+        refused = 0x00050000 | 13
+        steps = [(0x20, 0, 0, 4), (0x15, 0, 7, arch), (0x20, 0, 0, 0), (0x35, 5, 0, 0x40000000),
+                 (0x15, 4, 0, 425), (0x15, 0, 2, socket_number), (0x20, 0, 0, 16), (0x15, 0, 1, 1),
+                 (0x06, 0, 0, 0x7FFF0000), (0x06, 0, 0, refused)]
+        code = b"".join(struct.pack("=HBBI", *step) for step in steps)
+        class Program(ctypes.Structure):
+            _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
+        program = Program(len(steps), code)
+        call(317 if x86 else 277, 1, 0, ctypes.byref(program))
+    if rules["read"] is not None:
+        version = libc.syscall(444, None, 0, 1)
+        if version < 2:
+            give_up("its kernel has no Landlock, which `paths` needs")
+        every = (1 << 13) - 1 | (1 << 13) | (1 << 14 if version >= 3 else 0)
+        reading = 1 | 4 | 8
+        ruleset = libc.syscall(444, ctypes.byref(ctypes.c_uint64(every)), 8, 0)
+        if ruleset < 0:
+            give_up(os.strerror(ctypes.get_errno()))
+        for rights, places in ((reading, rules["read"]), (every, rules["write"])):
+            for place in places:
+                try:
+                    fd = os.open(place, os.O_PATH | os.O_CLOEXEC)
+                except OSError:
+                    continue
+                mask = rights if os.path.isdir(place) else rights & (1 | 2 | 4 | 1 << 14) & every
+                rule = ctypes.create_string_buffer(struct.pack("=Qi", mask, fd), 12)
+                call(445, ruleset, 1, rule, 0)
+                os.close(fd)
+        call(446, ruleset, 0)
+        os.close(ruleset)
+except OSError as error:
+    give_up(error)
+try:
+    os.execvp(sys.argv[2], sys.argv[2:])
+except OSError as error:
+    sys.stderr.write("hutch: %s: %s\n" % (sys.argv[2], error.strerror))
+    sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
+"""
+
+
+def rules(name: str, state: str, permissions: SkillPermissions, *, box_has_network: bool) -> dict[str, object] | None:
+    """What has to be given up; None: nothing was declared that the box does not ensure already."""
+    network = permissions.network is not False or not box_has_network
+    if network and permissions.paths is None:
+        return None
+    if permissions.paths is None:
+        return {"network": network, "read": None, "write": None}
+    read = [*SYSTEM, f"{INSTALLED_AT}/{name}"]
+    write = [*DEVICES, "/tmp", state]
+    for path in permissions.paths:
+        place = path.removesuffix(":ro")
+        absolute = place if place.startswith("/") else f"/workspace/{place}"
+        (read if path.endswith(":ro") else write).append(absolute)
+    return {"network": network, "read": read, "write": write}

@@ -1,0 +1,25 @@
+"""One server for the tests that do not end it, and a rhythm in which losses pass quickly."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hutch.client.lifeline import Rhythm
+from tests.server.serving import Server, serving
+
+QUICK = Rhythm(
+    beat_sec=0.2, silence_sec=2.0, retry_sec=0.05, longest_retry_sec=0.2, patience_sec=60.0, first_beat_sec=0.0
+)
+
+
+@pytest.fixture(scope="session")
+def server() -> Iterator[Server]:
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture
+def wire(hutch_directories: Path, request: pytest.FixtureRequest) -> Path:
+    """Where a proxy may listen; short, because it is a socket's path."""
+    return hutch_directories / f"p{abs(hash(request.node.nodeid)) % 10**8}"

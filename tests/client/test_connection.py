@@ -1,0 +1,199 @@
+"""A connection's life: lost and found again, told apart from a dead backend, and never two loops (B24, lesson 12)."""
+
+import asyncio
+import os
+import signal
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from hutch import Hutch
+from hutch.client.lifeline import Rhythm
+from hutch.errors import HutchError, Unavailable
+from hutch.model.status import Condition
+from tests.client.conftest import QUICK
+from tests.client.proxy import proxy
+from tests.server.serving import Server, serving
+
+PATIENCE = 60.0
+
+
+class News:
+    """What a client was told of its connection."""
+
+    def __init__(self) -> None:
+        self.told: list[bool] = []
+        self._came = asyncio.Event()
+
+    def __call__(self, there: bool, why: str) -> None:
+        assert there or why, "a loss has its reason"
+        self.told.append(there)
+        self._came.set()
+
+    async def until(self, *wanted: bool) -> None:
+        async with asyncio.timeout(PATIENCE):
+            while tuple(self.told[-len(wanted) :]) != wanted:
+                self._came.clear()
+                await self._came.wait()
+
+
+def lifelines() -> int:
+    return sum(task.get_name() == "hutch-lifeline" for task in asyncio.all_tasks())
+
+
+def restart(server: Server, number: int = signal.SIGKILL) -> None:
+    server.end(number)
+    (server.state / "server.json").unlink(missing_ok=True)  # a killed one could not
+    server.start()
+
+
+def unix(server: Server) -> str:
+    return f"unix:{server.run}/server.sock"
+
+
+def test_the_back_off() -> None:
+    """B24: 3 s doubling to 60 s, and never giving up; a heartbeat every 20 s."""
+    rhythm = Rhythm()
+    assert list(islice(rhythm.pauses(), 8)) == [0, 3, 6, 12, 24, 48, 60, 60]
+    assert rhythm.beat_sec == 20
+
+
+async def test_a_killed_server_is_found_again() -> None:
+    """Issue 4: after kill -9 and restart the client goes on: boxes, leases, jobs, a stream from its cursor. One loop,
+    which a callback that raises does not end (lesson 12)."""
+    news = News()
+
+    def told(there: bool, why: str) -> None:
+        news(there, why)
+        raise RuntimeError("the callback is broken")
+
+    with serving() as server:
+        async with Hutch(unix(server), rhythm=QUICK, told=told) as hutch:
+            box = await hutch.create()
+            await box.files.write("f", "before")
+            job = await box.start("i=0; while read line; do i=$((i+1)); echo $i $line; done")
+            got = b""
+            follow = job.follow()
+            for number in range(3):
+                await job.write(f"line{number}\n")
+                while f"line{number}\n".encode() not in got:
+                    got += (await anext(follow))[1]
+                if number < 2:
+                    await asyncio.to_thread(restart, server)
+                    await news.until(False, True)
+                    assert lifelines() == 1
+            assert got == b"1 line0\n2 line1\n3 line2\n", "no byte is lost, none comes twice"
+            await follow.aclose()  # type: ignore[attr-defined]
+            assert await box.files.read("f") == b"before"
+            assert (await box.exec("echo well")).ok
+            await box.destroy()
+        assert news.told.count(True) == news.told.count(False)
+        assert lifelines() == 0
+
+
+async def test_a_clean_close_is_a_disconnect() -> None:
+    """B24: a server that ends in good order is gone all the same, and is found again; waits go on at the next one."""
+    news = News()
+    with serving() as server:
+        async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
+            box = await hutch.create()
+            job = await box.start("read line; exit 7")
+            waiting = asyncio.create_task(job.wait())
+            reading = asyncio.create_task(job.read(wait=3000))
+            await asyncio.to_thread(restart, server, signal.SIGTERM)
+            await news.until(False, True)
+            await job.write("x\n")
+            assert (await waiting).exit_code == 7
+            assert (await reading).eof
+            await box.destroy()
+
+
+async def test_a_silent_server_is_noticed(server: Server) -> None:
+    """B24: a connection that is open and dead: no answer within the bound counts as a loss."""
+    news = News()
+    rhythm = Rhythm(beat_sec=0.1, silence_sec=0.5, retry_sec=0.05, longest_retry_sec=0.2, first_beat_sec=0.0)
+    async with Hutch(unix(server), rhythm=rhythm, told=news) as hutch:
+        async with hutch.box() as box:
+            os.kill(server.pid, signal.SIGSTOP)
+            try:
+                asking = asyncio.create_task(box.files.exists("none"))
+                await news.until(False)
+                assert (await hutch.boxes(), lifelines()) == ((), 1)
+            finally:
+                os.kill(server.pid, signal.SIGCONT)
+            assert await asking is False, "what waited is asked again"
+            await news.until(False, True)
+
+
+async def test_a_dead_backend_is_no_lost_connection() -> None:
+    """B24, B25: behind a healthy connection the engine is unusable: unavailable, with its reason, and no reconnect."""
+    news = News()
+    with serving(HUTCH_PROVIDER="none-such") as server:
+        async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
+            for _ in range(3):
+                status = await hutch.status()
+                assert (status.state, status.available) == (Condition.UNAVAILABLE, False)
+                assert "none-such" in status.reason
+                with pytest.raises(HutchError) as failed:
+                    await hutch.create()
+                assert not isinstance(failed.value, Unavailable) or "none-such" in str(failed.value)
+            assert await hutch.boxes() == ()
+            assert news.told == []
+
+
+async def test_status_never_fails(server: Server, wire: Path) -> None:
+    """Lesson 11, B25: asked all the time while the wire is cut and mended, it always answers, with a reason."""
+    seen: set[Condition] = set()
+    async with proxy(server.run / "server.sock", wire) as middle:
+        async with Hutch(middle.url, rhythm=QUICK) as hutch:
+            for number in range(30):
+                asking = asyncio.create_task(hutch.status())
+                if number % 3 == 1:
+                    middle.cut()
+                if number == 10:
+                    await middle.refuse()
+                if number == 20:
+                    await middle.listen()
+                status = await asking
+                seen.add(status.state)
+                assert status.available or status.reason
+            assert await hutch.boxes() == ()
+            while not (await hutch.status()).available:
+                await asyncio.sleep(0.01)
+    assert seen == {Condition.READY, Condition.UNREACHABLE}
+
+
+async def test_a_server_that_never_was(wire: Path) -> None:
+    """B21: the application starts all the same; calls say at once what is wrong; the status tells why."""
+    async with Hutch(f"unix:{wire}", rhythm=QUICK) as hutch:
+        status = await hutch.status()
+        assert (status.state, status.enabled, status.available) == (Condition.UNREACHABLE, True, False)
+        assert str(wire) in status.reason and status.remedy
+        assert await hutch.boxes() == ()
+        for _ in range(2):
+            with pytest.raises(ConnectionError):
+                await hutch.create()
+
+
+async def test_a_server_that_comes_later(server: Server, wire: Path) -> None:
+    """It never gives up: a server that appears long after is found without being asked."""
+    news = News()
+    async with Hutch(f"unix:{wire}", rhythm=QUICK, told=news) as hutch:
+        with pytest.raises(Unavailable):
+            await hutch.create()
+        await news.until(False)
+        async with proxy(server.run / "server.sock", wire):
+            await news.until(False, True)
+            async with hutch.box() as box:
+                assert (await box.exec("true")).ok
+
+
+async def test_a_wrong_key_is_told(server: Server) -> None:
+    """Unauthenticated is neither a lost connection nor a server that is away."""
+    news = News()
+    async with Hutch(server.announcement["url"], key="nothing", rhythm=QUICK, told=news) as hutch:
+        with pytest.raises(PermissionError):
+            await hutch.create()
+        assert "key" in (await hutch.status()).reason
+        assert news.told == []

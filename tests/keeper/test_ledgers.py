@@ -1,0 +1,186 @@
+"""Every ledger keeps the same promises; and the queue before it loses nothing, whatever the ledger does."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import Unavailable
+from hutch.keeper import receipt_queue
+from hutch.keeper.connections import Connections
+from hutch.keeper.ledger import Ledger, MemoryLedger
+from hutch.keeper.ledger_postgres import PostgresLedger
+from hutch.keeper.ledger_sqlite import SqliteLedger
+from hutch.keeper.operations import Operations
+from hutch.keeper.receipt_chain import GONE
+from hutch.keeper.receipt_queue import ReceiptQueue
+from hutch.keeper.receipts import Receipts
+from hutch.model.receipts import Receipt
+from tests.keeper.postgres_server import Server
+
+Open = Callable[[], Ledger]
+
+
+class Held(PostgresLedger):
+    """Closes the connections that it was given."""
+
+    async def close(self) -> None:
+        await self._connections.close()
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
+    if request.param == "memory":
+        yield MemoryLedger
+    elif request.param == "sqlite":
+        yield lambda: SqliteLedger(tmp_path / "receipts.db")
+    else:
+        server: Server = request.getfixturevalue("postgres")
+        with server.database() as url:
+            yield lambda: Held(Connections(url))
+
+
+def box(number: int) -> str:
+    return f"{number:020d}"
+
+
+def draft(number: int = 1, op: str = "exec", *, at: float = 5.0, owner: str = "o") -> Receipt:
+    return Receipt(box=box(number), owner=owner, at=at, op=op, details={"command": "true"})
+
+
+async def test_receipts_come_back_in_order_and_in_pages(opened: Open) -> None:
+    ledger = opened()
+    await ledger.append([draft(n % 3, at=float(n)) for n in range(30)])
+    await ledger.append([draft(1, at=99.0, owner="somebody else")])
+    chain = await ledger.chain(box(1))
+    assert chain is not None
+    assert (chain.count, chain.owner, chain.last_at, chain.last_op, chain.ended_at) == (11, "o", 99.0, "exec", 0)
+    first = await ledger.rows(box(1), 0, 4)
+    rest = await ledger.rows(box(1), first[-1].seq, 100)
+    assert [row.seq for row in (*first, *rest)] == list(range(1, 12))
+    assert rest[-1].hash == chain.head
+    assert await ledger.chain(box(7)) is None and await ledger.rows(box(7), 0, 9) == []
+    await ledger.close()
+
+
+async def test_chains_are_listed_by_box_and_owner(opened: Open) -> None:
+    ledger = opened()
+    await ledger.append([draft(n, owner="even" if n % 2 == 0 else "odd") for n in range(7)])
+    assert [chain.box for chain in await ledger.chains(None, "", 3)] == [box(0), box(1), box(2)]
+    assert [chain.box for chain in await ledger.chains(None, box(4), 99)] == [box(5), box(6)]
+    assert [chain.box for chain in await ledger.chains("odd", "", 99)] == [box(1), box(3), box(5)]
+    await ledger.close()
+
+
+async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Open) -> None:
+    """Issue 4.4: retention is no tampering; a live box keeps all its receipts."""
+    ledger = opened()
+    now = time.time()
+    old, older, fresh = now - 40 * 86400, now - 50 * 86400, now - 86400
+    for number, at, last in ((1, old, GONE), (2, older, GONE), (3, fresh, GONE), (4, older, "exec")):
+        await ledger.append([draft(number, at=at), draft(number, last, at=at)])
+    receipts = Receipts(ledger, mode="off", days=30)
+    assert await receipts.prune() == 2
+    checks = {check.box: check for check in await receipts.verify()}
+    assert all(check.ok for check in checks.values())
+    assert [bool(checks[box(n)].pruned_at) for n in (1, 2, 3, 4)] == [True, True, False, False]
+    assert await ledger.rows(box(1), 0, 9) == [] and len(await ledger.rows(box(4), 0, 9)) == 2
+    assert await receipts.prune() == 0
+    crowded = Receipts(ledger, mode="off", days=30, most=3)
+    assert await crowded.prune() == 1, "too many: the one that went first goes first, but never a live one"
+    assert len(await ledger.rows(box(4), 0, 9)) == 2
+    await receipts.close()
+
+
+async def test_many_writers_at_once(opened: Open) -> None:
+    ledger = opened()
+    await asyncio.gather(*(ledger.append([draft(1), draft(2)]) for _ in range(20)))
+    receipts = Receipts(ledger, mode="off")
+    assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 20), (True, 20)]
+    await receipts.close()
+
+
+# --- the queue -------------------------------------------------------------------------------------------------------
+
+
+class Moody(MemoryLedger):
+    """Fails as often as it is told to, and stands still while it is told to: a disk does neither on demand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fails = 0
+        self.may = asyncio.Event()
+        self.may.set()
+        self.batches: list[int] = []
+
+    async def append(self, drafts: Sequence[Receipt]) -> None:
+        await self.may.wait()
+        if self.fails:
+            self.fails -= 1
+            raise Unavailable("the disk is full")
+        self.batches.append(len(drafts))
+        await super().append(drafts)
+
+
+async def test_receipts_are_committed_in_groups() -> None:
+    """Issue 4.4: off the reply path."""
+    ledger = Moody()
+    queue = ReceiptQueue(ledger)
+    for _ in range(100):
+        queue.put(draft())
+    assert ledger.batches == [] and len(queue) == 100, "putting writes nothing"
+    await queue.settled()
+    assert ledger.batches == [100] and len(queue) == 0
+    await queue.close()
+
+
+async def test_a_failing_ledger_is_tried_again_and_nothing_is_lost_or_doubled() -> None:
+    ledger = Moody()
+    ledger.fails = 3
+    queue = ReceiptQueue(ledger)
+    for number in range(10):
+        queue.put(draft(at=float(number)))
+    await queue.settled()
+    assert queue.failures == 3
+    receipts = Receipts(ledger, mode="off")
+    assert [receipt.at for receipt in await receipts.list(box(1))] == [float(number) for number in range(10)]
+
+
+async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Back-pressure: waits for room first, then refuses; never drops."""
+    monkeypatch.setattr(receipt_queue, "MOST", 5)
+    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    ledger = Moody()
+    ledger.may.clear()
+    queue = ReceiptQueue(ledger)
+    for _ in range(5):
+        queue.put(draft())
+    assert queue.full
+    with pytest.raises(Unavailable, match="5 receipts wait") as refused:
+        await queue.room()
+    assert refused.value.remedy
+    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 60.0)
+    waiting = asyncio.create_task(queue.room())
+    await asyncio.sleep(0)
+    ledger.may.set()
+    await waiting
+    assert not queue.full
+    await queue.close()
+    chain = await ledger.chain(box(1))
+    assert chain is not None and chain.count == 5
+
+
+async def test_strict_says_that_it_was_done_and_is_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    ledger = Moody()
+    ledger.may.clear()
+    operations = Operations(ReceiptQueue(ledger), strict=True)
+    assert operations.queue is not None
+    with pytest.raises(Unavailable, match="was done") as told:
+        await operations.queue.committed(operations.ended(draft()))
+    assert told.value.details == {"done": True} and not told.value.retryable
+    ledger.may.set()
+    await operations.queue.close()
+    assert await ledger.chain(box(1)) is not None, "it was not dropped"

@@ -1,0 +1,168 @@
+"""Real engines for the tests, each started and ended by them: their own directories, control groups and namespaces.
+
+They run in a network namespace of their own, so that neither their bridges nor their firewall rules touch the machine.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench.peers.daemon import CGROUP, place
+
+from hutch.providers.docker.endpoint import Endpoint
+from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.provider import DockerProvider, PodmanProvider
+from tests.providers import rootfs
+
+PATIENCE = 60.0
+# What would be the machine's is made the daemon's own: mounts, interfaces, rules, and a /dev/null (runsc gives its
+# standard streams, which may be the machine's, to `nobody`).
+APART = 'ip link set lo up && mknod -m 666 "$0" c 1 3 && mount --bind "$0" /dev/null && exec "$@"'
+
+
+class Daemon:
+    """One engine's process, which may be killed and started again."""
+
+    def __init__(self, directory: Path, name: str, argv: list[str]) -> None:
+        self.socket = directory / f"{name}.sock"
+        self._directory = directory
+        self._log = directory / f"{name}.log"
+        self._argv = argv
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def host(self) -> str:
+        return f"unix://{self.socket}"
+
+    def start(self) -> None:
+        null = self._directory / "null"
+        null.unlink(missing_ok=True)
+        apart = ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", APART, str(null)]
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                ["setpriv", "--pdeathsig", "TERM", *apart, *self._argv],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + PATIENCE
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the daemon did not come up: {self._log.read_text(errors='replace')[-1000:]}")
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        if not self.socket.exists():
+            return False
+        ask = ["curl", "--silent", "--fail", "--unix-socket", str(self.socket), "http://engine/_ping"]
+        return subprocess.run(ask, capture_output=True).returncode == 0
+
+    def kill(self) -> None:
+        """As a crash would: its containers' processes go on."""
+        self._end(signal.SIGKILL)
+        self.socket.unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        self._end(signal.SIGTERM)
+
+    def _end(self, number: int) -> None:
+        if self._process is None:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+        self._process.wait(PATIENCE)
+        self._process = None
+
+
+@contextlib.contextmanager
+def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
+    _needs("dockerd", "runc", "unshare", "ip", "curl")
+    with place() as directory:
+        runsc = shutil.which("runsc")
+        # gVisor makes its own network stack of an interface that it is given, and needs none here.
+        runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+        settings = directory / "daemon.json"
+        settings.write_text(json.dumps({"runtimes": runtimes, "live-restore": live_restore}))
+        argv = [
+            "dockerd", "--config-file", str(settings), "--data-root", str(directory / "data"),
+            "--exec-root", str(directory / "exec"), "--pidfile", str(directory / "docker.pid"),
+            "--host", f"unix://{directory}/docker.sock", "--exec-opt", "native.cgroupdriver=cgroupfs",
+            "--cgroup-parent", CGROUP, "--bridge=none", "--iptables=false", "--ip6tables=false",
+        ]  # fmt: skip
+        yield from _running(Daemon(directory, "docker", argv))
+
+
+@contextlib.contextmanager
+def podman() -> Iterator[Daemon]:
+    _needs("podman", "runc", "unshare", "ip", "curl")
+    with place() as directory:
+        argv = [
+            "env", f"TMPDIR={directory}", "podman", "--root", str(directory / "root"),
+            "--runroot", str(directory / "run"), "--tmpdir", str(directory / "tmp"), "--cgroup-manager=cgroupfs",
+            "--events-backend=none", "--runtime", shutil.which("runc") or "runc", "system", "service", "--time=0",
+            f"unix://{directory}/podman.sock",
+        ]  # fmt: skip
+        yield from _running(Daemon(directory, "podman", argv))
+
+
+def _running(daemon: Daemon) -> Iterator[Daemon]:
+    try:
+        daemon.start()
+        for name, packed in ((rootfs.NAME, rootfs.archive()), (rootfs.SMALL, rootfs.small())):
+            load(daemon, name, packed)
+        yield daemon
+    finally:
+        with contextlib.suppress(Exception):  # whatever it has left is removed with its directory
+            empty(daemon)
+        daemon.stop()
+
+
+def load(daemon: Daemon, name: str, packed: bytes) -> None:
+    run(engine_of(daemon).load_image(name, packed))
+
+
+def empty(daemon: Daemon) -> None:
+    """Remove every container, so that none outlives its engine."""
+
+    async def remove() -> None:
+        engine = engine_of(daemon)
+        for container in await engine.call("GET", "/containers/json", query={"all": True}):
+            await engine.remove(container["Id"])
+
+    run(remove())
+
+
+def engine_of(daemon: Daemon) -> Engine:
+    return Engine(Endpoint(path=str(daemon.socket)))
+
+
+def run(work: Any) -> Any:
+    import asyncio
+
+    return asyncio.run(work)
+
+
+def provider(daemon: Daemon, state: Path | str, **settings: Any) -> DockerProvider:
+    """A provider on this engine, with containers below the tests' own control group."""
+    made = PodmanProvider() if daemon.socket.name.startswith("podman") else DockerProvider()
+    table = {"host": daemon.host, "image": rootfs.NAME, "cgroup_parent": CGROUP, "state_dir": str(state)}
+    made.configure({**table, **settings})
+    return made
+
+
+def _needs(*programs: str) -> None:
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
+    if os.geteuid() != 0:
+        pytest.skip("an engine of the tests' own needs root")
+    for program in programs:
+        if shutil.which(program) is None:
+            pytest.skip(f"{program} is not installed (tools/setup.sh)")

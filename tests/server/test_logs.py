@@ -1,0 +1,70 @@
+"""The server's log: each line a JSON object, those of one request under one id, no secret anywhere; and what it says
+at its start."""
+
+import json
+from typing import Any
+
+from tests.server.serving import Server, serving
+
+SECRET = "correct-horse-battery"
+
+
+def lines(server: Server) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in server.log.read_text().splitlines() if not line.startswith("hutch: ")]
+
+
+def test_every_line_of_a_request_carries_its_id_and_no_line_a_secret() -> None:
+    """DESIGN 13, B30: structured logs with an operation id, secrets redacted."""
+    with serving(HUTCH_LOG_FORMAT="json") as server:
+        client = server.unix()
+        key = server.key("user", "logged")
+        with client.box(memory_mb=64, secrets={"KEY": SECRET}) as box:
+            seen = []
+            for body in ({"command": f"echo {SECRET}"}, {"command": ["/no/such", SECRET]}, {"command": ""}):
+                seen.append(client.call("POST", f"{box}/exec", body))
+            seen.append(client.call("GET", f"{box}/files/content?path={SECRET}"))
+            seen.append(server.tcp(key + "x").call("GET", "/v1/boxes"))
+            seen.append(server.unix(hutch_admin="yes").call("GET", f"{box}/usage"))
+        told = lines(server)
+        for answer in seen:
+            own = [line for line in told if line.get("op") == answer.headers["hutch-request"]]
+            assert own, answer
+            served = own[-1]
+            assert (served["event"], served["status"]) == ("served", answer.status)
+            if answer.status >= 400:
+                assert any(line["event"] == "refused" and line["code"] for line in own)
+        requests = [line for line in told if line["log"] == "server" and line["event"] in ("served", "refused")]
+        assert all(line["op"] for line in requests)
+        text = server.log.read_text()
+        assert SECRET not in text and key not in text and key.split("_", 2)[2] not in text
+
+
+def test_what_runs_by_itself_is_no_part_of_the_request_that_started_it() -> None:
+    """Clocks begin with the first box; their lines must not carry its request's id, nor its receipts its caller."""
+    with serving(HUTCH_LOG_FORMAT="json") as server:
+        client = server.unix(hutch_session="maker")
+        made = client.call("POST", "/v1/boxes", {"memory_mb": 64, "ttl_sec": 1})
+        box = made.json()["id"]
+        while client.call("GET", f"/v1/boxes/{box}").status != 410:
+            pass
+        receipts = client.good("GET", f"/v1/receipts?box={box}")["receipts"]
+        gone = receipts[-1]
+        assert gone["op"] == "box.gone" and gone["who"] == {"role": "keeper"}
+        assert receipts[0]["who"]["request"] == made.headers["hutch-request"]
+
+
+def test_the_first_lines_say_what_works_and_why_not() -> None:
+    """B30: what is available, and the reason and the remedy for what is not."""
+    with serving() as server:
+        text = server.log.read_text()
+        assert "hutch: boxes by native (namespaces)" in text
+        assert "hutch: listening on " in text and "http://127.0.0.1:" in text
+        assert "first admin key" in text
+        server.end()
+    with serving(HUTCH_PROVIDER="no-such-engine", HUTCH_RECEIPTS="off", OTEL_TRACES_EXPORTER="pigeon") as server:
+        text = server.log.read_text()
+        assert "hutch: no boxes: no-such-engine cannot be used" in text and "fix:" in text
+        assert "hutch: no receipts are kept" in text
+        assert "hutch: no spans are sent: there is no exporter 'pigeon'" in text
+    with serving(HUTCH_ENABLED="false") as server:
+        assert "boxes are switched off" in server.log.read_text()

@@ -1,0 +1,361 @@
+"""Skills in real native boxes: shown at once, never writable, each owner's own."""
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hutch.config import Config
+from hutch.errors import FileTooLarge, NotFound, Refused
+from hutch.keeper.embedded import Hutch
+from hutch.keeper.engines import Engines
+from hutch.keeper.handles import BoxHandle
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.store import MemoryStore
+from hutch.model.capabilities import Capabilities
+from hutch.model.spec import Spec
+from hutch.providers.native.provider import NativeProvider
+from hutch.skills import calling
+from hutch.skills.sources import Directory
+from tests.skills.making import manifest, skill
+from tests.skills.wheels import npm_archive, wheel
+
+AT = "/workspace/.skills"
+
+
+@asynccontextmanager
+async def opened(top: Path, **settings: Any) -> AsyncIterator[Hutch]:
+    run = Path(f"/tmp/h{os.getpid()}-{top.name[-20:]}")
+    async with Hutch(state_dir=top / "state", run_dir=run, mount_roots=[str(top)], **settings) as hutch:
+        yield hutch
+
+
+async def said(box: Any, command: str, **options: Any) -> str:
+    result = await box.exec(command, **options)
+    return str(result.stdout + result.stderr)
+
+
+async def test_shown_in_a_running_box(tmp_path: Path) -> None:
+    """Lesson 40, B12: installed, changed and removed skills are seen without recreating the box."""
+    async with opened(tmp_path) as hutch, hutch.box() as box:
+        assert await said(box, f"ls -A {AT}") == ""
+        await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
+        assert await said(box, f"{AT}/demo/run") == "one\n"
+        await hutch.skills.write_file("demo", "run", "#!/bin/sh\necho two\n")
+        assert await said(box, f"{AT}/demo/run") == "two\n"
+        await hutch.skills.rollback("demo")
+        assert await said(box, f"{AT}/demo/run") == "one\n"
+        async with hutch.box() as later:
+            assert await said(later, f"ls {AT}") == "demo\n"
+        await hutch.skills.remove("demo")
+        assert await said(box, f"ls -A {AT}") == ""
+        kinds = [event.reason.split(" from ")[0] for event in await hutch.events() if event.kind == "skill"]
+    assert kinds == ["installed demo", "edited demo", "rolled back demo", "removed demo"]
+
+
+async def test_never_writable(tmp_path: Path, rootless: bool) -> None:
+    """B39: read-only, for the box's user and for its root; and the host's files stay as they were."""
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path, a="1"))
+        async with hutch.box(workdir="/tmp") as box:
+            for user in ("user",) if rootless else ("user", "root"):
+                for command in (
+                    f"echo x > {AT}/demo/a", f"touch {AT}/new", f"rm -rf {AT}/demo", f"chmod 777 {AT}/demo/a",
+                    f"mv {AT} /workspace/away", f"rmdir {AT}", f"umount {AT}", f"mount -o remount,rw {AT}",
+                    f"mkdir /tmp/m && mount --bind /tmp/m {AT}", f"ln {AT}/demo/a /tmp/linked",
+                ):  # fmt: skip
+                    result = await box.exec(command, user=user)
+                    assert result.exit_code != 0, (user, command)
+            assert await said(box, f"cat {AT}/demo/a; ls {AT}") == "1demo\n"
+        assert await hutch.skills.read_file("demo", "a") == b"1"
+
+
+async def test_a_reader_never_finds_it_missing(tmp_path: Path) -> None:
+    """A version is swapped in one step: whoever reads meanwhile has the old one or the new one, whole."""
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path, first="0", second="0"))
+        async with hutch.box() as box:
+            # One descriptor of the directory, so that both files are of one version.
+            reader = (
+                "import os\n"
+                f"while not os.path.exists('/workspace/stop'):\n"
+                f"    d = os.open('{AT}/demo', os.O_RDONLY)\n"
+                "    try:\n"
+                "        one, two = (open(os.open(n, os.O_RDONLY, dir_fd=d)).read() for n in ('first', 'second'))\n"
+                "    except FileNotFoundError: pass\n"  # swapped away and removed between open and open
+                "    else: assert one == two, (one, two)\n"
+                "    os.close(d)\n"
+                "print('never missing')\n"
+            )
+            await box.files.write("read.py", reader)
+            reading = asyncio.create_task(said(box, "python3 read.py", timeout=60))
+            store = hutch._keeper.skills
+            for number in range(1, 30):
+                text = str(number).encode()
+                await store.change_files("local", "demo", {"first": text, "second": text})
+            await box.files.write("stop", "")
+            assert await reading == "never missing\n"
+
+
+async def test_each_owner_sees_its_own(tmp_path: Path) -> None:
+    """One owner's skills, and the store itself, are not in another's box."""
+    async with opened(tmp_path) as hutch:
+        keeper = hutch._keeper
+        for owner in ("ann", "bob"):
+            await keeper.skills.install(owner, Directory(str(skill(tmp_path / owner, f"of-{owner}"))))
+        boxes = {}
+        for owner in ("ann", "bob"):
+            live = await keeper.create(Spec(), session="s", owner=owner)
+            boxes[owner] = BoxHandle(keeper, live, "s")
+        for owner, box in boxes.items():
+            assert await said(box, f"ls {AT}") == f"of-{owner}\n"
+            # The mount's root is the view: there is no way up to the others'.
+            assert "of-" not in (await said(box, f"ls -a {AT}/.. {AT}/../..")).replace(f"of-{owner}", "")
+            mounts = await said(box, "grep skills /proc/self/mountinfo")
+            assert mounts.count("\n") == 1 and " ro," in mounts
+
+
+async def test_groups_and_none(tmp_path: Path) -> None:
+    """B10, B12: a pipeline's boxes show what is bound to it; others show all, or nothing."""
+    async with opened(tmp_path) as hutch:
+        for name in ("one", "two"):
+            await hutch.skills.install(skill(tmp_path, name))
+        await hutch.skills.bind("pipeline", ["two", "three"])
+        async with hutch.box(skills="pipeline") as bound, hutch.box(skills="none") as bare, hutch.box() as whole:
+            assert await said(bound, f"ls {AT}") == "two\n"
+            assert await said(bare, "ls -A /workspace") == ""
+            assert await said(whole, f"ls {AT}") == "one\ntwo\n"
+            await hutch.skills.install(skill(tmp_path, "three"))
+            assert await said(bound, f"ls {AT}") == "three\ntwo\n"
+
+
+async def test_a_workspace_of_the_host_keeps_no_trace(tmp_path: Path) -> None:
+    """The mount point in a host directory is an empty directory, gone with the last box; what people keep under
+    that name is never covered; a read-only workspace shows skills too."""
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path))
+        work = tmp_path / "work"
+        work.mkdir()
+        work.chmod(0o777)
+        one = await hutch.create(workspace=str(work))
+        two = await hutch.create(workspace=f"{work}:ro")
+        for box in (one, two):
+            assert await said(box, f"ls {AT}") == "demo\n"
+        assert os.listdir(work / ".skills") == []
+        await one.destroy()
+        assert await said(two, f"ls {AT}") == "demo\n"
+        await two.destroy()
+        assert os.listdir(work) == []
+        (work / ".skills").mkdir()
+        (work / ".skills" / "mine").write_text("mine")
+        async with hutch.box(workspace=str(work)) as box:
+            assert await said(box, f"ls {AT}") == "mine\n"
+        assert os.listdir(work / ".skills") == ["mine"]
+        assert any("shows no skills" in event.reason for event in await hutch.events() if event.kind == "warning")
+
+
+async def test_a_volume_and_a_persistent_box(tmp_path: Path) -> None:
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path))
+        volume = await hutch.volumes.create("notes")
+        async with hutch.box(workspace="volume:notes") as box:
+            assert await said(box, f"ls {AT}; touch kept") == "demo\n"
+        assert os.listdir(volume.path) == ["kept"]
+        box = await hutch.create(retention="persistent")
+        assert await said(box, f"ls {AT}") == "demo\n"
+        await box.stop()
+        await hutch.skills.install(skill(tmp_path, "second"))
+        again = await hutch.attach(box.id)
+        assert await said(again, f"ls {AT}") == "demo\nsecond\n"
+        await again.destroy()
+
+
+async def test_boxes_of_the_pool(tmp_path: Path) -> None:
+    """A box made before it had an owner shows that owner's skills, and no other's."""
+    async with opened(tmp_path, pool={"default": 1}) as hutch:
+        keeper = hutch._keeper
+        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "of-ann"))))
+        while not keeper.pool.waiting()["default"]:
+            await asyncio.sleep(0.01)
+        live = await keeper.create(Spec(), session="s", owner="ann")
+        assert "claimed" in [event.kind for event in await hutch.events()]
+        box = BoxHandle(keeper, live, "s")
+        assert await said(box, f"ls {AT}") == "of-ann\n"
+        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "later"))))
+        assert await said(box, f"ls {AT}") == "later\nof-ann\n"
+        views = tmp_path / "state" / "skills" / "views"
+        assert len(list(views.glob(f"*/box-{box.id}"))) == 1
+        await box.destroy()
+        assert list(views.glob(f"*/*box-{box.id}*")) == []
+
+
+class Mountless(NativeProvider):
+    """The native engine, said to have no mounts: what a remote engine is."""
+
+    async def probe(self) -> Capabilities:
+        return (await super().probe()).but(mounts=False)
+
+
+async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
+    """P11: synchronised after boot, and again when skills change; what fails is a warning event, not a broken box."""
+    config = Config.load(state_dir=tmp_path / "state", run_dir=f"/tmp/h{os.getpid()}-mountless")
+    provider = Mountless()
+    provider.configure(config.for_provider("native"))
+    keeper = Keeper(config, MemoryStore(), engines=Engines(config, {"native": provider}))
+    async with Hutch(keeper=keeper) as hutch:
+        await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
+        async with hutch.box() as box:
+            assert await said(box, f"{AT}/demo/run") == "one\n"
+            await hutch.skills.write_file("demo", "run", "#!/bin/sh\necho two\n")
+            await hutch.skills.install(skill(tmp_path, "second"))
+            assert await said(box, f"{AT}/demo/run; ls {AT}") == "two\ndemo\nsecond\n"
+            await hutch.skills.remove("second")
+            assert await said(box, f"ls {AT}") == "demo\n"
+            await box.exec(f"rm -rf {AT}; echo in the way > {AT}")
+            await hutch.skills.install(skill(tmp_path, "third"))
+            warnings = [event for event in await hutch.events() if event.kind == "warning"]
+            assert warnings and warnings[-1].box_id == box.id
+            assert await said(box, "echo well") == "well\n"
+
+
+async def test_edits_in_a_box_become_a_version(tmp_path: Path) -> None:
+    """B39: `skill save` takes the working copy in the skill's state directory."""
+    async with opened(tmp_path) as hutch:
+        before = await hutch.skills.install(skill(tmp_path, a="1", run="#!/bin/sh\n"))
+        async with hutch.box() as box:
+            with pytest.raises(NotFound, match=r"no SKILL\.md"):
+                await hutch.skills.save("demo", box)
+            place = await hutch.skills.prepare("demo", box)
+            assert place.state == "/workspace/.skills-state/demo"
+            edit = f"{place.state}/edit"
+            assert await said(box, f"cp -r {place.path} {edit} && echo 2 > {edit}/a && ln -s a {edit}/link") == ""
+            with pytest.raises(Refused, match="symlink"):
+                await hutch.skills.save("demo", box)
+            await box.exec(f"rm {edit}/link")
+            saved = await hutch.skills.save("demo", box)
+            assert (saved.versions, saved.digest != before.digest) == (2, True)
+            assert await said(box, f"cat {AT}/demo/a; test -x {AT}/demo/run && echo x") == "2\nx\n"
+            await box.files.write("/tmp/other/SKILL.md", manifest("other"))
+            with pytest.raises(ValueError, match="not demo"):
+                await hutch.skills.save("demo", box, "/tmp/other")
+            await box.exec(f"truncate -s 100M {edit}/huge")
+            with pytest.raises(FileTooLarge):
+                await hutch.skills.save("demo", box)
+
+
+DEPENDENCIES = """hutch:
+  dependencies:
+    pip: ["./tiny_dep-1.0-py3-none-any.whl"]
+    npm: ["./tiny-node-1.0.0.tgz"]
+  tools:
+    - {name: ask, command: [tiny-dep]}
+"""
+
+
+async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
+    """Installed in a box of its own, kept by digest, shown beside the skill in boxes that ran before."""
+    place = skill(tmp_path, more=DEPENDENCIES)
+    wheel(place)
+    npm_archive(place)
+    async with opened(tmp_path) as hutch:
+        info = await hutch.skills.install(place)
+        async with hutch.box(skills="all") as box:
+            ready = await asyncio.gather(*(hutch.skills.prepare("demo", box) for _ in range(3)))
+            assert ready[0].warnings == () and ready[0] == ready[2]
+            env = ready[0].env
+            assert await said(box, "python3 -c 'import tiny_dep; tiny_dep.answer()'", env=env) == "42 from the wheel\n"
+            assert await said(box, "node -e 'console.log(require(\"tiny-node\"))'", env=env) == "from node\n"
+            result = await box.exec(calling.words(info, info.tools[0], ready[0], box.spec), env=env)
+            assert result.stdout == "42 from the wheel\n", result
+            made = [event.box_id for event in await hutch.events() if event.kind == "created"]
+            assert len(made) == 2, "one box for the work, one for us"
+            await hutch.skills.prepare("demo", box)
+            assert (await box.exec(f"touch {AT}/demo/.deps/x")).exit_code != 0
+            assert len([event for event in await hutch.events() if event.kind == "created"]) == 2
+        assert {file.path for file in await hutch.skills.files("demo")}.isdisjoint({".deps"})
+
+
+async def test_dependencies_that_fail_are_a_warning(tmp_path: Path) -> None:
+    more = 'hutch: {dependencies: {pip: ["./none-1.0-py3-none-any.whl"]}}\n'
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path, more=more))
+        async with hutch.box() as box:
+            place = await hutch.skills.prepare("demo", box)
+            assert len(place.warnings) == 1 and "could not be prepared" in place.warnings[0]
+            assert "none-1.0" in (await hutch.skills.get("demo")).warning
+            assert await said(box, f"ls {AT}") == "demo\n"
+        await hutch.skills.write_file("demo", "SKILL.md", manifest())
+        assert (await hutch.skills.get("demo")).warning == ""
+
+
+PROBE = """#!/usr/bin/python3
+import json, os, socket, subprocess, sys
+told = {"given": json.load(sys.stdin)}
+def attempt(name, work):
+    try:
+        work()
+        told[name] = "yes"
+    except OSError as error:
+        told[name] = error.strerror
+attempt("inet", lambda: socket.socket(socket.AF_INET))
+attempt("inet6", lambda: socket.socket(socket.AF_INET6, socket.SOCK_DGRAM))
+attempt("netlink", lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW))
+attempt("unix", lambda: socket.socket(socket.AF_UNIX))
+attempt("connect", lambda: socket.create_connection(("127.0.0.1", 9)))
+attempt("write out", lambda: open("/workspace/out/made", "w").close())
+attempt("write data", lambda: open("/workspace/data/made", "w").close())
+attempt("read data", lambda: open("/workspace/data/there").close())
+attempt("read secret", lambda: open("/workspace/secret").close())
+attempt("link out", lambda: os.link("/workspace/out/made", "/workspace/made"))
+attempt("write state", lambda: open(os.environ["SKILL_STATE"] + "/x", "w").close())
+attempt("write tmp", lambda: open("/tmp/x", "w").close())
+told["cat"] = subprocess.run(["cat", "/workspace/secret"], capture_output=True).returncode
+print(json.dumps(told))
+"""
+
+
+async def test_declared_permissions_hold(tmp_path: Path) -> None:
+    """Without a declared network no socket but Unix ones; with declared paths nothing else of the workspace. What was
+    not declared is as the box is; and what the box cannot give is refused."""
+    tools = "tools: [{name: probe, command: [scripts/probe.py]}]"
+    rules = {
+        "closed": "permissions: {network: false, paths: [out, 'data:ro']}",
+        "open": "permissions: {tools: [read]}",
+        "wants": "permissions: {network: true}",
+    }
+    async with opened(tmp_path) as hutch:
+        for name, rule in rules.items():
+            place = skill(tmp_path, name, f"hutch: {{{tools}, {rule}}}\n", scripts__probe_py=PROBE)
+            (place / "scripts" / "probe_py").rename(place / "scripts" / "probe.py")
+            await hutch.skills.install(place)
+        async with hutch.box() as box:
+            if "on" not in (await hutch._keeper.engines.capabilities("native")).networks:
+                pytest.skip("this machine has no network for boxes")
+            with pytest.raises(Refused, match="needs the network"):
+                await _call(hutch, box, "wants")
+        async with hutch.box(network="on") as box:
+            await box.exec("mkdir out data && touch secret data/there")
+            told = await _call(hutch, box, "closed")
+            assert told["given"] == {"n": 1}
+            denied = {"inet", "inet6", "netlink", "connect", "write data", "read secret"}
+            assert {name for name, value in told.items() if value == "Permission denied"} >= denied, told
+            assert {told[name] for name in ("unix", "write out", "read data", "write state", "write tmp")} == {"yes"}
+            assert told["cat"] != 0 and told["link out"] != "yes"
+            told = await _call(hutch, box, "open")
+            assert {told[name] for name in ("inet", "read secret", "write data")} == {"yes"}
+            assert (await _call(hutch, box, "wants"))["inet"] == "yes"
+
+
+async def _call(hutch: Hutch, box: BoxHandle, name: str) -> dict[str, Any]:
+    info = await hutch.skills.get(name)
+    place = await hutch.skills.prepare(name, box)
+    words = calling.words(info, calling.tool_of(info, "probe"), place, box.spec)
+    result = await box.exec(words, env=place.env, stdin=calling.given({"n": 1}))
+    assert result.exit_code == 0, result
+    told: dict[str, Any] = json.loads(result.stdout)
+    return told

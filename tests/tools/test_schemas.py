@@ -1,0 +1,163 @@
+"""Schemas for every interface from one definition, who sees which tool, and what the system prompt says."""
+
+import json
+from typing import Any
+
+import pytest
+
+from hutch.errors import Invalid
+from hutch.keeper.embedded import Hutch
+from hutch.tools import ProviderKit, Tool, ToolResult, Tools
+from hutch.tools.calling import Call
+from hutch.tools.catalogue import TOOLS
+from tests.tools.workshop import done, refused, workshop
+
+NAMES = [
+    "exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle", "box_operation",
+    "list_skills", "activate_skill",
+]  # fmt: skip
+
+ISOLATION = {
+    "session", "mounts", "mount", "network", "image", "provider", "user", "workspace", "host_path", "limits", "cpus",
+    "memory_mb", "pids", "disk_mb", "open_files", "secrets", "read_only_root", "min_isolation", "labels", "ports",
+    "allow_private", "profile", "owner", "agent",
+}  # fmt: skip
+
+
+def _properties(schema: Any) -> set[str]:
+    if isinstance(schema, list):
+        return {name for each in schema for name in _properties(each)}
+    if not isinstance(schema, dict):
+        return set()
+    return set(schema.get("properties", {})) | {name for each in schema.values() for name in _properties(each)}
+
+
+async def test_one_definition_gives_every_interface_its_schema() -> None:
+    """B5."""
+    async with workshop() as tools:
+        openai = await tools.schemas("openai")
+        assert [each["function"]["name"] for each in openai] == NAMES
+        anthropic = await tools.schemas("anthropic")
+        mcp = await tools.schemas("mcp")
+        responses = await tools.schemas("openai-responses")
+        for one, two, three, four in zip(openai, anthropic, mcp, responses, strict=True):
+            schema = one["function"]["parameters"]
+            assert schema == two["input_schema"] == three["inputSchema"] == four["parameters"]
+            assert schema["type"] == "object"
+            assert "$ref" not in json.dumps(schema)
+            assert "null" not in json.dumps(schema)
+            assert one["function"]["description"] == two["description"] == three["description"]
+            assert all("description" in field for field in schema["properties"].values()), one
+        assert {each["name"] for each in mcp if each["annotations"]["readOnlyHint"]} == {
+            "read", "glob", "grep", "box_query", "list_skills",
+        }  # fmt: skip
+        with pytest.raises(Invalid, match="gemini"):
+            await tools.schemas("gemini")
+
+
+async def test_what_decides_isolation_is_in_no_schema() -> None:
+    """B5: nor does any tool take it."""
+    async with workshop() as tools:
+        for schema in await tools.schemas("anthropic"):
+            assert not ISOLATION & _properties(schema), schema["name"]
+            for field in sorted(ISOLATION - {"profile"}):
+                result = await tools.call(schema["name"], {field: "x"})
+                assert result.is_error
+                assert result.code == "invalid", (schema["name"], field)
+
+
+async def test_examples_are_valid_calls() -> None:
+    from hutch.tools.arguments import decoded
+
+    for tool in TOOLS:
+        decoded(tool, tool.example)
+        assert len(tool.description) > 40
+
+
+async def test_the_profiles_an_operator_allows_are_a_choice() -> None:
+    async with workshop(profiles=("code", "default")) as tools:
+        schema = next(each for each in await tools.schemas("mcp") if each["name"] == "box_lifecycle")
+        assert schema["inputSchema"]["properties"]["profile"]["enum"] == ["code", "default"]
+
+
+async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
+    async with workshop() as tools:
+        result = await refused(tools, "bash", "not_found")
+        assert "exec, job, read" in result.structured["error"]["hint"]
+
+
+async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None:
+    """B5, B20, B21."""
+    async with workshop(config={"enabled": False}) as tools:
+        for flavour in ("openai", "anthropic", "mcp"):
+            assert await tools.schemas(flavour) == []
+        assert await tools.guidance() == ""
+        status = await tools.status()
+        assert not status.available
+        assert status.state == "disabled"
+        assert "enabled = false" in status.reason
+        assert status.tools == ()
+        assert "enabled" in status.hidden["exec"]
+        await refused(tools, "exec", "disabled", command="true")
+
+
+async def test_tools_vanish_when_no_engine_is_usable() -> None:
+    """B5, B21: failed is told apart from disabled."""
+    async with workshop(config={"provider": "nowhere"}) as tools:
+        assert await tools.schemas("openai") == []
+        status = await tools.status()
+        assert status.state == "unavailable"
+        assert "nowhere" in status.reason
+        result = await tools.call("exec", {"command": "true"})
+        assert result.is_error
+        assert result.code != "internal"
+
+
+async def test_a_provider_s_tools_appear_only_for_its_boxes() -> None:
+    """P13, P2: marked by origin, with the provider's own guidance."""
+
+    async def click(call: Call, given: dict[str, Any]) -> ToolResult:
+        box = await call.box()
+        return ToolResult(text=f"clicked in {box.id} at {given['x']}")
+
+    schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    tool = Tool(name="click", description="Click.", arguments=None, handler=click, parameters=schema)
+    kits = {"native": ProviderKit(tools=(tool,), prompt="Native boxes have no mouse."), "other": ProviderKit()}
+    async with workshop(provider_tools=kits) as tools:
+        assert "click" not in [each["name"] for each in await tools.schemas("mcp")]
+        await refused(tools, "click", "not_found", x=1)
+        assert "mouse" not in await tools.guidance()
+        await done(tools, "exec", command="true")
+        shown = {each["name"]: each for each in await tools.schemas("mcp")}
+        assert shown["click"]["inputSchema"] == schema
+        assert (await tools.status()).origins == {"click": "provider:native"}
+        assert "at 3" in (await done(tools, "click", x=3)).text
+        assert "no mouse" in await tools.guidance()
+
+
+async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
+    """B6, P2."""
+    async with workshop(spec={"memory_mb": 300}) as tools:
+        before = await tools.guidance()
+        assert "/workspace" in before
+        assert "every exec is a new shell" in before
+        assert await tools.hutch.boxes() == ()  # asking makes no box
+        await done(tools, "exec", command="true")
+        text = await tools.guidance()
+        assert "300 MB memory" in text
+        assert "no network" in text
+        assert "read-only" in text
+        assert "/workspace/inbox" in text
+
+
+async def test_the_tools_of_one_process_serve_agents_after_a_restart() -> None:
+    """An agent with a name of its own finds its box again: the session's current box is in the store."""
+    async with Hutch() as hutch:
+        first = Tools(hutch.for_session("chat-7"))
+        box = (await done(first, "exec", command="echo kept > f")).structured["box"]
+        await first.close()
+        second = Tools(hutch.for_session("chat-7"))
+        again = await done(second, "read", path="f")
+        assert again.structured["box"] == box
+        await second.close()
+        await hutch.destroy(box)
