@@ -43,6 +43,8 @@ Not measured: {missing}.
 - **Like beside like.** Hutch's API beside the engines' HTTP API (a kept connection on a Unix socket, no client
   library); `hutch run` beside `docker run`. Network is off everywhere; containers have the memory, CPU and process
   limits of Hutch's default profile.
+- **Directories.** Records are in SQLite on a disk; the run directory (sockets) is in memory, as `/run` is wherever an
+  init system made it.
 - **Create** counts from the call to the end of a first `true`; removal is not counted. For containers: create, start,
   exec (create, read to the end, inspect).
 - **fork+exec** is `subprocess.Popen(...).wait()` of the same program without any box: the floor for `exec`.

@@ -22,7 +22,8 @@ from hutch.keeper.store import Store
 class Setting:
     peers: Peers
     brief: bool
-    directory: Path
+    state: Path
+    run: Path
 
     def count(self, full: int) -> int:
         """How many samples: a brief run shows that the bench works, not how fast Hutch is."""
@@ -31,8 +32,7 @@ class Setting:
     @contextlib.asynccontextmanager
     async def hutch(self, store: Store | None = None, **settings: Any) -> AsyncIterator[Hutch]:
         """An embedded Hutch as any program would have it; `store` in place of the usual one."""
-        state, run = str(self.directory / "s"), str(self.directory / "r")
-        config = Config.load(state_dir=state, run_dir=run, max_boxes=0, **settings)
+        config = Config.load(state_dir=str(self.state), run_dir=str(self.run), max_boxes=0, **settings)
         async with Hutch(keeper=Keeper(config, store or SqliteStore(config.state_dir / "hutch.db"))) as hutch:
             yield hutch
 
@@ -40,19 +40,27 @@ class Setting:
         """All that a command of ours finds around itself: a cold shell's, and where our directories are."""
         return [
             f"PATH={os.environ['PATH']}",
-            f"HUTCH_STATE_DIR={self.directory / 's'}",
-            f"HUTCH_RUN_DIR={self.directory / 'r'}",
+            f"HUTCH_STATE_DIR={self.state}",
+            f"HUTCH_RUN_DIR={self.run}",
         ]
 
 
 @contextlib.contextmanager
 def setting(peers: Peers, *, brief: bool) -> Iterator[Setting]:
-    # Right under /tmp: the path of a Unix socket has 108 bytes, and TMPDIR may use up most of them.
-    directory = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/tmp"))
+    # Not below TMPDIR: the path of a Unix socket has 108 bytes, and that may use up most of them.
+    state = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/tmp"))
+    run = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir=_memory_directory()))
     try:
-        yield Setting(peers, brief, directory)
+        yield Setting(peers, brief, state, run)
     finally:
-        shutil.rmtree(directory)
+        shutil.rmtree(run)
+        shutil.rmtree(state)
+
+
+def _memory_directory() -> str:
+    """Run directories are in memory wherever an init system made /run; on a machine without, /dev/shm stands for it."""
+    memory = "/dev/shm"
+    return memory if os.access(memory, os.W_OK) and os.path.ismount(memory) else "/tmp"
 
 
 def available_memory() -> int:

@@ -525,6 +525,49 @@ async def test_volumes_and_events(open_hutch: Open) -> None:
         assert [event.seq for event in events] == sorted(event.seq for event in events)
 
 
+async def test_skills(open_hutch: Open, tmp_path: Path) -> None:
+    """Skills of this owner through the same protocol: from a directory of this machine, versions, files, a group."""
+    name = f"s{os.urandom(4).hex()}"
+    (tmp_path / name / "scripts").mkdir(parents=True)
+    (tmp_path / name / "SKILL.md").write_text(f"---\nname: {name}\ndescription: what it does\n---\n\n# Do it\n")
+    (tmp_path / name / "scripts" / "run.sh").write_text("#!/bin/sh\necho ran\n")
+    (tmp_path / name / "scripts" / "run.sh").chmod(0o755)
+    async with open_hutch() as hutch:
+        skills = hutch.skills
+        assert [found.name for found in await skills.scan(tmp_path)] == [name]
+        preview = await skills.preview(tmp_path / name)
+        made = await skills.install(tmp_path / name, digest=preview.digest)
+        assert (made.name, made.description, made.digest) == (name, "what it does", preview.digest)
+        assert name in [each.name for each in await skills.all()]
+        assert "# Do it" in await skills.body(name)
+        files = {each.path: each.executable for each in await skills.files(name)}
+        assert files == {"SKILL.md": False, "scripts/run.sh": True}
+        assert await skills.read_file(name, "scripts/run.sh") == b"#!/bin/sh\necho ran\n"
+        changed = await skills.write_file(name, "notes.md", "new", expect=made.digest)
+        assert [each.digest for each in await skills.versions(name)] == [changed.digest, made.digest]
+        assert (await skills.rollback(name)).digest == made.digest
+        assert (await skills.bind(f"g{name}", [name])).skills == (name,)
+        assert await skills.bind(f"g{name}", []) is not None
+        again = await skills.install(await skills.export(name))
+        assert again.digest == made.digest
+        with pytest.raises(NotFound):
+            await skills.get("none-such")
+        await skills.remove(name)
+
+
+async def test_receipts(open_hutch: Open) -> None:
+    """What was done is on record, through the same protocol."""
+    async with open_hutch() as hutch, hutch.box() as box:
+        await box.exec("echo hi")
+        await hutch.receipts.note(box.id, "note.approved", {"by": "me"})
+        while not {"exec", "note.approved"} <= {each.op for each in await hutch.receipts.list(box.id)}:
+            await asyncio.sleep(0.01)
+        assert box.id in [each.box for each in await hutch.receipts.chains()]
+        assert all(check.ok for check in await hutch.receipts.verify(box.id))
+        lines = b"".join([piece async for piece in hutch.receipts.export(box.id)]).splitlines()
+        assert any(b"note.approved" in line for line in lines)
+
+
 async def test_what_there_is(open_hutch: Open) -> None:
     """B25: the status names state and provider; providers say what they can do."""
     async with open_hutch() as hutch:

@@ -7,14 +7,14 @@ import pytest
 
 from hutch import api
 from hutch.errors import FileMissing, Gone
-from hutch.sync import Box, Files, Hutch, Job, Volumes
+from hutch.sync import Box, Files, Hutch, Job, Skills, Volumes
 from tests.server.serving import serving
 
 
 @pytest.mark.parametrize(
     ("wrapper", "protocol"),
-    [(Files, api.Files), (Job, api.Job), (Box, api.Box), (Hutch, api.Hutch), (Volumes, api.Volumes)],
-    ids=["files", "job", "box", "hutch", "volumes"],
+    [(Files, api.Files), (Job, api.Job), (Box, api.Box), (Hutch, api.Hutch), (Volumes, api.Volumes), (Skills, api.Skills)],
+    ids=["files", "job", "box", "hutch", "volumes", "skills"],
 )
 def test_every_public_method_is_there(wrapper: type, protocol: type) -> None:
     wanted = {name for name, member in inspect.getmembers(protocol) if not name.startswith("_") and callable(member)}

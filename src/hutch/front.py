@@ -115,6 +115,10 @@ class Hutch:
         return cast(api.Volumes, self._inner.volumes)
 
     @property
+    def receipts(self) -> api.Receipts:
+        return cast(api.Receipts, self._inner.receipts)
+
+    @property
     def skills(self) -> api.Skills:
         return cast(api.Skills, self._inner.skills)
 
@@ -132,9 +136,10 @@ def _chosen(
         from hutch.client.remote import RemoteHutch
 
         key = key or ("" if owner else found_key(config))
+        ca = ca or str(config.server_ca or "")
+        place = url or f"unix:{owner}"
         return RemoteHutch(
-            url or f"unix:{owner}", key=key, ca=ca or str(config.server_ca or ""), session=session, rhythm=rhythm, told=told,
-            expected=bool(owner),
+            place, key=key, ca=ca, session=session, rhythm=rhythm, told=told, expected=bool(owner)
         )  # fmt: skip
     if key or ca:
         raise Invalid("a key is for a server, and none was named", remedy="give its address: Hutch(url, key=…)")

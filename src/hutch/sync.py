@@ -14,6 +14,7 @@ from hutch import api
 from hutch.front import Hutch as AsyncHutch
 from hutch.model.files import Change
 from hutch.model.results import Result
+from hutch.model.skills import SkillInfo, SkillPlace
 from hutch.model.spec import Adjustment, EffectiveSpec
 
 P = ParamSpec("P")
@@ -261,6 +262,57 @@ class Volumes:
     remove = _blocking(api.Volumes.remove)
 
 
+class Receipts:
+    """What was done to boxes, on record; see `hutch.api.Receipts`."""
+
+    def __init__(self, portal: Portal, inner: api.Receipts) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    list = _blocking(api.Receipts.list)
+    chains = _blocking(api.Receipts.chains)
+    verify = _blocking(api.Receipts.verify)
+    export = _streaming(api.Receipts.export)
+    note = _blocking(api.Receipts.note)
+
+
+class Skills:
+    """Skill packages; see `hutch.api.Skills`."""
+
+    def __init__(self, portal: Portal, inner: api.Skills) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    all = _blocking(api.Skills.all)
+    get = _blocking(api.Skills.get)
+    body = _blocking(api.Skills.body)
+    files = _blocking(api.Skills.files)
+    read_file = _blocking(api.Skills.read_file)
+    versions = _blocking(api.Skills.versions)
+    export = _blocking(api.Skills.export)
+    scan = _blocking(api.Skills.scan)
+    preview = _blocking(api.Skills.preview)
+    install = _blocking(api.Skills.install)
+    create = _blocking(api.Skills.create)
+    write_file = _blocking(api.Skills.write_file)
+    remove_file = _blocking(api.Skills.remove_file)
+    upgrade = _blocking(api.Skills.upgrade)
+    rollback = _blocking(api.Skills.rollback)
+    pin = _blocking(api.Skills.pin)
+    unpin = _blocking(api.Skills.unpin)
+    remove = _blocking(api.Skills.remove)
+    bindings = _blocking(api.Skills.bindings)
+    bind = _blocking(api.Skills.bind)
+
+    def save(self, name: str, box: Box, path: str = "") -> SkillInfo:
+        """What was edited in a box as a new version."""
+        return self._portal.run(self._inner.save(name, box._inner, path))
+
+    def prepare(self, name: str, box: Box) -> SkillPlace:
+        """Make a skill ready in a box."""
+        return self._portal.run(self._inner.prepare(name, box._inner))
+
+
 class Hutch:
     """`with Hutch() as hutch: with hutch.box() as box: ...`, with the arguments of `hutch.Hutch`."""
 
@@ -337,6 +389,14 @@ class Hutch:
     @property
     def volumes(self) -> Volumes:
         return Volumes(self._portal, self._inner.volumes)
+
+    @property
+    def receipts(self) -> Receipts:
+        return Receipts(self._portal, self._inner.receipts)
+
+    @property
+    def skills(self) -> Skills:
+        return Skills(self._portal, self._inner.skills)
 
     def close(self) -> None:
         if not self._borrowed:

@@ -1,33 +1,60 @@
 """Docker keeps the contract, every sentence of it, on a real daemon: through the fast lane, and through its API.
 
-The whole kit runs on the fast lane. Through the API, under gVisor and on Podman the same guest answers, so that here
-those themes run which the lane, the runtime or the engine can change; `make prove` runs all of them everywhere.
+The whole kit runs on the fast lane. Through the API and under gVisor the same guest answers, so that here only those
+themes run which the lane or the runtime can change; `make prove` runs all of it everywhere.
 """
 
+import shutil
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
-from hutch.conformance.pytest_class import ProviderConformance
-from hutch.providers.base import Provider
+from tests.conformance.engines import OnEngine, part
 from tests.providers import daemons, rootfs
-
-running: list[tuple[daemons.Daemon, Path]] = []
 
 
 @pytest.fixture(scope="module", autouse=True)
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with daemons.docker() as daemon:
-        running.append((daemon, tmp_path_factory.mktemp("state")))
+        OnEngine.running.append((daemon, tmp_path_factory.mktemp("state")))
         yield
-        running.clear()
+        OnEngine.running.pop()
 
 
-class TestFastLane(ProviderConformance):
-    image = f"oci:{rootfs.NAME}"
+class TestFastLane(OnEngine):
+    settings: ClassVar[dict[str, Any]] = {"lane": "fast"}
 
-    @classmethod
-    def make_provider(cls) -> Provider:
-        daemon, state = running[0]
-        return daemons.provider(daemon, state, lane="fast")
+
+@part("capabilities", "life.create", "life.attach", "life.broken", "life.death_during_command", "life.pause",
+      "life.orphan_clock", "life.stop_and_restore", "exec.cancel", "exec.timeout", "streams", "terminal",
+      "jobs.outlive_provider", "jobs.follow", "files.pieces", "limits.memory", "limits.innocent", "limits.pids",
+      "mounts.read_only", "mounts.swapped_source")  # fmt: skip
+class TestApiLane(OnEngine):
+    settings: ClassVar[dict[str, Any]] = {"lane": "api"}
+
+
+needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed (tools/setup.sh)")
+
+
+@needs_runsc
+@part("capabilities", "life.create", "life.attach", "life.broken", "life.destroy_from_record", "exec.argv",
+      "exec.timeout", "exec.default_signals", "streams.apart", "jobs.outlive_provider", "terminal.echo", "search.grep",
+      "limits.memory", "limits.innocent", "limits.pids", "limits.cpus", "limits.change", "isolation.ordinary_user",
+      "isolation.read_only_root", "network.off", "mounts.read_only", "mounts.missing_source")  # fmt: skip
+class TestGvisor(OnEngine):
+    # The small image: Debian 12's runsc does not know the statx(2) of newer tools.
+    image = f"oci:{rootfs.SMALL}"
+    settings: ClassVar[dict[str, Any]] = {"runtime": "runsc", "image": rootfs.SMALL}
+
+
+@pytest.mark.proof
+class TestWholeApiLane(OnEngine):
+    settings: ClassVar[dict[str, Any]] = {"lane": "api"}
+
+
+@needs_runsc
+@pytest.mark.proof
+class TestWholeGvisor(OnEngine):
+    image = f"oci:{rootfs.SMALL}"
+    settings: ClassVar[dict[str, Any]] = {"runtime": "runsc", "image": rootfs.SMALL}

@@ -16,7 +16,7 @@ from hutch.images.pulling import pull
 from hutch.images.store import Store
 from hutch.sync import Hutch
 from tests.conftest import remove
-from tests.images.registries import Server, directory, image, small, tar_of
+from tests.images.registries import TOOLS, Server, busybox, directory, image, small, tar_of
 from tests.images.test_importing import layout, packed
 
 
@@ -89,6 +89,16 @@ def test_words_that_make_no_sense_are_passed_over(state: Path, config: dict[str,
         load(store, small(**config))
         with hutch.box(image="oci:app:1") as box:
             assert box.exec("pwd; id -u").stdout.split() == ["/workspace", "1000"]
+
+
+def test_an_image_may_have_as_many_layers_as_any_builder_makes(state: Path) -> None:
+    """127, and mounts beside them: each is a descriptor on the way to the box."""
+    layers = [tar_of((f"f{number}", {"data": b"x"})) for number in range(126)]
+    with opened(state, mount_roots=[str(state)]) as (hutch, store):
+        load(store, image(tar_of(*busybox(*TOOLS)), *layers))
+        (state / "shown").mkdir()
+        with hutch.box(image="oci:app:1", mounts=[f"{state}/shown:/mnt/shown"]) as box:
+            assert box.exec("ls -d /f* /mnt/shown | wc -l").stdout.strip() == "127"
 
 
 def test_what_is_missing_is_not_fetched_unasked(state: Path, registry: Server) -> None:

@@ -4,12 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
 from hutch.errors import Unavailable
 from hutch.keeper import receipt_queue
-from hutch.keeper.connections import Connections
+from hutch.keeper.connections import Connection, Connections
 from hutch.keeper.ledger import Ledger, MemoryLedger
 from hutch.keeper.ledger_postgres import PostgresLedger
 from hutch.keeper.ledger_sqlite import SqliteLedger
@@ -20,6 +21,7 @@ from hutch.keeper.receipts import Receipts
 from hutch.model.receipts import Receipt
 from tests.keeper.postgres_server import Server
 
+T = TypeVar("T")
 Open = Callable[[], Ledger]
 
 
@@ -102,6 +104,23 @@ async def test_many_writers_at_once(opened: Open) -> None:
     await receipts.close()
 
 
+class Forgetful(Connections):
+    """The first answer to everything is lost on its way: the same work is tried again."""
+
+    def _once(self, work: Callable[[Connection, bool], T], again: bool) -> T:
+        super()._once(work, again)
+        return super()._once(work, True)
+
+
+async def test_a_lost_answer_of_postgres_doubles_nothing(database: str) -> None:
+    ledger = Held(Forgetful(database))
+    for _ in range(3):
+        await ledger.append([draft(1), draft(2), draft(1)])
+    receipts = Receipts(ledger, mode="off")
+    assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 6), (True, 3)]
+    await receipts.close()
+
+
 # --- the queue -------------------------------------------------------------------------------------------------------
 
 
@@ -146,6 +165,17 @@ async def test_a_failing_ledger_is_tried_again_and_nothing_is_lost_or_doubled() 
     assert queue.failures == 3
     receipts = Receipts(ledger, mode="off")
     assert [receipt.at for receipt in await receipts.list(box(1))] == [float(number) for number in range(10)]
+
+
+async def test_a_receipt_that_cannot_be_written_down_takes_no_other_with_it() -> None:
+    ledger = MemoryLedger()
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    queue.put(draft(2).but(details={"what": object()}))
+    await queue.settled()
+    receipts = Receipts(ledger, mode="off")
+    assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 1), (True, 1)]
+    assert (await receipts.list(box(2)))[0].details == {"unwritable": True}
 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

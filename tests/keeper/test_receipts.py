@@ -273,8 +273,16 @@ async def test_a_note_cannot_look_like_a_word_of_the_keepers() -> None:
                     await hutch.receipts.note(box.id, op)
             with pytest.raises(Invalid):
                 await hutch.receipts.note(box.id, "note.long", {f"n{n}": n for n in range(33)})
+            with pytest.raises(Invalid):
+                await hutch.receipts.note(box.id, "note.long", {"x" * 20_000: 1})
             with pytest.raises(NotFound):
                 await hutch.receipts.note("z" * 20, "note.x")
+            await hutch.receipts.note(
+                box.id, "note.odd", {"number": 1 << 200, "text": "\udc80\x00\u202e", "none": None}
+            )
+            await box.exec(["echo", "\udcff"])
+            assert (await hutch.receipts.verify(box.id))[0].ok
+            assert (await the_last(hutch, box.id)).details["command"] == "echo '\\udcff'"
 
 
 async def _written(place: House, box_id: str, count: int) -> None:

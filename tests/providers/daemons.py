@@ -25,30 +25,40 @@ from tests.providers import rootfs
 PATIENCE = 60.0
 # What would be the machine's is made the daemon's own: mounts, interfaces, rules, and a /dev/null (runsc gives its
 # standard streams, which may be the machine's, to `nobody`).
-APART = 'ip link set lo up && mknod -m 666 "$0" c 1 3 && mount --bind "$0" /dev/null && exec "$@"'
+APART = (
+    'ip link set lo up && mknod -m 666 "$0" c 1 3 && mount --bind "$0" /dev/null && echo ready && exec sleep infinity'
+)
 
 
 class Daemon:
-    """One engine's process, which may be killed and started again."""
+    """One engine's process, which may be killed and started again in the same surroundings."""
 
     def __init__(self, directory: Path, name: str, argv: list[str]) -> None:
         self.socket = directory / f"{name}.sock"
-        self._directory = directory
         self._log = directory / f"{name}.log"
         self._argv = argv
         self._process: subprocess.Popen[bytes] | None = None
+        self._surroundings = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--propagation", "private",
+             "sh", "-c", APART, str(directory / "null")],
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+        assert self._surroundings.stdout is not None
+        assert self._surroundings.stdout.readline() == b"ready\n"
+
+    @property
+    def inside(self) -> list[str]:
+        """How a program gets into the engine's network."""
+        return ["nsenter", "--target", str(self._surroundings.pid), "--mount", "--net"]
 
     @property
     def host(self) -> str:
         return f"unix://{self.socket}"
 
     def start(self) -> None:
-        null = self._directory / "null"
-        null.unlink(missing_ok=True)
-        apart = ["unshare", "--mount", "--net", "--propagation", "private", "sh", "-c", APART, str(null)]
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                ["setpriv", "--pdeathsig", "TERM", *apart, *self._argv],
+                ["setpriv", "--pdeathsig", "TERM", *self.inside, *self._argv],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -70,9 +80,23 @@ class Daemon:
         """As a crash would: its containers' processes go on."""
         self._end(signal.SIGKILL)
         self.socket.unlink(missing_ok=True)
+        # Its containerd goes with it, a moment later; a new daemon would take it for one that stays.
+        deadline = time.monotonic() + PATIENCE
+        while self._has_containerd() and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _has_containerd(self) -> bool:
+        start = f"containerd\0--config\0{self.socket.parent}".encode()
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                if path.read_bytes().startswith(start):
+                    return True
+        return False
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)
+        self._surroundings.kill()
+        self._surroundings.wait()
 
     def _end(self, number: int) -> None:
         if self._process is None:
@@ -85,7 +109,7 @@ class Daemon:
 
 @contextlib.contextmanager
 def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
-    _needs("dockerd", "runc", "unshare", "ip", "curl")
+    _needs("dockerd", "runc", "unshare", "nsenter", "ip", "curl")
     with place() as directory:
         runsc = shutil.which("runsc")
         # gVisor makes its own network stack of an interface that it is given, and needs none here.
@@ -103,7 +127,7 @@ def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
 
 @contextlib.contextmanager
 def podman() -> Iterator[Daemon]:
-    _needs("podman", "runc", "unshare", "ip", "curl")
+    _needs("podman", "runc", "unshare", "nsenter", "ip", "curl")
     with place() as directory:
         argv = [
             "env", f"TMPDIR={directory}", "podman", "--root", str(directory / "root"),

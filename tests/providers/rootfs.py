@@ -15,7 +15,7 @@ from pathlib import Path
 NAME = "hutch-test-tools:latest"
 SMALL = "hutch-test-busybox:latest"
 PROGRAMS = (
-    "awk", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "env", "expr", "false", "find",
+    "awk", "basename", "bash", "cat", "chmod", "chown", "cp", "cut", "date", "dd", "df", "echo", "env", "expr", "false", "find",
     "grep", "head", "hostname", "id", "kill", "ln", "ls", "mkdir", "mkfifo", "mktemp", "mv", "nohup", "od", "printf",
     "ps", "pwd", "readlink", "rm", "rmdir", "sed", "seq", "setsid", "sh", "sha256sum", "sleep", "sort", "stat", "stty",
     "sync", "tail", "tar", "tee", "test", "timeout", "touch", "tr", "true", "truncate", "tty", "uname", "uniq",

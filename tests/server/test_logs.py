@@ -4,13 +4,19 @@ at its start."""
 import json
 from typing import Any
 
-from tests.server.serving import Server, serving
+import pytest
+from websockets.exceptions import InvalidStatus
+
+from tests.server.serving import Server, serving, until
+from tests.server.test_sockets import attached
 
 SECRET = "correct-horse-battery"
 
 
 def lines(server: Server) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in server.log.read_text().splitlines() if not line.startswith("hutch: ")]
+    """Whole ones."""
+    whole = server.log.read_text().rpartition("\n")[0].splitlines()
+    return [json.loads(line) for line in whole if not line.startswith("hutch: ")]
 
 
 def test_every_line_of_a_request_carries_its_id_and_no_line_a_secret() -> None:
@@ -25,7 +31,18 @@ def test_every_line_of_a_request_carries_its_id_and_no_line_a_secret() -> None:
             seen.append(client.call("GET", f"{box}/files/content?path={SECRET}"))
             seen.append(server.tcp(key + "x").call("GET", "/v1/boxes"))
             seen.append(server.unix(hutch_admin="yes").call("GET", f"{box}/usage"))
+            with attached(client, f"{box}/terminal?command=exit%206") as socket:
+                assert [frame for frame in socket if isinstance(frame, str)]
+            until(lambda: any(line.get("status") == 101 for line in lines(server)))
+            with pytest.raises(InvalidStatus):
+                with attached(client, f"{box}/jobs/none/ws"):
+                    pass
         told = lines(server)
+        sockets = [line for line in told if str(line.get("operation", "")).startswith("WS ")]
+        assert [(line["event"], line["status"]) for line in sockets] == [
+            ("served", 101), ("refused", 404), ("served", 404)
+        ]  # fmt: skip
+        assert len({line["op"] for line in sockets}) == 2
         for answer in seen:
             own = [line for line in told if line.get("op") == answer.headers["hutch-request"]]
             assert own, answer

@@ -278,6 +278,10 @@ async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
             assert (await box.exec(f"touch {AT}/demo/.deps/x")).exit_code != 0
             assert len([event for event in await hutch.events() if event.kind == "created"]) == 2
         assert {file.path for file in await hutch.skills.files("demo")}.isdisjoint({".deps"})
+        kept = tmp_path / "state" / "skills" / "dependencies"
+        assert len(list(kept.glob("*/*"))) == 1
+        await hutch.skills.remove("demo")
+        assert list(kept.glob("*/*")) == []
 
 
 async def test_dependencies_that_fail_are_a_warning(tmp_path: Path) -> None:

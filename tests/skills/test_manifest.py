@@ -80,7 +80,8 @@ def test_ours_may_stand_under_metadata() -> None:
         (b"---\nname: a\ndescription: x\nhutch: {dependencies: {apt: [vim]}}\n---\n", "apt"),
         (b"---\nname: a\ndescription: x\nhutch: {dependencies: {pip: [--index-url=x]}}\n---\n", "not a requirement"),
         (b"---\nname: a\ndescription: \xff\n---\n", "not UTF-8"),
-        (b"---\n" + b"a: " + b"[" * 50_000 + b"\n---\n", "nested too deeply"),
+        (b"---\n" + b"a: " + b"[" * 5000 + b"\n---\n", "nested too deeply"),
+        (b"---\n" + b"a: 1\n" * 20_000 + b"---\n", "more than"),
     ],
 )
 def test_what_is_wrong_is_told_by_name(content: bytes, told: str) -> None:

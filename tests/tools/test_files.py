@@ -127,6 +127,14 @@ async def test_a_file_must_be_read_before_and_be_the_same_still() -> None:
         await done(tools, "write", path="f.txt", content="mine\n")
         await done(tools, "edit", path="f.txt", old="mine", new="ours")
         assert await content(tools, "f.txt") == b"ours\n"
+        await done(tools, "write", path="f.txt", content="more\n", append=True)
+        await done(tools, "edit", path="f.txt", old="more", new="most")
+        await done(tools, "exec", command="echo else >> f.txt")
+        await done(tools, "write", path="f.txt", content="end\n", append=True)
+        await refused(tools, "edit", "file_changed", path="f.txt", old="end", new="END")
+        await put(tools, "blind.txt", b"old\n")
+        blind = await done(tools, "write", path="blind.txt", content="new\n")
+        assert "had not read" in blind.text
 
 
 async def test_a_write_is_there_whole_or_not_at_all() -> None:

@@ -119,7 +119,8 @@ async def test_what_ended_a_command_is_said_with_limit_and_advice() -> None:
         assert verdict["limit"] == 64
         assert "64 MB" in text
         assert "pieces" in text
-        verdict, text = await ended_by("for i in $(seq 60); do sleep 20 & done; wait")
+        many = "import subprocess; [subprocess.Popen(['sleep', '100']) for _ in range(60)]"
+        verdict, text = await ended_by(["python3", "-c", many])
         assert verdict["cause"] == "pids"
         assert "24" in text
         await done(tools, "exec", command="pkill sleep")

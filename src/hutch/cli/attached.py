@@ -8,12 +8,15 @@ from contextlib import aclosing, nullcontext, suppress
 from types import TracebackType
 from typing import Self
 
+from hutch.api import Box, Job
 from hutch.cli import streams, terminal
 from hutch.errors import Conflict
 from hutch.keeper.handles import BoxHandle, asked
 from hutch.model.results import Result
 from hutch.providers.base import Command, Process
 
+Attached = Process | Job
+"""A command of a box that this process keeps, or of a server's."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -24,7 +27,7 @@ class Signals:
         self.ended_by: int | None = None
         """The signal that came before there was a command."""
         self.forwarded: set[int] = set()
-        self._process: Process | None = None
+        self._process: Attached | None = None
         self._task = asyncio.current_task()
         self._loop = asyncio.get_running_loop()
         self._sending: set[asyncio.Task[None]] = set()
@@ -43,10 +46,10 @@ class Signals:
         for number in self._handled:
             self._loop.remove_signal_handler(number)
 
-    def attach(self, process: Process) -> None:
+    def attach(self, process: Attached) -> None:
         self._process = process
 
-    def watch_size(self, process: Process) -> None:
+    def watch_size(self, process: Attached) -> None:
         """The box's terminal has the size of ours, also after the window was dragged."""
         self._loop.add_signal_handler(signal.SIGWINCH, lambda: self._send(process.resize(*terminal.size(0))))
         self._handled.append(signal.SIGWINCH)
@@ -83,36 +86,40 @@ class Attachment:
         self.reader_left = False
         """Whoever read our output has gone; the command was killed, as SIGPIPE would have done."""
 
-    async def run(self, box: BoxHandle, order: Command) -> Result:
-        """Start it, stay with it to its end, and put it away. With `order.follow` its output goes to ours."""
+    async def run(self, box: Box, order: Command) -> Result:
+        """Start it, and stay with it to its end. With `order.follow` its output goes to ours."""
+        if not isinstance(box, BoxHandle):
+            return await self._stay(await _started(box, order), order)
         async with box.operation("exec", asked(order)) as operation:
             instance = await box.begin()
             try:
-                process = await instance.start(order)
-                feeding = asyncio.create_task(_feed(process, self.stdin))
-                try:
-                    self.signals.attach(process)
-                    if order.pty and os.isatty(0):
-                        self.signals.watch_size(process)
-                    if order.follow:
-                        await self.show(process)
-                    operation.result = await process.wait()
-                finally:
-                    feeding.cancel()
-                    with suppress(asyncio.CancelledError):
-                        await feeding
+                operation.result = await self._stay(await instance.start(order), order)
             finally:
                 box.end()
         return operation.result
 
-    async def run_on_terminal(self, box: BoxHandle, order: Command) -> Result:
+    async def _stay(self, process: Attached, order: Command) -> Result:
+        feeding = asyncio.create_task(_feed(process, self.stdin))
+        try:
+            self.signals.attach(process)
+            if order.pty and os.isatty(0):
+                self.signals.watch_size(process)
+            if order.follow:
+                await self.show(process)
+            return await process.wait()
+        finally:
+            feeding.cancel()
+            with suppress(asyncio.CancelledError):
+                await feeding
+
+    async def run_on_terminal(self, box: Box, order: Command) -> Result:
         """The same with a terminal of the box, shown in ours, if we have one."""
         rows, cols = terminal.size(0)
         order = order.but(pty=True, rows=rows, cols=cols, env={"TERM": os.environ.get("TERM", "dumb"), **order.env})
         with terminal.raw(0) if os.isatty(0) else nullcontext():
             return await self.run(box, order)
 
-    async def show(self, process: Process, stdout: int = 0, stderr: int = 0) -> None:
+    async def show(self, process: Attached, stdout: int = 0, stderr: int = 0) -> None:
         """What it writes, from these cursors to its end."""
         sinks = {"stdout": streams.Sink(1), "stderr": streams.Sink(2)}
         try:
@@ -127,7 +134,14 @@ class Attachment:
                 sink.close()
 
 
-async def _feed(process: Process, fd: int | None) -> None:
+async def _started(box: Box, order: Command) -> Job:
+    return await box.start(
+        order.command, cwd=order.cwd, env=order.env, timeout=order.timeout_sec, user=order.user, pty=order.pty,
+        rows=order.rows, cols=order.cols, name=order.name, follow=order.follow,
+    )  # fmt: skip
+
+
+async def _feed(process: Attached, fd: int | None) -> None:
     with suppress(Conflict):  # it has ended or closed its input: the rest of ours is nobody's
         if fd is not None:
             async for data in streams.pieces(fd):

@@ -12,6 +12,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "skill": ("hutch.cli.skill", "packages of instructions and scripts for agents"),
     "events": ("hutch.cli.events", "what happened to boxes"),
     "receipts": ("hutch.cli.receipts", "what was done to boxes, and by whom: proven"),
+    "status": ("hutch.cli.status", "whether boxes can be made here, or at a server"),
     "serve": ("hutch.cli.serve", "serve boxes over HTTP"),
     "key": ("hutch.cli.key", "make and revoke keys for the server"),
     "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),

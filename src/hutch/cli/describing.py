@@ -16,8 +16,7 @@ HEADER = (
 )  # fmt: skip
 
 
-def details(box: BoxInfo, lease_sec: float) -> dict[str, Any]:
-    """`lease_sec`: how long a lease lasts from its last use."""
+def details(box: BoxInfo) -> dict[str, Any]:
     now = time.time()
     spec = box.spec
     return {
@@ -46,13 +45,13 @@ def details(box: BoxInfo, lease_sec: float) -> dict[str, Any]:
         "kept_without_use_sec": box.grace_sec,
         "remaining_seconds": None if box.remaining_sec is None else round(box.remaining_sec, 1),
         "in_use_by_a_process": box.elsewhere,
-        "lease": lease(box, now, lease_sec),
+        "lease": lease(box, now),
         "adjustments": [str(adjustment) for adjustment in spec.adjustments],
         "labels": dict(spec.labels),
     }
 
 
-def lease(box: BoxInfo, now: float, lease_sec: float) -> dict[str, Any] | None:
+def lease(box: BoxInfo, now: float) -> dict[str, Any] | None:
     """None: nobody holds the box."""
     held = box.lease
     if held is None or not held.live(now):
@@ -62,7 +61,7 @@ def lease(box: BoxInfo, now: float, lease_sec: float) -> dict[str, Any] | None:
         "acquired_at": held.acquired_at,
         "lease_expires_at": held.expires_at or None,
         "lease_expires_in_seconds": round(held.expires_at - now, 1) if held.expires_at else None,
-        "auto_renew_interval_seconds": renew_interval(lease_sec) or None,
+        "auto_renew_interval_seconds": renew_interval(held.seconds) or None,
     }
 
 

@@ -11,7 +11,7 @@ from hutch.errors import Gone
 from hutch.model.boxes import Event
 
 if TYPE_CHECKING:
-    from hutch.keeper.embedded import Hutch
+    from hutch.api import Hutch
 
 LOOK_SECONDS = 0.25
 PAGE = 1000

@@ -75,7 +75,10 @@ def command(argv: list[str]) -> int:
     leading, name, rest = split(argv)
     if name in ("run", "shell"):
         gc.disable()  # until the box stands (`in_new_box`): collections during the imports cost a tenth of the start
-    if name in ("run", "shell") or (name == "box" and rest[:1] == ["create"]):
+    if name in ("run", "shell"):
+        _start_engine(rest)
+        _import_asyncio()
+    elif name == "box" and rest[:1] == ["create"] and "HUTCH_SERVER" not in os.environ and "--server" not in argv:
         _start_engine(rest)
     if not name:
         return _without_command(leading)
@@ -104,7 +107,7 @@ def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
     """Options before the command, the command, the rest."""
     position = 0
     while position < len(argv) and argv[position].startswith("-"):
-        position += 2 if argv[position] == "--config" else 1
+        position += 2 if argv[position] in ("--config", "--server") else 1
     if position >= len(argv):
         return argv, "", []
     return argv[:position], argv[position], argv[position + 1 :]
@@ -120,7 +123,6 @@ def _start_engine(words: list[str]) -> None:
     from hutch.providers.native.launching import launch_early
 
     launch_early()
-    _import_asyncio()
 
 
 def _import_asyncio() -> None:

@@ -10,13 +10,13 @@ import gc
 import os
 from typing import Any
 
+from hutch.api import Box
 from hutch.cli.attached import Attachment, Signals
 from hutch.cli.opening import hutch_of
 from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
 from hutch.config import Config
 from hutch.errors import Invalid
-from hutch.keeper.handles import BoxHandle
 from hutch.model.results import Cause, Result
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command
@@ -110,7 +110,7 @@ def code_of(result: Result) -> int:
     return 128 + (result.signal or 0)
 
 
-def as_plain(result: Result, box: BoxHandle, notes: list[str]) -> dict[str, Any]:
+def as_plain(result: Result, box: Box, notes: list[str]) -> dict[str, Any]:
     """The result as JSON: text where it is text, base64 beside it where it is not."""
     plain = result.to_plain()
     for stream in ("stdout", "stderr"):

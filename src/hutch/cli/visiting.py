@@ -1,4 +1,4 @@
-"""A visit: this process keeps the boxes it is asked for as long as it runs, and then leaves them to themselves.
+"""Who keeps the boxes of a command: a server, or this process for as long as it runs.
 
 There need not be a server: records are on disk, and a box lives without a keeper by its dead-man's clock. Boxes that
 this command does not name are not touched, so that commands can run side by side.
@@ -11,14 +11,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
+from hutch.api import Box, Hutch
 from hutch.cli.opening import configuration, not_linux, with_image
-from hutch.config import Config
+from hutch.config import Config, announcement
 from hutch.errors import Disabled, Invalid
 from hutch.model import durations
 
 if TYPE_CHECKING:
-    from hutch.keeper.embedded import Hutch
-    from hutch.keeper.handles import BoxHandle
+    from hutch.client.remote import RemoteHutch
 
 GRACE_SECONDS = 900.0
 LONGEST_GRACE = 86400.0
@@ -46,29 +46,62 @@ def session_name() -> str:
 
 
 @asynccontextmanager
-async def visit(arguments: argparse.Namespace, *, grace: float | None = None) -> "AsyncIterator[Hutch]":
-    """A Hutch on the state directory; its boxes go on when it ends."""
-    config = _settled(configuration(arguments), grace)
+async def visit(arguments: argparse.Namespace, *, grace: float | None = None) -> AsyncIterator[Hutch]:
+    """A Hutch: a client of the server that was named or that owns the state directory, else a visit to the state
+    directory. Its boxes go on when it ends."""
+    config = configuration(arguments)
+    _check_enabled(config)
+    session = getattr(arguments, "session", None) or session_name()
+    remote = client_of(arguments, config, session)
+    if remote is not None:
+        async with remote:
+            await remote.check()
+            yield remote
+        return
+    config = _settled(config, grace)
     if hasattr(arguments, "pull"):  # a box is to be made
         config = await with_image(arguments, config)
     if sys.platform != "linux" and (getattr(arguments, "provider", None) or config.provider) == "native":
         raise not_linux()
-    from hutch.keeper.embedded import Hutch, durable
+    from hutch.keeper.embedded import Hutch as EmbeddedHutch
+    from hutch.keeper.embedded import durable
 
-    hutch = Hutch(keeper=durable(config, visiting=True))
-    hutch.session = getattr(arguments, "session", None) or session_name()
+    hutch = EmbeddedHutch(keeper=durable(config, visiting=True))
+    hutch.session = session
     async with hutch:
         yield hutch
 
 
-async def attach(hutch: "Hutch", arguments: argparse.Namespace) -> "BoxHandle":
+def client_of(arguments: argparse.Namespace, config: Config, session: str) -> "RemoteHutch | None":
+    """None: there is no server, so the command keeps the boxes it works with itself."""
+    url = getattr(arguments, "server", None) or config.server_url
+    owner = "" if url or config.store == "memory" else announcement.owner_of(config.state_dir)
+    if not url and not owner:
+        return None
+    from hutch.client.remote import RemoteHutch
+    from hutch.front import found_key
+
+    key = "" if owner else found_key(config)
+    ca = str(config.server_ca or "")
+    return RemoteHutch(url or f"unix:{owner}", key=key, ca=ca, session=session, expected=bool(owner))
+
+
+def is_visit(hutch: Hutch) -> bool:
+    """Whether this process keeps the boxes it works with, and only as long as it runs."""
+    return not hasattr(hutch, "url")
+
+
+async def attach(hutch: Hutch, arguments: argparse.Namespace) -> Box:
     """The box of the command line, leased to our session."""
     return await hutch.attach((await hutch.find(arguments.box)).id)
 
 
-def _settled(config: Config, grace: float | None) -> Config:
+def _check_enabled(config: Config) -> None:
     if not config.enabled:
         raise Disabled("Hutch is switched off", remedy="set enabled = true in hutch.toml")
+
+
+def _settled(config: Config, grace: float | None) -> Config:
     if config.store == "memory":
         raise Invalid(
             "the records of boxes are kept in memory, so no box outlives its process",

@@ -167,8 +167,15 @@ class Server:
         for (session, box_id), held in self.handles.items():
             sessions.setdefault(session, {})[box_id] = held.acquired_at
         body = encoded({"sessions": sessions})
-        await self._line.ask(self._head("POST", "/v1/session/presence", {}, body, {}), body)
+        status, told = await self._line.ask(self._head("POST", "/v1/session/presence", {}, body, {}), body)
         self._reached = True
+        if status != 200:
+            return
+        for session, lost in decoded(told, Presence).lost.items():
+            for box_id in lost:
+                known = self.handles.get((session, box_id))
+                if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
+                    del self.handles[session, box_id]
 
     def hold(self, session: str, box_id: str, lease: Lease) -> None:
         """One more handle on a box: its lease is kept alive from now on."""
@@ -198,6 +205,12 @@ class Server:
         await self.life.stop()
         self._line.close()
         self._pool.dispose()
+
+
+class Presence(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's answer to a heartbeat."""
+
+    lost: dict[str, list[str]]
 
 
 class Held:

@@ -18,6 +18,7 @@ FRAME = struct.Struct(">BI")
 """Of a followed job: kind, length of what follows."""
 STDOUT, STDERR, SKIPPED_OUT, SKIPPED_ERR, ERROR = 1, 2, 5, 6, 4
 STREAMS = {STDOUT: "stdout", STDERR: "stderr", SKIPPED_OUT: "stdout", SKIPPED_ERR: "stderr"}
+MOST_AT_ONCE = 16 << 20
 LONGEST_WAIT = 600.0
 """One question waits no longer than that for its answer; then it is asked again."""
 
@@ -43,7 +44,7 @@ class RemoteJob:
         handle = self._handle
         data, told = await handle.server.get(
             "GET", f"{handle.path}{self._path}/output", headers=handle.headers(Accept=BYTES), stream=stream,
-            cursor=start, limit=limit, wait=wait or None,
+            cursor=start, limit=min(limit, MOST_AT_ONCE), wait=min(wait, LONGEST_WAIT) or None,
         )  # fmt: skip
         chunk = Chunk(
             data=data, cursor=int(told["hutch-cursor"]), eof=told["hutch-eof"] == "true",

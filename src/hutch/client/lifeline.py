@@ -122,8 +122,11 @@ class Lifeline:
             if isinstance(error, HutchError):
                 return error.message
             return f"it did not answer for {self.rhythm.silence_sec:g} s"
-        except (HutchError, OSError) as error:
-            return error.message if isinstance(error, HutchError) else str(error)
+        except HutchError as error:
+            return error.message
+        except Exception as error:  # whatever it is, the next beat may be better: this loop never ends
+            log("client").error("a heartbeat failed", error=error)
+            return f"{type(error).__name__}: {error}"
         return ""
 
     async def _next_beat(self, seconds: float) -> str:

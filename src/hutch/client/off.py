@@ -81,12 +81,16 @@ class OffHutch:
         self._refuse("set_default")
 
     @property
-    def skills(self) -> NoReturn:
-        self._refuse("skills")
-
-    @property
     def volumes(self) -> NoReturn:
         self._refuse("volumes")
+
+    @property
+    def receipts(self) -> NoReturn:
+        self._refuse("receipts")
+
+    @property
+    def skills(self) -> NoReturn:
+        self._refuse("skills")
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         self._refuse("events")

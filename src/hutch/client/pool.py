@@ -54,18 +54,17 @@ class Line:
         self._address = address
         self._connection: Connection | None = None
 
-    async def ask(self, head: bytes, body: bytes) -> int:
-        """The status of the answer, whatever it is."""
+    async def ask(self, head: bytes, body: bytes) -> tuple[int, bytes]:
+        """Status and body of the answer, whatever it is."""
         if self._connection is None or not self._connection.usable:
             self.close()
             self._connection = await self._address.connect(_kept)
         try:
             response = await self._connection.ask(head, body)
-            await response.whole()
+            return response.status, await response.whole()
         except (Unreached, Broken):
             self.close()
             raise
-        return response.status
 
     @property
     def gone(self) -> "asyncio.Future[None] | None":

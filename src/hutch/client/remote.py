@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import msgspec
 
@@ -14,15 +14,19 @@ from hutch.client.address import address_of
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
 from hutch.client.lifeline import Rhythm, Told
-from hutch.client.skills import RemoteSkills
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
 
+if TYPE_CHECKING:
+    from hutch.client.receipts import RemoteReceipts
+    from hutch.client.skills import RemoteSkills
+
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
 FAREWELL_SECONDS = 5.0
+EVENTS_AT_ONCE = 1000
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,19 +193,39 @@ class RemoteHutch:
         return RemoteVolumes(self)
 
     @property
-    def skills(self) -> RemoteSkills:
-        async def get(method: str, path: str, **query: Any) -> bytes:
-            return (await self._server.get(method, path, headers=self._headers, **query))[0]
+    def receipts(self) -> "RemoteReceipts":
+        from hutch.client.receipts import RemoteReceipts  # few need them
 
-        return RemoteSkills(self._ask, get)
+        return RemoteReceipts(self._server, self.session)
+
+    @property
+    def skills(self) -> "RemoteSkills":
+        from hutch.client.skills import RemoteSkills  # few need them
+
+        return RemoteSkills(self._ask, self._get)
+
+    async def _get(self, path: str, /, **query: Any) -> bytes:
+        data, _ = await self._server.get("GET", path, headers=self._headers, **query)
+        return data
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
-        page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=limit)
-        return msgspec.convert(page["events"], tuple[Event, ...])
+        found: list[Event] = []
+        while len(found) < limit:
+            asked = min(limit - len(found), EVENTS_AT_ONCE)
+            page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=asked)
+            found += msgspec.convert(page["events"], list[Event])
+            after = page["cursor"]
+            if len(page["events"]) < asked:
+                break
+        return tuple(found)
 
     async def providers(self) -> tuple[Capabilities, ...]:
         told = await self._ask(dict[str, Any], "GET", "/v1/providers")
         return msgspec.convert(told["providers"], tuple[Capabilities, ...])
+
+    async def check(self) -> None:
+        """Raises unless the server answers, and lets this session in."""
+        await self._ask(dict[str, Any], "GET", "/v1/session/current")
 
     async def status(self) -> Status:
         """Always answers (lesson 11)."""
@@ -222,10 +246,9 @@ class RemoteHutch:
             try:
                 async with asyncio.timeout(FAREWELL_SECONDS):
                     for session, box_id in list(self._server.handles):
-                        await self._server.ask(
-                            dict[str, Any], "DELETE", f"/v1/boxes/{box_id}/lease", headers={"Hutch-Session": session},
-                            repeat=Repeat.NEVER,
-                        )  # fmt: skip
+                        if session == self.session:
+                            path = f"/v1/boxes/{box_id}/lease"
+                            await self._ask(dict[str, Any], "DELETE", path, repeat=Repeat.NEVER)
             except (HutchError, TimeoutError):  # leases end by themselves
                 pass
         await self._server.close()

@@ -31,7 +31,7 @@ class Options:
     """What the one who makes the box tells its guest."""
 
     __slots__ = (
-        "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd",
+        "admits", "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd",
         "ttl_deadline", "workdir",
     )  # fmt: skip
 
@@ -49,6 +49,7 @@ class Options:
         is_init: bool = False,
         is_deputy: bool = False,
         on_ready: Callable[[], None] | None = None,
+        admits: Callable[[socket.socket], bool] | None = None,
     ) -> None:
         self.box_id = box_id
         self.workdir = workdir
@@ -69,6 +70,8 @@ class Options:
         self.is_deputy = is_deputy
         """Whether it is a second guest of a box, for another user than PID 1."""
         self.on_ready = on_ready
+        self.admits = admits
+        """Who may connect, where the box's own commands can reach the listener; None: nobody else can."""
 
 
 class Guest:
@@ -116,6 +119,9 @@ class Guest:
             return
         finally:
             listener.detach()
+        if self.options.admits is not None and not self.options.admits(sock):
+            sock.close()
+            return
         self.welcome(sock.detach())
 
     def welcome(self, fd: int) -> None:

@@ -49,13 +49,18 @@ class Consumer(Protocol):
 Operation = Callable[[Request, str], Reply | Steps | Consumer]
 
 
+MAX_MESSAGE = 6000
+"""Characters: room for the longest path there can be."""
+
+
 class Failure(Exception):
     """An operation failed; the loop sends it as an ERROR frame. `code` is one of the codes of hutch.errors."""
 
     def __init__(self, code: str, message: str, *, remedy: str = "", **details: Any) -> None:
         super().__init__(message)
         self.code = code
-        self.message = message
+        # A request may name a path of megabytes; the answer must not be too large to be believed.
+        self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
         self.remedy = remedy
         self.details = details
 
@@ -83,6 +88,7 @@ _REMEDIES = {
 
 def failure(error: OSError, what: str, path: str) -> Failure:
     """The kernel's answer as a failure that says what was tried, on which path, and why it did not work."""
+    path = path[:MAX_MESSAGE]
     number = error.errno or 0
     name = errno.errorcode.get(number, str(number))
     reason = os.strerror(number) if number else str(error)

@@ -36,7 +36,6 @@ from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.room import Room
 from hutch.keeper.sessions import Sessions
 from hutch.keeper.skill_boxes import SkillBoxes
-from hutch.keeper.skill_workshop import Workshop
 from hutch.keeper.skills import Skills
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -90,8 +89,10 @@ class Keeper:
         self._started = False
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.skills = Skills(config.state_dir / "skills", self.states)
-        self.workshop = Workshop(self.skills, self._make_for_work, self._end_work)
-        self.skill_boxes = SkillBoxes(self.skills, store, self.states, self.engines, self._live, self.workshop)
+        self.skill_boxes = SkillBoxes(
+            self.skills, store, self.states, self.engines, self._live, self.create,
+            lambda live, reason: self.endings.destroy(live, reason),
+        )  # fmt: skip
         self.sessions = Sessions(self, store)
         self.room = Room(config, store, None if visiting else self.boxes)
         self._maker = Maker(
@@ -317,12 +318,6 @@ class Keeper:
 
     async def _make_for_pool(self, spec: Spec) -> Live:
         return await self._maker.make(spec, None, POOL_OWNER, "")
-
-    async def _make_for_work(self, spec: Spec, session: str, owner: str) -> Live:
-        return await self.create(spec, session=session, owner=owner)
-
-    async def _end_work(self, live: Live, reason: str) -> None:
-        await self.endings.destroy(live, reason)
 
     def _lease(self, session: str) -> Lease:
         return leases.granted(session, time.time(), self.config.lease_sec)

@@ -61,8 +61,9 @@ class MemoryLedger:
         self._total = 0
 
     async def append(self, drafts: Sequence[Receipt]) -> None:
-        for box, each in by_box(drafts):
-            self._chains[box], rows = link(self._chains.get(box), each)
+        linked = [(box, *link(self._chains.get(box), each)) for box, each in by_box(drafts)]
+        for box, chain, rows in linked:
+            self._chains[box] = chain
             self._rows.setdefault(box, []).extend(rows)
             self._total += len(rows)
         if self._total > MEMORY_ROWS:

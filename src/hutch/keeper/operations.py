@@ -143,6 +143,8 @@ def bounded_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
 def _bounded(value: Detail) -> Detail:
     if isinstance(value, str):
         return bounded_text(value)
+    if isinstance(value, int) and abs(value) >= 1 << 63:
+        return "a number past 64 bits"
     return bounded_texts(value) if isinstance(value, tuple) else value
 
 

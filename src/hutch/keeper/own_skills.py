@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hutch import api
 from hutch.keeper.records import LOCAL_OWNER
@@ -16,8 +17,9 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import sources
-from hutch.skills.sources import Source
+
+if TYPE_CHECKING:
+    from hutch.skills.sources import Source
 
 
 class OwnSkills:
@@ -104,7 +106,9 @@ class OwnSkills:
         return await self._boxes.prepare(self._owner, name, box)
 
 
-def _source(source: str | Path | bytes, path: str, ref: str, local_git: bool) -> Source:
+def _source(source: str | Path | bytes, path: str, ref: str, local_git: bool) -> "Source":
+    from hutch.skills import sources
+
     if isinstance(source, bytes):
         return sources.Zip("sent.zip", source, path)
     return sources.of(str(source), path=path, ref=ref, local_git=local_git)

@@ -141,6 +141,12 @@ class ReceiptQueue:
                         return
                     await asyncio.sleep(pause)
                     pause = min(LONGEST_PAUSE, pause * 2)
+                except (TypeError, ValueError, OverflowError) as error:
+                    # A defect of ours: what cannot be written down must not hold up, or take with it, the others.
+                    self.failures += 1
+                    log("receipts").error("details could not be written down", receipts=len(batch), error=error)
+                    self._waiting.extendleft(draft.but(details={"unwritable": True}) for draft in reversed(batch))
+                    await asyncio.sleep(pause)
                 else:
                     pause = 0.05
                     self.failing = False

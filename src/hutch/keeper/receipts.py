@@ -21,12 +21,14 @@ from hutch.keeper.records import BoxRecord
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
+from hutch.model.record import encoded
 from hutch.model.state import State
 
 MODES = ("on", "strict", "off")
 OWN_OPS = r"(tool|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
 MOST_DETAILS = 32
+LONGEST_NOTE = 16384
 PAGE = 1000
 PRUNE_SECONDS = 3600.0
 PRUNED_BY = 64
@@ -99,11 +101,14 @@ class Receipts:
             raise Invalid(
                 f"{op[:80]!r} is no name for a note", op="receipts.note", remedy="tool.NAME or note.NAME, in lower case"
             )
-        if details and len(details) > MOST_DETAILS:
-            raise Invalid(f"a note has at most {MOST_DETAILS} details", op="receipts.note")
+        told = bounded(details or {})
+        if len(told) > MOST_DETAILS or len(encoded(told)) > LONGEST_NOTE:
+            raise Invalid(
+                f"a note has at most {MOST_DETAILS} details, and {LONGEST_NOTE} bytes of JSON", op="receipts.note"
+            )
         chain = await self._chain(box_id, owner)
         draft = Receipt(
-            box=chain.box, owner=chain.owner, at=time.time(), op=op, who=who(session), details=bounded(details or {})
+            box=chain.box, owner=chain.owner, at=time.time(), op=op, who=who(session), details=told
         )  # fmt: skip
         await self._settled(self.operations.ended(draft))
 

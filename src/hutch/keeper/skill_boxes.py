@@ -9,6 +9,8 @@ import errno
 import os
 import time
 from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hutch import api
 from hutch.errors import FileThere, HutchError
@@ -16,7 +18,6 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.pool import POOL_OWNER
 from hutch.keeper.records import BoxRecord
-from hutch.keeper.skill_workshop import Workshop
 from hutch.keeper.skills import Skills, in_thread
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -28,8 +29,10 @@ from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
 from hutch.model.spec import EffectiveSpec, MountMode
 from hutch.model.state import State
-from hutch.skills import dependencies
-from hutch.skills.views import box_view
+from hutch.skills.places import box_view, view_place
+
+if TYPE_CHECKING:
+    from hutch.keeper.skill_workshop import End, Make, Workshop
 
 MOUNT_POINT = os.path.basename(INSTALLED_AT)
 KIND = "skill mount point"
@@ -48,17 +51,25 @@ class SkillBoxes:
     """One for a keeper, over the boxes in its hands."""
 
     def __init__(
-        self, skills: Skills, store: Store, states: States, engines: Engines, boxes: dict[BoxId, Live], shop: Workshop
-    ) -> None:
+        self, skills: Skills, store: Store, states: States, engines: Engines, boxes: dict[BoxId, Live],
+        make: "Make", end: "End",
+    ) -> None:  # fmt: skip
         self._skills = skills
         self._store = store
         self._states = states
         self._engines = engines
         self._boxes = boxes
-        self._shop = shop
+        self._make = make
+        self._end = end
         self._copied: dict[BoxId, dict[str, str]] = {}
         """On engines without mounts: which version of which skill each box has."""
         skills.followers.append(self._follow)
+
+    @cached_property
+    def workshop(self) -> "Workshop":
+        from hutch.keeper.skill_workshop import Workshop  # rarely needed, and slow to load
+
+        return Workshop(self._skills, self._make, self._end)
 
     # --- a box's life ---------------------------------------------------------------------------------------
 
@@ -72,7 +83,7 @@ class SkillBoxes:
         if owner == POOL_OWNER:
             view = await in_thread(self._skills.store.box_view, box_id)
         else:
-            view = self._skills.store.views.place(owner, spec.skills)
+            view = view_place(self._skills.root, owner, spec.skills)
             if not view.is_dir():
                 view = await in_thread(self._skills.store.view, owner, spec.skills)
         found = os.stat(view)
@@ -100,7 +111,7 @@ class SkillBoxes:
     async def gone(self, record: BoxRecord) -> None:
         """A box was destroyed: its own view goes, and the mount point that we made for it in the host's directory."""
         self._copied.pop(record.id, None)
-        if self._skills.store.views.place(record.owner, box_view(record.id)).is_dir():
+        if view_place(self._skills.root, record.owner, box_view(record.id)).is_dir():
             await in_thread(self._skills.store.drop_box_view, record.id, record.owner)
         if record.spec.workspace.source == "own":
             return
@@ -173,8 +184,10 @@ class SkillBoxes:
 
     async def prepare(self, owner: str, name: str, box: api.Box) -> SkillPlace:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
+        from hutch.skills import dependencies
+
         skill = await self._skills.get(owner, name)
-        warning = await self._shop.prepare(owner, skill.name, skill.digest)
+        warning = await self.workshop.prepare(owner, skill.name, skill.digest)
         warnings = [warning] if warning else []
         state = f"{STATE_AT}/{name}"
         if box.spec.workspace.mode is not MountMode.RW:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from hutch.errors import HutchError, Invalid, Refused, Unavailable
 from hutch.keeper.live import Live
@@ -29,8 +30,13 @@ BUILD_SECONDS = 900.0
 _ARCHIVE = "/workspace/tree.zip"
 _REPOSITORY = "/workspace/repository"
 
-Make = Callable[[Spec, str, str], Awaitable[Live]]
-"""Of a spec, a session and an owner."""
+
+class Make(Protocol):
+    """`Keeper.create`."""
+
+    def __call__(self, spec: Spec, *, session: str, owner: str) -> Awaitable[Live]: ...
+
+
 End = Callable[[Live, str], Awaitable[None]]
 
 
@@ -50,7 +56,7 @@ class Workshop:
             network=NetworkMode.ON if network else NetworkMode.OFF, skills=NO_SKILL, ttl_sec=2 * BUILD_SECONDS,
             labels={"purpose": "skills"}, limits=LimitsAsked(disk_mb=dependencies.MOST_MB, memory_mb=1024),
         )  # fmt: skip
-        live = await self._make(spec, SESSION, owner)
+        live = await self._make(spec, session=SESSION, owner=owner)
         live.pins += 1
         try:
             if network and live.record.spec.network is NetworkMode.OFF:

@@ -4,8 +4,9 @@ import asyncio
 import posixpath
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from hutch import api
 from hutch.errors import FileFailed, FileMissing, HutchError, NotDirectory, NotFound, Refused
@@ -23,12 +24,12 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import collecting
-from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, Budget, check_plain
-from hutch.skills.manifest import MANIFEST, check_name
-from hutch.skills.shelf import Origin
-from hutch.skills.sources import Source, Written, new_skill
-from hutch.skills.store import SkillStore
+
+if TYPE_CHECKING:
+    from hutch.skills.content import Budget
+    from hutch.skills.shelf import Origin
+    from hutch.skills.sources import Source, Written
+    from hutch.skills.store import SkillStore
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,10 +43,17 @@ class Skills:
     """One for a keeper. Every method names the owner whose skills are meant."""
 
     def __init__(self, root: Path, states: States) -> None:
-        self.store = SkillStore(root)
+        self.root = root
         self.followers: list[Follow] = []
         """Told of an owner whose skills have changed, once the views on disk are new."""
         self._states = states
+
+    @cached_property
+    def store(self) -> "SkillStore":
+        """Loaded at first use: most boxes are made by processes that change no skill."""
+        from hutch.skills.store import SkillStore
+
+        return SkillStore(self.root)
 
     # --- reading --------------------------------------------------------------------------------------------
 
@@ -67,7 +75,7 @@ class Skills:
     async def versions(self, owner: str, name: str) -> tuple[SkillVersion, ...]:
         return await in_thread(self.store.versions, owner, name)
 
-    async def origin(self, owner: str, name: str) -> Origin:
+    async def origin(self, owner: str, name: str) -> "Origin":
         """Where its active version came from."""
         return (await in_thread(self.store.entry, owner, name)).current.origin
 
@@ -77,13 +85,13 @@ class Skills:
     async def bindings(self, owner: str) -> tuple[SkillBinding, ...]:
         return await in_thread(self.store.bindings, owner)
 
-    async def preview(self, owner: str, source: Source) -> SkillPreview:
+    async def preview(self, owner: str, source: "Source") -> SkillPreview:
         return await in_thread(self.store.preview, owner, source)
 
     # --- changing -------------------------------------------------------------------------------------------
 
     async def install(
-        self, owner: str, source: Source, *, digest: str = "", name: str = "", new: bool = False
+        self, owner: str, source: "Source", *, digest: str = "", name: str = "", new: bool = False
     ) -> SkillInfo:
         """`digest`: only what a preview has shown; `new`: Conflict if there is one of that name."""
         skill, before = await in_thread(self.store.install, owner, source, digest=digest, name=name, new=new)
@@ -96,6 +104,8 @@ class Skills:
         return skill
 
     async def create(self, owner: str, name: str, description: str, body: str = "") -> SkillInfo:
+        from hutch.skills.sources import new_skill
+
         return await self.install(owner, new_skill(name, description, body), new=True)
 
     async def change_files(
@@ -137,7 +147,7 @@ class Skills:
 
     async def save(self, owner: str, name: str, box: api.Box, path: str = "") -> SkillInfo:
         """What was edited in a box as a new version."""
-        return await self.install(owner, await fetched_from(box, check_name(name), path), name=name)
+        return await self.install(owner, await fetched_from(box, name, path), name=name)
 
     async def bind(self, owner: str, group: str, names: tuple[str, ...]) -> SkillBinding:
         binding = await in_thread(self.store.bind, owner, group, names)
@@ -162,12 +172,17 @@ class Skills:
                 await follow(owner)
 
 
-async def fetched_from(box: api.Box, name: str, path: str = "") -> Written:
+async def fetched_from(box: api.Box, name: str, path: str = "") -> "Written":
     """A skill's working copy in a box, by default the directory `edit` of its state.
 
     Read file by file within a package's limits: the box decides what it says, and must not fill the host with it.
     """
-    where = path or f"{STATE_AT}/{name}/edit"
+    from hutch.skills.content import Budget
+    from hutch.skills.manifest import MANIFEST, check_name
+    from hutch.skills.shelf import Origin
+    from hutch.skills.sources import Written
+
+    where = path or f"{STATE_AT}/{check_name(name)}/edit"
     files: dict[str, tuple[bytes, bool]] = {}
     await _gather(box.files, where, "", Budget(), files)
     if MANIFEST not in files:
@@ -178,7 +193,11 @@ async def fetched_from(box: api.Box, name: str, path: str = "") -> Written:
     return Written(files, Origin(kind="box", place=box.id, path=where))
 
 
-async def _gather(files: api.Files, top: str, below: str, budget: Budget, found: dict[str, tuple[bytes, bool]]) -> None:
+async def _gather(
+    files: api.Files, top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
+) -> None:
+    from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, check_plain
+
     try:
         listed = await files.list(f"{top}/{below}" if below else top)
     except (FileMissing, NotDirectory):
@@ -201,6 +220,8 @@ async def _gather(files: api.Files, top: str, below: str, budget: Budget, found:
 
 async def scan(directory: str | Path) -> tuple[FoundSkill, ...]:
     """The skills in a tree of directories of this machine (B38)."""
+    from hutch.skills import collecting
+
     return await in_thread(collecting.scan, Path(directory).absolute())
 
 

@@ -105,7 +105,7 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
         return Reply(status=204)
     if not query.force:
         refuse_if_busy(call, live)
-    await call.keeper.destroy(live.record.id, f"destroyed by {call.caller.key_id}")
+    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}")
     return Reply(status=204)
 
 

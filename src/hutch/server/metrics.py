@@ -108,6 +108,7 @@ class Metrics:
         }  # fmt: skip
         for name, text in told.items():
             found = {_labels(profile=profile): count for (kind, profile), count in self.boxes.items() if kind == name}
+            found.setdefault(_labels(profile=self._keeper.config.profile), 0)
             yield from _counter(f"hutch_boxes_{name}_total", text, found)
         ends = {_labels(reason=reason, profile=profile): count for (reason, profile), count in self.cleaned.items()}
         yield from _counter("hutch_boxes_cleaned_total", "Boxes that are gone, by the kind of their end.", ends)
@@ -119,9 +120,12 @@ class Metrics:
         pool = self._keeper.pool
         ready = {_labels(profile=profile): count for profile, count in pool.waiting().items()}
         yield from _gauge("hutch_pool_ready", "Boxes that wait to be claimed.", ready)
-        for name, counts in (("claims", pool.claims), ("misses", pool.misses)):
+        for name, told_of, counts in (
+            ("claims", "Creations that got a ready box.", pool.claims),
+            ("misses", "Creations for which none was ready.", pool.misses),
+        ):
             by_profile = {_labels(profile=profile): count for profile, count in counts.items()}
-            yield from _counter(f"hutch_pool_{name}_total", f"Creations that the pool could serve: {name}.", by_profile)
+            yield from _counter(f"hutch_pool_{name}_total", told_of, by_profile)
 
     def _of_work(self) -> Iterator[str]:
         causes = {_labels(cause=cause): count for cause, count in self.verdicts.items()}

@@ -5,13 +5,14 @@ from typing import Annotated, Any
 
 import msgspec
 
-from hutch.errors import HutchError, Invalid
+from hutch.errors import Invalid
 from hutch.keeper.keys import Role
 from hutch.keeper.leases import worth_writing
 from hutch.keeper.scopes import scope
 from hutch.keeper.showing import shown
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo
+from hutch.model.ids import BoxId, is_name
 from hutch.model.record import Record
 from hutch.model.spec import Spec
 from hutch.server.access import find
@@ -72,29 +73,35 @@ class PresenceBody(Record, frozen=True, kw_only=True):
 class PresenceView(Record, frozen=True, kw_only=True):
     kept: int
     """How many leases go on."""
+    lost: dict[str, list[str]]
+    """By session, the boxes that are gone, or whose lease has ended."""
 
 
 async def presence(call: Call, body: PresenceBody) -> Reply:
     """A client's heartbeat: the leases of the boxes that it has open are kept alive for another minute."""
-    if call.caller.role is Role.OBSERVER:  # whoever may not take a lease may not keep one either (P8)
-        return Reply(PresenceView(kept=0))
     kept = 0
+    lost: dict[str, list[str]] = {}
     for session, boxes in body.sessions.items():
         for box_id, acquired_at in boxes.items():
-            call.params = {"box": box_id}
-            try:
-                live = await find(call)
-            except HutchError:  # gone, or not this caller's: its next operation will be told
-                continue
-            lease, now = live.record.lease, time.time()
-            if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
-                continue
-            call.service.presence.beat(session, live)
-            if worth_writing(lease, now, call.keeper.config.lease_sec):
-                await call.keeper.renew(live)
-            kept += 1
-    call.params = {}
-    return Reply(PresenceView(kept=kept))
+            if await _still_there(call, session, box_id, acquired_at):
+                kept += 1
+            else:
+                lost.setdefault(session, []).append(box_id)
+    return Reply(PresenceView(kept=kept, lost=lost))
+
+
+async def _still_there(call: Call, session: str, box_id: str, acquired_at: float) -> bool:
+    """Only boxes in this keeper's hands are looked at: a heartbeat wakes and takes over nothing."""
+    live, now = call.keeper.held(BoxId(box_id)), time.time()
+    if live is None or live.record.owner != call.caller.owner:
+        return False
+    lease = live.record.lease
+    if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
+        return False
+    call.service.presence.beat(session, live)
+    if worth_writing(lease, now, call.keeper.config.lease_sec):
+        await call.keeper.renew(live)
+    return True
 
 
 async def get_current(call: Call) -> Reply:
@@ -132,6 +139,8 @@ async def get_default(call: Call, query: DefaultQuery) -> Reply:
 
 async def set_default(call: Call, body: DefaultBody) -> Reply:
     """Make a box the owner's default."""
+    if body.provider and not is_name(body.provider):
+        raise Invalid(f"{body.provider[:100]!r} is no name of a provider", op="default")
     call.params = {"box": body.box}
     live = await find(call)
     await call.keeper.sessions.set_default(live.record.id, call.caller.owner, body.provider)

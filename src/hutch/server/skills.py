@@ -146,7 +146,7 @@ async def preview(call: Call, body: SkillBody) -> Reply:
 
 async def _named(call: Call, body: SkillBody) -> Source:
     if body.git is not None and body.name is None:
-        return await call.keeper.workshop.fetch(call.caller.owner, body.git, body.ref, body.path)
+        return await call.keeper.skill_boxes.workshop.fetch(call.caller.owner, body.git, body.ref, body.path)
     if body.name is not None and body.git is None:
         return new_skill(body.name, body.description, body.body)
     raise Invalid("name either git or name", remedy="an archive goes to /v1/skills/archive")
@@ -264,7 +264,7 @@ async def upgrade(call: Call) -> Reply:
     if origin.kind != "git":
         again(origin)  # refuses what has no place to ask
         return Reply(await skills.upgrade(owner, name))
-    source = await call.keeper.workshop.fetch(owner, origin.place, origin.ref, origin.path)
+    source = await call.keeper.skill_boxes.workshop.fetch(owner, origin.place, origin.ref, origin.path)
     return Reply(await skills.install(owner, source, name=name))
 
 

@@ -118,13 +118,18 @@ class Sockets:
                 telemetry.served(span, call.op, 101, current_operation())
                 async with using(call) as box:
                     await route.talk(call, box, socket, call.query(route.query))
+            self._told(call, 101)
         except HutchError as error:
             await self._fail(call, socket, error)
         except OSError:  # uvicorn's ClientDisconnected: whoever left needs no answer
-            return
+            self._told(call, 101)
         except Exception as error:  # the boundary of a connection: reported, and the server goes on
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, socket, HutchError("internal error"))
+
+    def _told(self, call: Call, status: int) -> None:
+        self._service.metrics.requests[call.op, status] += 1
+        log("server").debug("served", operation=call.op, status=status, by=call.caller.key_id)
 
     async def _prepare(self, call: Call, scope: Scope) -> SocketRoute:
         self._door.check_place(call.headers, scope["scheme"])
@@ -144,6 +149,9 @@ class Sockets:
             error, status=status, op=call.op, request=current_operation(), box=call.params.get("box", ""),
             owner=call.caller.owner,
         )  # fmt: skip
+        tell = log("server").warning if status >= 500 else log("server").info
+        tell("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
+        self._told(call, status)
         try:
             if socket.accepted:
                 await socket.close(INTERNAL if status >= 500 else REFUSED, redact(error.message))

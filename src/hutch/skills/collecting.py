@@ -108,7 +108,7 @@ def _check_programs(manifest: Manifest, files: dict[str, SkillFile]) -> None:
 def scan(top: Path) -> tuple[FoundSkill, ...]:
     """Every skill in a tree of directories, with what stands in the way of those that cannot be installed (B38)."""
     if not top.is_dir():
-        raise NotFound(f"there is no directory {top}")
+        raise NotFound(f"there is no directory {top}", remedy="name one that is there")
     return tuple(_looked_at(each) for _, each in zip(range(MOST_FOUND), find(top), strict=False))
 
 

@@ -68,7 +68,7 @@ def check(url: str, ref: str, *, local: bool) -> None:
         raise Invalid(f"{ref[:200]!r} is no name of a branch, tag or commit", details={"field": "ref"})
     if local:
         if not os.path.isdir(url):
-            raise NotFound(f"there is no directory {url}")
+            raise NotFound(f"there is no directory {url}", remedy="name the top of a repository")
         return
     if not is_url(url) or not url.isprintable() or " " in url:
         raise Invalid(f"{url[:200]!r} is no git URL", remedy="https://HOST/PATH, or git@HOST:PATH")

@@ -3,7 +3,6 @@
 One file for each name, so that removing one can never touch another, however similar (lesson 40).
 """
 
-import hashlib
 import os
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from hutch.model.record import Record
 from hutch.model.skills import EVERY_SKILL, NO_SKILL
 from hutch.skills import staging
 from hutch.skills.manifest import check_name, is_skill_name
+from hutch.skills.places import owner_folder
 
 MOST_VERSIONS = 20
 MOST_SKILLS = 500
@@ -169,11 +169,6 @@ def check_group(group: str) -> str:
             details={"field": "skills"},
         )
     return group
-
-
-def owner_folder(owner: str) -> str:
-    """Two owners never meet, whatever characters their names have."""
-    return hashlib.sha256(f"owner {owner}".encode()).hexdigest()[:24]
 
 
 def digests_in_use(root: Path) -> set[str]:

@@ -29,7 +29,7 @@ class Directory:
     def fetch(self, into: Path, scratch: Path) -> Origin:
         top = Path(self.place)
         if not top.is_dir():
-            raise NotFound(f"there is no directory {self.place}")
+            raise NotFound(f"there is no directory {self.place}", remedy="name a directory, a zip file or a git URL")
         collecting.copy(collecting.choose(top, self.path), into)
         return Origin(kind="directory", place=self.place, path=self.path)
 
@@ -48,7 +48,7 @@ class Zip:
             archive = scratch / "sent.zip"
             archive.write_bytes(self.content)
         elif not archive.is_file():
-            raise NotFound(f"there is no file {self.name}")
+            raise NotFound(f"there is no file {self.name}", remedy="name a zip file")
         unpacked = scratch / "unpacked"
         unpacked.mkdir()
         archives.unpack(archive, unpacked)

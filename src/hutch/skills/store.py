@@ -28,9 +28,10 @@ from hutch.skills.collecting import Package
 from hutch.skills.content import check_plain
 from hutch.skills.dependencies import key_of, settle
 from hutch.skills.packages import Packages
+from hutch.skills.places import box_view
 from hutch.skills.shelf import Entry, Origin, Shelf, Version, digests_in_use
 from hutch.skills.sources import Source
-from hutch.skills.views import Views, box_view
+from hutch.skills.views import Views
 
 POOL_OWNER = ""
 """Of boxes that wait for one: nobody has skills under this name."""
@@ -212,8 +213,7 @@ class SkillStore:
         else:
             entry = entry.with_version(version)
         shelf.put(entry)
-        self.views.refresh(owner)
-        self.packages.collect(digests_in_use(self._owners), scratch)
+        self._follow(owner, scratch)
         return self._shown(entry), before
 
     def upgrade(self, owner: str, name: str) -> tuple[SkillInfo, str]:
@@ -298,9 +298,19 @@ class SkillStore:
         with staging.staged(self._staging) as scratch, staging.locked(self._lock):
             entry = shelf.get(name)
             shelf.drop(name)
-            self.views.refresh(owner)
-            self.packages.collect(digests_in_use(self._owners), scratch)
+            self._follow(owner, scratch)
         return entry.active
+
+    def _follow(self, owner: str, scratch: Path) -> None:
+        """After a change of the index: views, then what nobody refers to any more."""
+        self.views.refresh(owner)
+        self.packages.collect(digests_in_use(self._owners), scratch)
+        shelf = self.shelf(owner)
+        entries = [entry for name in shelf.names() if (entry := shelf.find(name)) is not None]
+        digests = {
+            version.digest for entry in entries for version in entry.versions if self.packages.has(version.digest)
+        }
+        self.views.collect_dependencies(owner, {key_of(self.packages.get(digest)) for digest in digests}, scratch)
 
     # --- groups ---------------------------------------------------------------------------------------------
 

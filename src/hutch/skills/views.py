@@ -17,7 +17,8 @@ from hutch.skills import staging, swapping
 from hutch.skills.content import RESERVED
 from hutch.skills.dependencies import key_of
 from hutch.skills.packages import Packages
-from hutch.skills.shelf import Shelf, owner_folder
+from hutch.skills.places import box_view, owner_folder, view_place
+from hutch.skills.shelf import Shelf
 
 _SUFFIX = ".json"
 
@@ -33,14 +34,14 @@ class Views:
     """Everything here but `place` is called under the store's lock."""
 
     def __init__(self, root: Path, packages: Packages, shelf: Callable[[str], Shelf]) -> None:
-        self._root = root / "views"
+        self._top = root
         self._staging = root / "staging"
         self._dependencies = root / "dependencies"
         self._packages = packages
         self._shelf = shelf
 
     def place(self, owner: str, group: str) -> Path:
-        return self._root / owner_folder(owner) / group
+        return view_place(self._top, owner, group)
 
     def shown(self, owner: str, group: str) -> dict[str, str]:
         """By name, what is in a view."""
@@ -74,7 +75,7 @@ class Views:
     def refresh(self, owner: str) -> None:
         """Bring every view of an owner to what the shelf says. One that fails is told of, and does not undo the
         change that called for it: the next refresh tries again."""
-        for about in sorted((self._root / owner_folder(owner)).glob(f".*{_SUFFIX}")):
+        for about in sorted(self.place(owner, "").glob(f".*{_SUFFIX}")):
             place = about.parent / about.name[1:].removesuffix(_SUFFIX)
             try:
                 self._fill(owner, place)
@@ -113,17 +114,18 @@ class Views:
         """Where this owner's prepared dependencies are kept, each under a digest."""
         return self._dependencies / owner_folder(owner)
 
+    def collect_dependencies(self, owner: str, used: set[str], scratch: Path) -> None:
+        """Views have links of their own to what they show, so that nothing vanishes from a box here."""
+        place = self.dependencies(owner)
+        for key in set(os.listdir(place)) - used if place.is_dir() else ():
+            os.rename(place / key, scratch / f"unused-{key}")
+
     def _prepared(self, owner: str, digest: str) -> str:
         key = key_of(self._packages.get(digest))
         return key if key and (self.dependencies(owner) / key).is_dir() else ""
 
     def _write(self, place: Path, shown: Shown) -> None:
         staging.write_whole(_about(place), shown.to_json())
-
-
-def box_view(box: str) -> str:
-    """The name of a view that belongs to one box. No group is called so."""
-    return f"box-{box}"
 
 
 def _about(place: Path) -> Path:

@@ -1,6 +1,7 @@
 """An agent's side of things: its session, the boxes it holds, what it has read, and what it may do without asking."""
 
 import asyncio
+import hashlib
 import posixpath
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
@@ -9,11 +10,13 @@ from typing import Any, TypeVar
 from hutch.api import Box, Hutch
 from hutch.errors import BoxBroken, Conflict, Gone, HutchError, LeaseLost
 from hutch.logs import log
+from hutch.tools.paging import Place
 
 T = TypeVar("T")
 
 MAX_REMEMBERED = 10_000
 """Files whose digest an agent's reads have left; the oldest is forgotten first and has to be read again."""
+MAX_SESSION = 128
 
 _log = log("tools")
 
@@ -32,6 +35,8 @@ class Agent:
         """From (box, path) to the digest the agent last saw: the guard of `edit` and `write`."""
         self.cursors: dict[tuple[str, str, str], int] = {}
         """From (box, job, stream) to where its next read goes on."""
+        self.places: dict[tuple[str, str], Place] = {}
+        """From (box, output handle) to where its next page begins: what was written there does not change."""
         self.always: set[tuple[str, str]] = set()
         """What somebody has allowed once and for all."""
         self.skills: dict[str, str] = {}
@@ -120,6 +125,14 @@ class Agent:
 
     def seen(self, box: Box, path: str) -> str | None:
         return self.read.get((box.id, located(box, path)))
+
+
+def session_of(base: str, agent: str) -> str:
+    """The session of an agent beside the default one; names that a session cannot have are told apart by a digest."""
+    name = f"{base}/{agent}"
+    if len(name) <= MAX_SESSION and name.isascii() and name.isprintable():
+        return name
+    return f"{base[: MAX_SESSION // 2]}/#{hashlib.sha256(agent.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
 def located(box: Box, path: str) -> str:

@@ -15,7 +15,7 @@ from hutch.tools.agents import put_away
 from hutch.tools.arguments import needs
 from hutch.tools.boxes import found
 from hutch.tools.calling import Call
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
 
 
@@ -27,10 +27,15 @@ class Operation(StrEnum):
 class BoxOperationArguments(Arguments, frozen=True, kw_only=True):
     action: Annotated[Operation, Meta(description="copy_file: between boxes; screenshot: of a box with a screen.")]
     source_box: Annotated[str, Meta(description="Id or name; default: the current box.", max_length=100)] | None = None
-    source_path: Annotated[str, Meta(description="copy_file: the file to copy.", min_length=1)] | None = None
+    source_path: (
+        Annotated[str, Meta(description="copy_file: the file to copy.", min_length=1, max_length=MAX_PATH)] | None
+    ) = None
     target_box: Annotated[str, Meta(description="Id or name; default: the current box.", max_length=100)] | None = None
     target_path: (
-        Annotated[str, Meta(description="copy_file: where to; default: the same path.", min_length=1)] | None
+        Annotated[
+            str, Meta(description="copy_file: where to; default: the same path.", min_length=1, max_length=MAX_PATH)
+        ]
+        | None
     ) = None
 
 

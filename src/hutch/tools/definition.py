@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 A = TypeVar("A", bound="Arguments")
 
+MAX_PATH = 4096
+"""Linux takes no longer ones."""
+
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Base of the records of arguments. None is "not given"; descriptions and bounds are `Meta` of the fields."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _RULES = """\
 You have an isolated Linux box for commands and files. Nothing you do in it reaches the machine it runs on.
-- Files: relative paths start at {workdir}. Keep what matters under /workspace. /tmp is for scratch{tmp}.
+- Files: relative paths start at {workdir}. Keep what matters under /workspace; /tmp is for scratch only.
 - Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone afterwards.
 - exec is for commands that end soon. Use job for builds, servers and everything that runs longer.
 - Read a file before you edit it. To find things use glob and grep. Long output and files come in pages: the notice at \
@@ -26,7 +26,7 @@ the cut says how to go on.
 
 async def guidance(tools: "Tools", agent: Agent) -> str:
     spec = await _spec(agent)
-    parts = [_RULES.format(workdir=spec.workdir if spec else "/workspace", tmp=_tmp(spec))]
+    parts = [_RULES.format(workdir=spec.workdir if spec else "/workspace")]
     if spec is not None:
         parts.append(_limits(spec))
     if asked := _asking(tools, agent):
@@ -47,12 +47,6 @@ async def _spec(agent: Agent) -> EffectiveSpec | None:
         return (await agent.hutch.find(box_id)).spec if box_id else None
     except HutchError:
         return None  # it is gone; the first call makes another, and guidance without its limits is still right
-
-
-def _tmp(spec: EffectiveSpec | None) -> str:
-    if spec is not None and spec.retention is Retention.PERSISTENT:
-        return ""
-    return " and counts as memory"
 
 
 def _limits(spec: EffectiveSpec) -> str:

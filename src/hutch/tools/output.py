@@ -54,7 +54,7 @@ def _from_line_start(tail: bytes) -> bytes:
     for position in range(min(4, len(tail))):
         if tail[position] & 0xC0 != 0x80:
             return tail[position:]
-    return tail
+    return tail if len(tail) >= 4 else b""  # four bytes that continue a character continue none: it is not UTF-8
 
 
 def whole_characters(data: bytes) -> bytes:

@@ -7,6 +7,16 @@ PAGE_LINES = 2000
 PAGE_BYTES = 50_000
 
 
+class Place(NamedTuple):
+    """Where a line begins."""
+
+    line: int = 1
+    byte: int = 0
+
+
+START = Place()
+
+
 class Page(NamedTuple):
     data: bytes
     start_byte: int
@@ -31,12 +41,14 @@ async def by_bytes(pieces: AsyncIterator[bytes], offset: int, limit: int) -> Pag
     return Page(bytes(data), offset, offset + len(data), None, None, eof)
 
 
-async def by_lines(pieces: AsyncIterator[bytes], first: int, count: int, max_bytes: int = PAGE_BYTES) -> Page:
-    """`count` lines from the `first`-th on, or fewer if they are long. `pieces` begin at the beginning.
+async def by_lines(
+    pieces: AsyncIterator[bytes], first: int, count: int, *, at: Place = START, max_bytes: int = PAGE_BYTES
+) -> Page:
+    """`count` lines from the `first`-th on, or fewer if they are long. `pieces` begin `at` a line not after it.
 
     A line that does not fit on a page of its own is cut: that page has no `next_line`, and `next_byte` goes on in it.
     """
-    skip, start = first - 1, 0
+    skip, start = first - at.line, at.byte
     data = bytearray()
     more = False
     async for piece in pieces:

@@ -2,7 +2,7 @@
 
 import base64
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -13,10 +13,10 @@ from hutch.errors import FileTooLarge, Invalid, IsDirectory
 from hutch.policy.permissions import Access
 from hutch.tools import texts
 from hutch.tools.calling import Call
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.jobs import find_job
 from hutch.tools.output import HANDLE, STREAMS, whole_characters
-from hutch.tools.paging import PAGE_BYTES, PAGE_LINES, Page, by_bytes, by_lines
+from hutch.tools.paging import PAGE_BYTES, PAGE_LINES, START, Page, Place, by_bytes, by_lines
 from hutch.tools.result import Image, ToolResult, answer
 
 WHOLE = 8 << 20
@@ -44,6 +44,7 @@ class ReadArguments(Arguments, frozen=True, kw_only=True):
         Meta(
             description="A file or directory; relative to the workdir. Or an output handle such as output:j1:stdout.",
             min_length=1,
+            max_length=MAX_PATH,
         ),
     ]
     offset: (
@@ -103,12 +104,12 @@ async def _file(call: Call, box: Box, given: ReadArguments, encoding: str | None
                 f"{given.path!r} is {kind.encoding} and over {WHOLE} bytes", op="read", remedy="convert it with iconv"
             )
         content = texts.decoded(content.removeprefix(kind.mark), kind.encoding).encode()
-        page = await _page(given, _once(content), lambda offset: _once(content[offset:]))
+        page = await _page(given, lambda offset: _once(content[offset:]))
         return _text(given, page, kind, "utf-8", facts)
     if not large:
-        page = await _page(given, _once(content), lambda offset: _once(content[offset:]))
+        page = await _page(given, lambda offset: _once(content[offset:]))
     else:
-        page = await _page(given, box.files.open(given.path), lambda offset: box.files.open(given.path, offset=offset))
+        page = await _page(given, lambda offset: box.files.open(given.path, offset=offset))
     return _text(given, page, kind, kind.encoding, facts)
 
 
@@ -117,11 +118,14 @@ async def _once(content: bytes) -> AsyncIterator[bytes]:
         yield content
 
 
-async def _page(given: ReadArguments, whole: AsyncIterator[bytes], rest: Any) -> Page:
+async def _page(given: ReadArguments, pieces: Callable[[int], AsyncIterator[bytes]], known: Place = START) -> Page:
+    """`pieces` begin at the byte they are given; `known` is where some line begins."""
     if given.unit is Unit.BYTES:
         offset = given.offset or 0
-        return await by_bytes(rest(offset), offset, min(given.limit or PAGE_BYTES, PAGE_BYTES * 4))
-    return await by_lines(whole, max(1, given.offset or 1), given.limit or PAGE_LINES)
+        return await by_bytes(pieces(offset), offset, min(given.limit or PAGE_BYTES, PAGE_BYTES * 4))
+    first = max(1, given.offset or 1)
+    at = known if known.line <= first else START
+    return await by_lines(pieces(at.byte), first, given.limit or PAGE_LINES, at=at)
 
 
 def _text(given: ReadArguments, page: Page, kind: texts.Kind, encoding: str, facts: dict[str, Any]) -> ToolResult:
@@ -257,7 +261,10 @@ async def _output(call: Call, box: Box, given: ReadArguments) -> ToolResult:
                 return
             cursor = chunk.cursor
 
-    page = await _page(given, pieces(0), pieces)
+    key = (box.id, given.path)
+    page = await _page(given, pieces, call.agent.places.get(key, START))
+    if page.next_line is not None and not lost:
+        call.agent.places[key] = Place(page.next_line, page.next_byte)
     info = await job.info()
     total = info.stderr_total if stream == "stderr" else info.stdout_total
     facts: dict[str, Any] = {"box": box.id, "path": given.path, "total": total, "state": str(info.state)}

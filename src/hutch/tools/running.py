@@ -7,7 +7,7 @@ from msgspec import Meta
 from hutch.api import Box
 from hutch.model.results import Result
 from hutch.tools.calling import Call, short
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.output import render
 from hutch.tools.result import ToolResult, answer
 
@@ -18,7 +18,7 @@ Command = Annotated[
         examples=["python3 -m pytest -q", ["grep", "-n", "a b", "notes.txt"]],
     ),
 ]
-Cwd = Annotated[str, Meta(description="Directory to run it in; relative to the workdir.")]
+Cwd = Annotated[str, Meta(description="Directory to run it in; relative to the workdir.", max_length=MAX_PATH)]
 Env = Annotated[dict[str, str], Meta(description="Environment variables for this command only.")]
 
 

@@ -7,29 +7,46 @@ from msgspec import Meta
 from hutch.api import Box
 from hutch.policy.permissions import Access
 from hutch.tools.calling import Call
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import ToolResult, answer
 
 LINE_WIDTH = 400
 
-Root = Annotated[str, Meta(description="Directory to search in; default: the workdir.", min_length=1)]
+Root = Annotated[
+    str, Meta(description="Directory to search in; default: the workdir.", min_length=1, max_length=MAX_PATH)
+]
 
 
 class GlobArguments(Arguments, frozen=True, kw_only=True):
     pattern: Annotated[
-        str, Meta(description="For example src/**/*.py; ** crosses directories, {a,b} are alternatives.", min_length=1)
+        str,
+        Meta(
+            description="For example src/**/*.py; ** crosses directories, {a,b} are alternatives.",
+            min_length=1,
+            max_length=MAX_PATH,
+        ),
     ]
     path: Root | None = None
     limit: Annotated[int, Meta(description="Paths at most.", ge=1, le=10_000)] = 500
 
 
 class GrepArguments(Arguments, frozen=True, kw_only=True):
-    pattern: Annotated[str, Meta(description="A Python regular expression, searched line by line.", min_length=1)]
+    pattern: Annotated[
+        str, Meta(description="A Python regular expression, searched line by line.", min_length=1, max_length=10_000)
+    ]
     path: (
-        Annotated[str, Meta(description="File or directory to search; default: the workdir.", min_length=1)] | None
+        Annotated[
+            str,
+            Meta(description="File or directory to search; default: the workdir.", min_length=1, max_length=MAX_PATH),
+        ]
+        | None
     ) = None
     glob: (
-        Annotated[str, Meta(description="Only files that match this pattern, such as **/*.py.", min_length=1)] | None
+        Annotated[
+            str,
+            Meta(description="Only files that match this pattern, such as **/*.py.", min_length=1, max_length=MAX_PATH),
+        ]
+        | None
     ) = None
     ignore_case: Annotated[bool, Meta(description="Upper and lower case are the same.")] = False
     limit: Annotated[int, Meta(description="Lines at most.", ge=1, le=5000)] = 200

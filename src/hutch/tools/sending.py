@@ -11,13 +11,15 @@ from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
 from hutch.tools.attachments import mime_of, outbox_of
 from hutch.tools.calling import Call
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.names import distinct, safe_name
 from hutch.tools.result import ToolResult, answer
 
 
 class SendFileArguments(Arguments, frozen=True, kw_only=True):
-    path: Annotated[str, Meta(description="The file to send; relative to the workdir.", min_length=1)]
+    path: Annotated[
+        str, Meta(description="The file to send; relative to the workdir.", min_length=1, max_length=MAX_PATH)
+    ]
     name: Annotated[str, Meta(description="Name the user sees; default: its own.", max_length=200)] | None = None
 
 

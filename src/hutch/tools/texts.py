@@ -16,6 +16,8 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WIDE = ("utf-16", "utf-32")
+_NO_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "unicode-escape", "undefined"})
+"""Text encodings to Python; but no file is written in them, and some refuse to replace what they cannot read."""
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\b\x1b")
 
 
@@ -47,9 +49,9 @@ def codec(name: str) -> str:
     """The name of a text encoding, checked."""
     try:
         found = codecs.lookup(name)
-        if not found._is_text_encoding:
+        if not found._is_text_encoding or found.name in _NO_CHARSETS:
             raise LookupError
-        "a\n".encode(found.name)
+        bytes(range(256)).decode(found.name, "replace")
     except (LookupError, ValueError, UnicodeError):
         raise Invalid(
             f"there is no text encoding {name[:40]!r}",
@@ -84,14 +86,22 @@ def _is_utf8(content: bytes) -> bool:
 
 
 def _with_newlines(content: bytes, encoding: str, mark: bytes = b"") -> Kind:
-    feed, pair = LF.encode(encoding), CRLF.encode(encoding)
+    feed, pair = (text.encode(encoding).removeprefix(_mark_of(encoding)) for text in (LF, CRLF))
     pairs = content.count(pair)
     alone = content.count(feed) - pairs
     return Kind(encoding, mark, CRLF if pairs > max(alone, 0) else LF, pairs > 0 and alone > 0)
 
 
+def _mark_of(encoding: str) -> bytes:
+    """`utf-16` and `utf-8-sig` put a mark before everything they write."""
+    return "".encode(encoding)
+
+
 def decoded(content: bytes, encoding: str) -> str:
-    return content.decode(encoding, "replace")
+    try:
+        return content.decode(encoding, "replace")
+    except UnicodeError as error:
+        raise Invalid(f"this cannot be read as {encoding}: {error}", remedy="leave encoding out") from error
 
 
 def encoded(text: str, encoding: str) -> bytes:

@@ -14,7 +14,7 @@ from hutch.model.record import Record
 from hutch.model.status import Status
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import AgentPermissions, Decision
-from hutch.tools.agents import Agent
+from hutch.tools.agents import Agent, session_of
 from hutch.tools.arguments import as_mapping, decoded
 from hutch.tools.attachments import Attachments
 from hutch.tools.calling import Call, Progress
@@ -192,7 +192,7 @@ class Tools:
         known = self._agents.get(name)
         if known is None:
             own = name == self.default_agent
-            hutch = self.hutch if own else self.hutch.for_session(f"{self.hutch.session}/{name}")
+            hutch = self.hutch if own else self.hutch.for_session(session_of(self.hutch.session, name))
             known = self._agents[name] = Agent(name, hutch, self.spec)
         return known
 

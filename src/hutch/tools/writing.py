@@ -13,11 +13,11 @@ from hutch.errors import Conflict, FileChanged, FileMissing, Invalid
 from hutch.policy.permissions import Access
 from hutch.tools import texts
 from hutch.tools.calling import Call
-from hutch.tools.definition import Arguments, tool
+from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.reading import WHOLE
 from hutch.tools.result import ToolResult, answer
 
-Path = Annotated[str, Meta(description="The file; relative to the workdir.", min_length=1)]
+Path = Annotated[str, Meta(description="The file; relative to the workdir.", min_length=1, max_length=MAX_PATH)]
 Encoding = Annotated[str, Meta(description="Text encoding; default: the one the file has, else utf-8.", max_length=40)]
 
 
@@ -69,16 +69,14 @@ async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
         data, notes = _content(given, earlier, declared)
         mode = 0o755 if given.executable else None
         info = await box.files.write(given.path, data, append=given.append, mode=mode)
-        if given.append:
-            call.agent.read.pop((box.id, given.path), None)
-            whole = (earlier or b"") + data
-        else:
-            whole = data
-        digest = hashlib.sha256(whole).hexdigest()
-        if len(whole) == info.size:
-            call.agent.saw(box, given.path, digest)
-        if earlier is not None and not given.append and call.agent.seen(box, given.path) is None:
+        seen = call.agent.seen(box, given.path)
+        known = earlier is None or seen == hashlib.sha256(earlier).hexdigest()
+        if seen is None and earlier is not None and not given.append:
             notes.append("it replaced a file that you had not read")
+        whole = (earlier or b"") + data if given.append else data
+        digest = hashlib.sha256(whole).hexdigest() if len(whole) == info.size else ""
+        if digest and (known or not given.append):
+            call.agent.saw(box, given.path, digest)
         done = "appended to" if given.append else "replaced" if earlier is not None else "new file"
         text = f"{given.path}: {done}, {info.size:,} bytes now"
         facts = {

@@ -3,18 +3,20 @@
 import argparse
 import asyncio
 import os
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, nullcontext, suppress
 from typing import Any
 
+from hutch.api import Box
 from hutch.cli import streams, terminal
-from hutch.cli.attached import Attachment, Signals
+from hutch.cli.attached import Attached, Attachment, Signals
 from hutch.cli.box.jobs import add_job, chosen
 from hutch.cli.output import note
 from hutch.cli.run import ending
 from hutch.cli.visiting import attach, visit
 from hutch.errors import Conflict, Invalid
+from hutch.keeper.handles import BoxHandle
 from hutch.model.results import JobInfo, Result
-from hutch.providers.base import Process
 
 LEAVE = b"\x1d"
 """Ctrl-], telnet's key for this."""
@@ -38,13 +40,9 @@ async def _attach(arguments: argparse.Namespace) -> int:
         try:
             async with visit(arguments) as hutch:
                 box = await attach(hutch, arguments)
-                instance = await box.begin()
-                try:
-                    info = chosen(await instance.jobs(), arguments.job)
-                    async with box.operation("job.follow", {"job": info.id, "input": True}):
-                        result = await _stay(attachment, await instance.job(info.id), info)
-                finally:
-                    box.end()
+                info = chosen(await box.jobs(), arguments.job)
+                async with _joined(box, info.id) as process:
+                    result = await _stay(attachment, process, info)
         except asyncio.CancelledError:
             if signals.ended_by is None:
                 raise
@@ -55,7 +53,21 @@ async def _attach(arguments: argparse.Namespace) -> int:
     return ending(result, attachment)
 
 
-async def _stay(attachment: Attachment, process: Process, info: JobInfo) -> Result | None:
+@asynccontextmanager
+async def _joined(box: Box, job_id: str) -> AsyncIterator[Attached]:
+    """A job of a box that this process keeps has one receipt for all that is typed."""
+    if not isinstance(box, BoxHandle):
+        yield await box.job(job_id)
+        return
+    instance = await box.begin()
+    try:
+        async with box.operation("job.follow", {"job": job_id, "input": True}):
+            yield await instance.job(job_id)
+    finally:
+        box.end()
+
+
+async def _stay(attachment: Attachment, process: Attached, info: JobInfo) -> Result | None:
     """Until the job ends; None if the leaving key came first."""
     attachment.signals.attach(process)
     on_terminal = info.pty and os.isatty(0)
@@ -76,7 +88,7 @@ async def _stay(attachment: Attachment, process: Process, info: JobInfo) -> Resu
             await _ended(feeding, showing)
 
 
-async def _feed(process: Process) -> bool:
+async def _feed(process: Attached) -> bool:
     """Our input to its input; True: the leaving key came."""
     with suppress(Conflict):  # it has ended or closed its input: the rest of ours is nobody's
         async for data in streams.pieces(0):

@@ -13,16 +13,16 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from hutch.api import Box
 from hutch.cli import streams
 from hutch.cli.output import emit_json, note
 from hutch.cli.tables import Progress, amount, progress
 from hutch.cli.visiting import add_session, visit
 from hutch.errors import FileMissing, Invalid, NotDirectory
-from hutch.keeper.handles import BoxHandle
 from hutch.model.files import FileKind
 
 if TYPE_CHECKING:
-    from hutch.keeper.embedded import Hutch
+    from hutch.api import Hutch
 
 EPILOG = """\
 examples:
@@ -86,11 +86,11 @@ async def _copy(arguments: argparse.Namespace, source: End, target: End) -> int:
             return await _between(giver, source.path, taker, target.path, told)
 
 
-async def _opened(hutch: "Hutch", end: End) -> BoxHandle | None:
+async def _opened(hutch: "Hutch", end: End) -> Box | None:
     return await hutch.attach((await hutch.find(end.box)).id) if end.box else None
 
 
-async def _copy_in(source: End, box: BoxHandle, path: str, told: Progress) -> int:
+async def _copy_in(source: End, box: Box, path: str, told: Progress) -> int:
     if source.is_pipe:
         return (await box.files.write(path, _counted(streams.pieces(0), told))).size
     told.total = await asyncio.to_thread(size_of, source.path)
@@ -98,7 +98,7 @@ async def _copy_in(source: End, box: BoxHandle, path: str, told: Progress) -> in
     return await box.files.copy_in(source.path, into)
 
 
-async def _copy_out(box: BoxHandle, path: str, target: End, told: Progress) -> int:
+async def _copy_out(box: Box, path: str, target: End, told: Progress) -> int:
     if not target.is_pipe:
         into = inside(path, target.path) if os.path.isdir(target.path) else target.path
         return await box.files.copy_out(path, into)
@@ -111,7 +111,7 @@ async def _copy_out(box: BoxHandle, path: str, target: End, told: Progress) -> i
     return told.done
 
 
-async def _between(giver: BoxHandle, source: str, taker: BoxHandle, target: str, told: Progress) -> int:
+async def _between(giver: Box, source: str, taker: Box, target: str, told: Progress) -> int:
     """A file is streamed from box to box; a tree passes through a directory here, which is removed."""
     found = await giver.files.stat(source)
     into = inside(source, target) if await _is_directory(taker, target) else target
@@ -131,7 +131,7 @@ def inside(source: str, directory: str) -> str:
     return directory if name in ("", ".", "..") else posixpath.join(directory, name)
 
 
-async def _is_directory(box: BoxHandle, path: str) -> bool:
+async def _is_directory(box: Box, path: str) -> bool:
     try:
         return (await box.files.stat(f"{path}/.")).kind is FileKind.DIRECTORY
     except (FileMissing, NotDirectory):

@@ -10,7 +10,7 @@ from typing import Any
 from hutch.cli.describing import details
 from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
-from hutch.cli.visiting import add_session, visit
+from hutch.cli.visiting import add_session, is_visit, visit
 from hutch.errors import Invalid
 
 EPILOG = """\
@@ -38,10 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _create(arguments: argparse.Namespace) -> int:
     async with visit(arguments, grace=arguments.keep) as hutch:
-        box = await hutch.create(**_spec(arguments))
+        asked = _spec(arguments)
+        if arguments.keep is not None and not is_visit(hutch):
+            asked["idle_timeout_sec"] = arguments.keep  # a server's clocks do what a visit leaves to the box's own
+        box = await hutch.create(**asked)
         if arguments.json:
             record = await hutch.find(box.id)
-            emit_json(details(record, hutch.config.lease_sec))
+            emit_json(details(record))
         else:
             for adjustment in box.adjustments:
                 note(str(adjustment))

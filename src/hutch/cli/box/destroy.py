@@ -9,7 +9,7 @@ from hutch.cli.visiting import add_box, visit
 from hutch.errors import BoxBusy, HutchError, Invalid
 
 if TYPE_CHECKING:
-    from hutch.keeper.embedded import Hutch
+    from hutch.api import Hutch
 
 FAILED = 125
 

@@ -7,14 +7,13 @@ import argparse
 import asyncio
 import os
 
+from hutch.api import Box
 from hutch.cli.attached import Attachment, Signals
 from hutch.cli.options import duration, variable
 from hutch.cli.output import emit_json
 from hutch.cli.run import as_plain, code_of, ending, tell
 from hutch.cli.visiting import add_box, attach, visit
 from hutch.errors import Invalid
-from hutch.keeper.handles import BoxHandle
-from hutch.model.results import Result
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command
 
@@ -83,7 +82,7 @@ async def _stay(arguments: argparse.Namespace, order: Command) -> int:
                 if not arguments.json:
                     tell(notes)
                 result = await (attachment.run_on_terminal if arguments.tty else attachment.run)(box, order)
-                await _put_away(box, result)
+                await box.forget(result.job_id)  # its output has been read: it is not to be found among the jobs
         except asyncio.CancelledError:
             if signals.ended_by is None:
                 raise
@@ -94,18 +93,9 @@ async def _stay(arguments: argparse.Namespace, order: Command) -> int:
     return ending(result, attachment)
 
 
-def _timed(order: Command, arguments: argparse.Namespace, box: BoxHandle) -> tuple[Command, list[str]]:
+def _timed(order: Command, arguments: argparse.Namespace, box: Box) -> tuple[Command, list[str]]:
     """Somebody who sits at the terminal ends it himself; everything else has the profile's timeout."""
     if arguments.timeout == 0 or (arguments.tty and arguments.timeout is None):
         return order, []
     seconds, clamped = clamp_timeout(arguments.timeout, box.spec.limits)
     return order.but(timeout_sec=seconds or None), [str(clamped)] if clamped else []
-
-
-async def _put_away(box: BoxHandle, result: Result) -> None:
-    """Its output has been read: it is not to be found among the jobs."""
-    instance = await box.begin()
-    try:
-        await instance.forget(result.job_id)
-    finally:
-        box.end()

@@ -25,9 +25,9 @@ async def _lease(arguments: argparse.Namespace) -> int:
         record = await hutch.find(arguments.box)
         if arguments.renew:
             _check_ours(record, hutch.session)
-            await attach(hutch, arguments)
+            await (await attach(hutch, arguments)).renew()
             record = await hutch.find(record.id)
-        held = lease(record, time.time(), hutch.config.lease_sec)
+        held = lease(record, time.time())
     if arguments.json:
         emit_json({"id": record.id, "session": hutch.session, "lease": held})
     else:

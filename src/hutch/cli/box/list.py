@@ -11,7 +11,7 @@ from hutch.cli.tables import REDRAW_SECONDS, Board
 from hutch.cli.visiting import visit
 
 if TYPE_CHECKING:
-    from hutch.keeper.embedded import Hutch
+    from hutch.api import Hutch
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ async def _list(arguments: argparse.Namespace) -> int:
 
 
 async def _boxes(hutch: "Hutch") -> list[dict[str, Any]]:
-    return [details(record, hutch.config.lease_sec) for record in await hutch.boxes()]
+    return [details(record) for record in await hutch.boxes()]
 
 
 def _table(boxes: list[dict[str, Any]]) -> list[str]:

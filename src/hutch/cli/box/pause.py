@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import add_box, attach, visit
+from hutch.cli.visiting import add_box, attach, is_visit, visit
 from hutch.errors import Unsupported
 from hutch.model.capabilities import Pause
 
@@ -20,7 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _pause(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         box = await attach(hutch, arguments)
-        able = {found.provider: found.pause for found in await hutch.providers()}
+        able = {found.provider: found.pause for found in await hutch.providers()} if is_visit(hutch) else {}
         if able.get(box.spec.provider) is Pause.SIGNALS:
             raise Unsupported(
                 "without a control group a box is paused by the process that keeps it, and this one ends now",

@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _show(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         record = await hutch.find(arguments.box)
-        box = details(record, hutch.config.lease_sec)
+        box = details(record)
         jobs: tuple[JobInfo, ...] | None = None
         if record.state is State.RUNNING:  # a paused box stays asleep
             try:

@@ -21,7 +21,7 @@ async def _take(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         box = await hutch.attach((await hutch.find(arguments.box)).id, takeover=True)
         record = await hutch.find(box.id)
-        held = lease(record, time.time(), hutch.config.lease_sec)
+        held = lease(record, time.time())
     if arguments.json:
         emit_json({"id": record.id, "session": hutch.session, "lease": held})
     else:

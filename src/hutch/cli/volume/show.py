@@ -22,9 +22,13 @@ async def _show(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
         volume = await hutch.volumes.get(arguments.name)
         boxes = users(await hutch.boxes()).get(volume.name, [])
-    size = await asyncio.to_thread(size_of, volume.path)
+    # A server tells where a volume lies only to whoever is on its machine.
+    size = await asyncio.to_thread(size_of, volume.path) if volume.path else None
     if arguments.json:
         emit_json({**volume.to_plain(), "bytes": size, "boxes": boxes})
-    else:
-        print(f"name:  {volume.name}\npath:  {volume.path}\nsize:  {amount(size)}\nboxes: {' '.join(boxes) or 'none'}")
+        return 0
+    print(f"name:  {volume.name}")
+    if size is not None:
+        print(f"path:  {volume.path}\nsize:  {amount(size)}")
+    print(f"boxes: {' '.join(boxes) or 'none'}")
     return 0

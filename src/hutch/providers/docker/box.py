@@ -84,11 +84,20 @@ class ContainerInstance(LinkedInstance):
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What the engine's control groups hold changes at once; disk and open files would need a new container."""
         unchanged = await super().change_limits(limits)
+        if self._traits.walled:
+            return await self._change_watched(limits, unchanged)
         live = {"cpus", "memory_mb", "pids"} & set(unchanged) if self._traits.updates else set()
         if live:
             wanted = self.limits.but(**{name: getattr(limits, name) for name in live})
             await self._engine.update(self.container, shape.limited(wanted, walled=self._traits.walled))
             self.limits = wanted
+        return tuple(name for name in unchanged if name not in live)
+
+    async def _change_watched(self, limits: Limits, unchanged: tuple[str, ...]) -> tuple[str, ...]:
+        """The guest's watchdog can be told; the wall around it stays as it was made, so that memory only shrinks."""
+        live = {"pids"} if limits.memory_mb > self.limits.memory_mb else {"pids", "memory_mb"}
+        self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
+        await (await self.link()).request("watch", **shape.watched(self.limits))
         return tuple(name for name in unchanged if name not in live)
 
     async def usage(self) -> Usage:

@@ -28,7 +28,7 @@ class Hijacked(asyncio.Protocol):
         self.agreed: asyncio.Future[None] = self._loop.create_future()
         self.link: Link | None = None
         self.complaint = b""
-        """The end of what the program wrote to stderr."""
+        """What was written in place of a greeting, and the end of what the program wrote to stderr."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._left = 0
@@ -106,6 +106,9 @@ class Hijacked(asyncio.Protocol):
             if not piece and self._left:
                 break
             if self._stream == _STDOUT:
+                if not link.hello:
+                    # Why an exec could not be started is written where its output would have been.
+                    self.complaint = (self.complaint + piece)[-_KEPT:]
                 _feed(link, piece)
             elif self._stream == _STDERR:
                 self.complaint = (self.complaint + piece)[-_KEPT:]

@@ -14,7 +14,7 @@ import socket
 import struct
 from typing import Protocol
 
-from hutch.errors import BoxBroken, Detail, EngineError, Unavailable
+from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.hijack import hijack
@@ -132,12 +132,12 @@ class ApiLane:
         stream.become(link)
         try:
             await link.greeted(PATIENCE if told is not None else 10.0)
-        except Unavailable as error:
+        except (BoxBroken, Unavailable) as error:
             complaint = stream.complaint.decode("utf-8", "replace").strip()
             raise await self._explained(error, complaint) from error
         return link
 
-    async def _explained(self, error: EngineError | Unavailable, complaint: str = "") -> EngineError | Unavailable:
+    async def _explained(self, error: HutchError, complaint: str = "") -> HutchError:
         """Whether the box has ended, or only cannot be reached."""
         found = await self._engine.inspect(self._container)
         state = (found or {}).get("State", {})
@@ -145,7 +145,9 @@ class ApiLane:
             return _nobody(self._container, error)
         if state.get("Paused"):
             return Unavailable(f"container {self._container} is paused", op="connect")
-        return EngineError(f"{error.message} {complaint}".strip(), op="connect") if complaint else error
+        if complaint:
+            return Unavailable(f"container {self._container} cannot be entered: {complaint}", op="connect")
+        return error
 
 
 class _OpenHow(ctypes.Structure):

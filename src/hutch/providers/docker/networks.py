@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
-from hutch.errors import EngineError
+from hutch.errors import EngineError, Unavailable
 from hutch.providers.docker import naming
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import EngineRefused
@@ -82,7 +82,7 @@ class Walls:
     """The tables of boxes, in the network namespace of the engine."""
 
     def __init__(self, engine: Engine) -> None:
-        self._enter = _entrance(engine.http.endpoint.path)
+        self._socket = engine.http.endpoint.path
 
     async def raise_around(self, box_id: str, subnet: IPv4Network, allow_private: Sequence[str]) -> None:
         pool = IPv4Network(f"{subnet.network_address}/16", strict=False)
@@ -103,7 +103,9 @@ class Walls:
         program = find_program("nft")
         if program is None:
             raise EngineError("nft is not installed", op="create", remedy="install nftables")
-        done = subprocess.run([*self._enter, program, "-f", "-"], input=script, capture_output=True, text=True)
+        # Asked each time: the engine may have been started again, as another process.
+        enter = _entrance(self._socket)
+        done = subprocess.run([*enter, program, "-f", "-"], input=script, capture_output=True, text=True)
         if done.returncode:
             raise EngineError(f"nft refused: {done.stderr.strip()[:500]}", op="create")
         return done.stdout
@@ -170,7 +172,10 @@ def nameservers(path: str = "/etc/resolv.conf") -> list[IPv4Address]:
 def _entrance(engine_socket: str) -> list[str]:
     """How a program gets into the engine's network namespace: nothing to do if it is ours."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        door.connect(engine_socket)
+        try:
+            door.connect(engine_socket)
+        except OSError as error:
+            raise Unavailable(f"the engine at {engine_socket} cannot be reached: {error.strerror}") from error
         (pid, _, _) = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     ours, theirs = os.stat("/proc/self/ns/net"), os.stat(f"/proc/{pid}/ns/net")
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):

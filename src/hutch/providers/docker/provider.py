@@ -78,10 +78,13 @@ class DockerProvider(Provider):
     # --- making ----------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:
-        data: dict[str, Any] = {"container": naming.container(order.box_id)}
-        if kept := shape.kept(order.spec):
+        data: dict[str, Any] = {
+            "container": naming.container(order.box_id),
+            "network": "" if order.spec.network is NetworkMode.OFF else naming.network(order.box_id),
+            "volumes": [naming.volume(order.box_id, part) for part in shape.kept(order.spec)],
+        }
+        if data["volumes"]:
             data["store"] = naming.volume(order.box_id, "home")
-            data["volumes"] = [naming.volume(order.box_id, part) for part in kept]
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> ContainerInstance:
@@ -288,13 +291,15 @@ class DockerProvider(Provider):
         await self._discard(record, keep_store=False)
 
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
-        """By names alone: a creation that died half-way has left no other trace."""
+        """By names alone: a creation that died half-way has left no other trace. A record that comes from a list does
+        not say what there is, so that everything is looked for."""
         found = await self._met()
         await found.engine.remove(naming.container(record.box_id))
-        await found.engine.remove_network(naming.network(record.box_id))
-        if found.walls is not None:
-            await found.walls.remove(record.box_id)
-        if not keep_store:
+        if record.data.get("network", True):
+            await found.engine.remove_network(naming.network(record.box_id))
+            if found.walls is not None:
+                await found.walls.remove(record.box_id)
+        if not keep_store and record.data.get("volumes", True):
             for part in shape.PARTS:
                 await found.engine.remove_volume(naming.volume(record.box_id, part))
 

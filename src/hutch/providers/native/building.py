@@ -139,8 +139,6 @@ class _Writer:
             self._mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
         for _, name in shape.binds:
             self._attach(f"m/{name}")
-        for _, name in shape.shown:
-            self._show(name)
         self._add_devices()
         self._add_proc()
         self._add_hosts()
@@ -148,6 +146,9 @@ class _Writer:
             for name, _, _ in self._places():
                 self._bind(f"m/{name}", f"m/{name}")
             self._close("m")
+        # Only now: a place that is bound onto itself leaves behind what was mounted in it before.
+        for _, name in shape.shown:
+            self._show(name)
         self._add(_SYSCALL, NR["pivot_root"], b".", b".", None, None, None, None)
         self._add(_UMOUNT, b".", MNT_DETACH)
         self._add(_CHDIR, "/")

@@ -16,7 +16,8 @@ from hutch.guest.payloads import decode, encode
 Message = dict[str, Any]
 
 _LARGEST = 1 << 16
-_MOST_DESCRIPTORS = 128
+_MOST_DESCRIPTORS = 253
+"""SCM_MAX_FD of the kernel. Each layer of an image is one."""
 _ROOM = CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 
 

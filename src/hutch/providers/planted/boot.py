@@ -14,7 +14,7 @@ from typing import NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.planted import insight
-from hutch.providers.planted.door import open_door, receive
+from hutch.providers.planted.door import from_outside, open_door, receive
 from hutch.providers.planted.watchdog import Watchdog
 
 PATIENCE = 60.0
@@ -51,6 +51,7 @@ def main() -> NoReturn:
         oom_fd=score,
         is_init=os.getpid() == 1,
         is_deputy=role == "deputy",
+        admits=from_outside,
     )
     guest.serve(door, options, first=keeper, operations=insight.OPERATIONS)
 

@@ -36,6 +36,13 @@ def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
     channel.reply(found)
 
 
+def watch(_guest: object, channel: Any, fields: dict[str, Any]) -> None:
+    """New limits for the watchdog."""
+    if watchdog is not None:
+        watchdog.memory_bytes, watchdog.pids = int(fields["memory_bytes"]), int(fields["pids"])
+    channel.reply()
+
+
 def identities(_guest: object, channel: Any, fields: dict[str, Any]) -> None:
     """Device and inode of each path: by them the keeper knows that the engine mounted what policy had looked at."""
     found: list[dict[str, int | str]] = []
@@ -60,4 +67,4 @@ def _number(path: str, key: bytes) -> int | None:
     return None
 
 
-OPERATIONS = {"counters": counters, "identities": identities}
+OPERATIONS = {"counters": counters, "identities": identities, "watch": watch}

@@ -23,8 +23,8 @@ class Watchdog(threading.Thread):
 
     def __init__(self, memory_bytes: int, pids: int) -> None:
         super().__init__(daemon=True)
-        self._memory = memory_bytes
-        self._pids = pids
+        self.memory_bytes = memory_bytes
+        self.pids = pids
         self.memory_kills = 0
         self.process_kills = 0
 
@@ -40,7 +40,7 @@ class Watchdog(threading.Thread):
         return bool(own)
 
     def _end_youngest(self, table: list[Process]) -> None:
-        excess = sum(process.threads for process in table) - self._pids
+        excess = sum(process.threads for process in table) - self.pids
         for process in sorted(table, key=lambda each: (each.start, each.pid), reverse=True):
             if excess <= 0:
                 return
@@ -49,7 +49,7 @@ class Watchdog(threading.Thread):
 
     def _end_largest(self, table: list[Process]) -> None:
         sizes = sorted(((_resident(process.pid), process.pid) for process in table), reverse=True)
-        if sum(size for size, _ in sizes) > self._memory:
+        if sum(size for size, _ in sizes) > self.memory_bytes:
             self.memory_kills += _kill(sizes[0][1])
 
 

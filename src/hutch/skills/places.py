@@ -1,0 +1,19 @@
+"""Where the views of an owner's skills lie. Imports nothing heavy: every box that is made asks."""
+
+import hashlib
+from pathlib import Path
+
+
+def owner_folder(owner: str) -> str:
+    """Two owners never meet, whatever characters their names have."""
+    return hashlib.sha256(f"owner {owner}".encode()).hexdigest()[:24]
+
+
+def view_place(root: Path, owner: str, view: str) -> Path:
+    """`root` is that of all skills; `view` a group, or a single box's."""
+    return root / "views" / owner_folder(owner) / view
+
+
+def box_view(box: str) -> str:
+    """The name of a view that belongs to one box. No group is called so."""
+    return f"box-{box}"

@@ -1,0 +1,132 @@
+"""`hutch box …`, `volume …`, `events` at a server: the very tests of the commands that need none, run once more at the
+server that owns the state directory and at one that is named (issue 4.5)."""
+
+import json
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.cli.calling import PATIENCE, hutch, read_until, started
+from tests.cli.conftest import Home
+from tests.cli.test_box import (
+    test_a_box_made_by_one_process_is_used_by_others,
+    test_a_job_outlives_the_process_that_started_it,
+    test_a_persistent_box_stops_and_comes_back,
+    test_a_program_that_is_not_there,
+    test_a_terminal_job_is_joined_and_left,
+    test_files_go_in_out_and_across,
+    test_the_lease_between_sessions,
+)
+from tests.server.serving import Server, serving
+
+__all__ = [
+    "test_a_box_made_by_one_process_is_used_by_others",
+    "test_a_job_outlives_the_process_that_started_it",
+    "test_a_persistent_box_stops_and_comes_back",
+    "test_a_program_that_is_not_there",
+    "test_a_terminal_job_is_joined_and_left",
+    "test_files_go_in_out_and_across",
+    "test_the_lease_between_sessions",
+]
+
+
+@dataclass(frozen=True)
+class ServedHome(Home):
+    """A place whose commands go to a server."""
+
+    more: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def env(self) -> dict[str, str]:
+        return super().env | self.more
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    with serving() as started:
+        yield started
+
+
+@pytest.fixture(scope="module", params=["owner", "named"])
+def home(request: pytest.FixtureRequest, server: Server, hutch_directories: Path) -> Iterator[Home]:
+    if request.param == "owner":
+        place = ServedHome(server.state, server.run)
+    else:
+        more = {"HUTCH_SERVER": server.announcement["url"], "HUTCH_KEY": server.key("user", "cli")}
+        place = ServedHome(hutch_directories / "ns", hutch_directories / "nr", more)
+    yield place
+    left = place.hutch("box", "destroy", "--all", "--force")
+    assert left.returncode == 0, left
+    assert place.told("box", "list")["boxes"] == []
+    assert not (hutch_directories / "ns" / "hutch.db").exists(), "nothing was kept here"
+
+
+def test_boxes_are_the_servers(home: Home, server: Server) -> None:
+    """They are made there, with its clocks: --keep is how long they may be idle."""
+    box = home.told("box", "create", "--name", "served", "--keep", "2h", "--label", "task=42")
+    admin = server.unix(hutch_admin="yes")
+    assert admin.good("GET", f"/v1/boxes/{box['id']}")["spec"]["idle_timeout_sec"] == 7200
+    assert box["labels"]["task"] == "42"
+    for text in (box["id"], box["id"][:6], "served"):
+        assert home.told("box", "show", text)["id"] == box["id"]
+    home.good("box", "rename", "served", "named-again")
+    assert {"named-again", box["id"]} <= set(home.good("box", "list", "--names").split())
+    assert home.told("box", "pause", "named-again")["state"] == "paused"
+    assert home.told("box", "resume", "named-again")["state"] == "running"
+
+
+def test_volumes_and_events(home: Home) -> None:
+    """A volume is shared by boxes and outlives them; what happened is told in order, and followed as it comes."""
+    home.good("volume", "create", "shared")
+    assert home.answer("volume", "create", "shared")[1]["error"]["code"] == "conflict"
+    box = home.good("box", "create", "--workspace", "volume:shared").strip()
+    home.good("box", "exec", box, "--", "sh", "-c", "echo for all > file")
+    (volume,) = home.told("volume", "list")["volumes"]
+    assert (volume["name"], volume["boxes"]) == ("shared", [box])
+    last = home.told("events", "--box", box)["last"]
+    with started("events", "--follow", "--json", "--after", str(last), env=home.env) as process:
+        assert process.stdout
+        home.good("box", "destroy", box)
+        read_until(process.stdout.fileno(), b'"gone"')
+        process.send_signal(signal.SIGINT)
+        assert process.wait(PATIENCE) == 130
+    kinds = [event["kind"] for event in home.told("events", "--box", box)["events"]]
+    assert (kinds[0], kinds[-1]) == ("created", "gone")
+    shown = home.told("volume", "show", "shared")
+    local = "HUTCH_SERVER" not in home.env
+    assert (shown["bytes"], bool(shown["path"])) == ((len("for all\n"), True) if local else (None, False))
+    home.good("volume", "remove", "shared")
+    assert home.told("volume", "list")["volumes"] == []
+
+
+def test_the_status(home: Home, server: Server, tmp_path: Path) -> None:
+    """B25: ready, unreachable and disabled are told apart, by exit code, text and JSON."""
+    told = home.told("status")
+    assert (told["state"], told["available"], told["provider"]) == ("ready", True, "native")
+    assert told["server"].startswith(("unix:", "http://"))
+    assert "state:    ready" in home.good("status")
+    nobody = {"HUTCH_SERVER": f"unix:{tmp_path}/none"}
+    done = hutch("status", "--json", env=nobody)
+    assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "unreachable")
+    done = hutch("status", env={"HUTCH_ENABLED": "false"})
+    assert (done.returncode, b"disabled" in done.stdout) == (1, True)
+    done = hutch("status", "--json")
+    assert (done.returncode, json.loads(done.stdout)["server"]) == (0, None)
+
+
+def test_a_server_that_is_not_there(tmp_path: Path) -> None:
+    """A command that cannot reach its server says so, and does not fall back to this machine."""
+    for words in (("box", "list"), ("box", "create"), ("volume", "list"), ("events",)):
+        done = hutch(*words, "--json", "--server", f"unix:{tmp_path}/none")
+        error = json.loads(done.stdout)["error"]
+        assert (done.returncode, error["code"]) == (125, "unavailable"), words
+    done = hutch("--server", "nonsense", "box", "list")
+    assert (done.returncode, b"is no address" in done.stderr) == (125, True)
+
+
+def test_a_key_is_needed_over_tcp(server: Server) -> None:
+    done = hutch("box", "list", "--json", "--server", server.announcement["url"])
+    assert json.loads(done.stdout)["error"]["code"] == "unauthenticated"

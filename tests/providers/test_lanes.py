@@ -1,0 +1,130 @@
+"""The two lanes to a container's guest: what starts through them is what the engine itself would start, no more."""
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import Unsupported
+from hutch.providers.docker import machine
+from hutch.providers.docker.endpoint import Endpoint, parse
+from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_http import read_head
+from hutch.providers.docker.settings import LaneChoice, Settings
+from hutch.providers.planted.packing import HOME, plant
+from tests.providers import daemons, rootfs
+from tests.providers.making import box, order, run
+
+PRIVILEGES = """
+grep -E '^(Uid|Gid|Groups|Cap[A-Z][a-z]+|NoNewPrivs|Seccomp|Seccomp_filters):' /proc/self/status
+cat /proc/self/attr/current 2>/dev/null | tr -d '\\0'; echo
+cat /proc/self/cgroup
+grep -E 'open files|core|processes' /proc/self/limits
+for ns in cgroup ipc mnt net pid user uts; do readlink /proc/self/ns/$ns; done
+"""
+
+
+async def engine_exec(engine: Engine, container: str, argv: list[str], user: str) -> str:
+    """What `docker exec` does, by the same API."""
+    exec_id = await engine.exec_create(container, argv, user=user, attached=True)
+    body = json.dumps({"Detach": False, "Tty": False}).encode()
+    reader, writer = await asyncio.open_unix_connection(engine.http.endpoint.path)
+    writer.write(
+        engine.http.head("POST", f"/exec/{exec_id}/start", None, len(body), {"Content-Type": "application/json"}) + body
+    )
+    assert (await read_head(reader)).status in (101, 200)
+    raw, text = await reader.read(), b""
+    writer.close()
+    while raw:
+        size = int.from_bytes(raw[4:8], "big")
+        text, raw = text + raw[8 : 8 + size], raw[8 + size :]
+    return text.decode()
+
+
+@pytest.mark.parametrize("lane", ["fast", "api"])
+@pytest.mark.parametrize(("user", "ids"), [("user", "1000:1000"), ("root", "0:0")])
+async def test_privileges_are_those_of_the_engines_exec(
+    docker: daemons.Daemon, tmp_path: Path, lane: str, user: str, ids: str
+) -> None:
+    """Filter, capabilities, no_new_privs, label, control groups, limits, namespaces: as `docker exec` gives them."""
+    provider = daemons.provider(docker, tmp_path, lane=lane)
+    async with box(provider) as made:
+        assert made.record.data["lane"] == lane
+        ours = (await run(made, PRIVILEGES, user=user)).stdout
+        theirs = await engine_exec(daemons.engine_of(docker), made.container, ["/bin/bash", "-c", PRIVILEGES], ids)
+    assert ours == theirs
+    assert "Seccomp:\t2" in ours and "NoNewPrivs:\t1" in ours and "CapBnd:\t0000000000000000" in ours
+    assert f"Uid:\t{ids.split(':')[0]}\t" in ours
+
+
+async def test_the_fast_lane_never_goes_around_gvisor(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """A sandbox of its own kernel is entered through its own door only, whoever asks for the fast lane."""
+    if shutil.which("runsc") is None:
+        pytest.skip("runsc is not installed (tools/setup.sh)")
+    with pytest.raises(Unsupported, match="wall"):
+        await daemons.provider(docker, tmp_path, lane="fast", runtime="runsc").list()
+    provider = daemons.provider(docker, tmp_path, lane="auto", runtime="runsc")
+    capabilities = await provider.probe()
+    assert (capabilities.isolation, capabilities.facts["lane"]) == ("gvisor", "api")
+    async with box(provider, image=f"oci:{rootfs.SMALL}") as made:
+        assert made.record.data["lane"] == "api" and "pid" not in made.record.data
+        # Another kernel than the machine's answers.
+        assert (await run(made, ["uname", "-r"])).stdout.strip() != Path(
+            "/proc/sys/kernel/osrelease"
+        ).read_text().strip()
+
+
+@pytest.mark.parametrize(
+    ("runtimes", "runtime", "direct"),
+    [
+        ({"runc": {"path": "runc"}}, "", True),
+        ({"mine": {"path": "/usr/bin/crun"}}, "mine", True),
+        ({"runc": {"path": "/usr/bin/runsc"}}, "runc", False),
+        ({"kata": {"path": "/usr/bin/kata-runtime"}}, "kata", False),
+        ({"runsc-kvm": {"path": "/opt/wrapper"}}, "runsc-kvm", False),
+        ({"unknown": {"path": "/opt/something"}}, "unknown", False),
+        ({}, "io.containerd.kata.v2", False),
+    ],
+)
+def test_only_known_runtimes_are_direct(runtimes: dict[str, dict[str, str]], runtime: str, direct: bool) -> None:
+    """By what the runtime is, not by what it is called; one that nobody knows counts as a wall."""
+    info = {"Runtimes": runtimes, "DefaultRuntime": "runc", "KernelVersion": "6"}
+    found = machine.read(info, {}, Endpoint(path="/s"), Settings(runtime=runtime))
+    assert found.is_direct is direct
+    if not direct:
+        with pytest.raises(Unsupported):
+            machine.fast(found, Endpoint(path="/s"), LaneChoice.FAST)
+
+
+def test_a_remote_engine_has_no_fast_lane() -> None:
+    endpoint = parse("tcp://10.0.0.1:2375")
+    found = machine.read({"Runtimes": {"runc": {"path": "runc"}}, "DefaultRuntime": "runc"}, {}, endpoint, Settings())
+    assert "another machine" in machine.obstacle(found, endpoint)
+
+
+async def test_a_command_of_the_box_cannot_use_its_guests_door(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """Lesson 31: it sees the socket and is turned away; the guest's memory and descriptors are closed to it."""
+    call = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/.hutch-run/guest'); print(s.recv(100))"
+    async with box(daemons.provider(docker, tmp_path, lane="fast")) as made:
+        assert (await run(made, plant().python(call))).stdout == "b''\n"
+        assert (await run(made, plant().python(call), user="root")).stdout.startswith("b'")  # so the call itself works
+        for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd/3", "/proc/1/root/etc/passwd"):
+            result = await run(made, ["cat", path])
+            assert result.exit_code != 0 and "ermission denied" in result.stderr, path
+        assert (await run(made, ["touch", f"{HOME}/bin/new"], user="root")).exit_code != 0
+        assert (await run(made, "echo still here")).stdout == "still here\n"
+
+
+async def test_a_guest_needs_nothing_of_its_image(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """No C library, no shell, no Python: the canary's image has one empty directory, and files work in it."""
+    provider = daemons.provider(docker, tmp_path)
+    from hutch.providers.docker.ground import BASE
+
+    async with box(provider, image=f"oci:{BASE}") as made:
+        await made.files.write("note", b"kept")
+        assert await made.files.read("note") == b"kept"
+        assert (await run(made, plant().python("print(6 * 7)"))).stdout == "42\n"
+    async with box(provider, order(image=f"oci:{rootfs.SMALL}")) as made:
+        assert (await run(made, "busybox | head -1")).stdout.startswith("BusyBox")
