@@ -64,6 +64,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_MOUNT_REFUSED": "/srv/a/no", "HUTCH_ORPHAN_GRACE_SEC": "2.5", "HUTCH_STRICT": "1",
             "HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_FORMAT": "json", "HUTCH_STORE": "memory", "HUTCH_LEASE_SEC": "60",
             "HUTCH_QUEUE_SEC": "3", "HUTCH_FALLBACK": "podman:e2b", "HUTCH_IDLE_ACTION": "pause",
+            "HUTCH_SERVER_URL": "unix:/x", "HUTCH_SERVER_CA": "/ca", "HUTCH_KEY_FILE": "key",
         },
     )  # fmt: skip
     assert not config.enabled, "B20"
@@ -74,6 +75,8 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     assert (config.log_level, config.log_format) == ("debug", "json")
     assert (config.store, config.lease_sec, config.queue_sec, config.idle_action) == ("memory", 60, 3, "pause")
     assert config.fallback == ("podman", "e2b")
+    assert (config.server_url, config.server_ca, config.key_file) == ("unix:/x", Path("/ca"), tmp_path / "key")
+    assert load(tmp_path, None, {"HUTCH_SERVER": "unix:/y"}).server_url == "unix:/y"
     shown = config.show()
     assert all(each.origin == f"HUTCH_{each.key.upper()}" for each in shown)
 

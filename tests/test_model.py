@@ -4,6 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,6 +34,7 @@ SIMPLE: dict[object, st.SearchStrategy[object]] = {
     # JSON numbers past 64 bits are no integers of a record.
     int: st.integers(-(1 << 63), (1 << 63) - 1),
     str: st.text(st.characters(exclude_categories=["Cs"]), max_size=20),
+    Any: st.none() | st.booleans() | st.lists(st.integers(0, 9), max_size=2),
 }
 
 

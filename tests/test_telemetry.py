@@ -64,6 +64,7 @@ def test_the_standard_environment_decides(environ: dict[str, str], asked: bool) 
 
 
 def test_an_exporter_that_is_not_there_is_told_with_its_remedy() -> None:
+    telemetry.off()  # a keeper of an earlier test has joined what this file has loaded
     told = telemetry.set_up({"OTEL_TRACES_EXPORTER": "pigeon"})
     assert "pigeon" in told and "hutch[otel]" in told
     assert not telemetry.on

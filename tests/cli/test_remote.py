@@ -50,64 +50,68 @@ def server() -> Iterator[Server]:
         yield started
 
 
-@pytest.fixture(scope="module", params=["owner", "named"])
-def home(request: pytest.FixtureRequest, server: Server, hutch_directories: Path) -> Iterator[Home]:
-    if request.param == "owner":
-        place = ServedHome(server.state, server.run)
-    else:
-        more = {"HUTCH_SERVER": server.announcement["url"], "HUTCH_KEY": server.key("user", "cli")}
-        place = ServedHome(hutch_directories / "ns", hutch_directories / "nr", more)
+@pytest.fixture(scope="module")
+def home(server: Server, hutch_directories: Path) -> Iterator[Home]:
+    """Commands that are told of a server by the environment, with a key."""
+    more = {"HUTCH_SERVER": server.announcement["url"], "HUTCH_KEY": server.key("user", "cli")}
+    place = ServedHome(hutch_directories / "ns", hutch_directories / "nr", more)
     yield place
     left = place.hutch("box", "destroy", "--all", "--force")
     assert left.returncode == 0, left
     assert place.told("box", "list")["boxes"] == []
-    assert not (hutch_directories / "ns" / "hutch.db").exists(), "nothing was kept here"
+    assert not (place.state / "hutch.db").exists(), "nothing was kept here"
 
 
-def test_boxes_are_the_servers(home: Home, server: Server) -> None:
+@pytest.fixture(params=["named", "owner"])
+def either(request: pytest.FixtureRequest, server: Server, home: Home) -> Home:
+    """The same, or commands on the state directory that the server owns, which are told nothing."""
+    return home if request.param == "named" else ServedHome(server.state, server.run)
+
+
+def test_boxes_are_the_servers(either: Home, server: Server) -> None:
     """They are made there, with its clocks: --keep is how long they may be idle."""
-    box = home.told("box", "create", "--name", "served", "--keep", "2h", "--label", "task=42")
+    box = either.told("box", "create", "--name", "served", "--keep", "2h", "--label", "task=42")
     admin = server.unix(hutch_admin="yes")
     assert admin.good("GET", f"/v1/boxes/{box['id']}")["spec"]["idle_timeout_sec"] == 7200
     assert box["labels"]["task"] == "42"
     for text in (box["id"], box["id"][:6], "served"):
-        assert home.told("box", "show", text)["id"] == box["id"]
-    home.good("box", "rename", "served", "named-again")
-    assert {"named-again", box["id"]} <= set(home.good("box", "list", "--names").split())
-    assert home.told("box", "pause", "named-again")["state"] == "paused"
-    assert home.told("box", "resume", "named-again")["state"] == "running"
+        assert either.told("box", "show", text)["id"] == box["id"]
+    either.good("box", "rename", "served", "named-again")
+    assert {"named-again", box["id"]} <= set(either.good("box", "list", "--names").split())
+    assert either.told("box", "pause", "named-again")["state"] == "paused"
+    assert either.told("box", "resume", "named-again")["state"] == "running"
 
 
-def test_volumes_and_events(home: Home) -> None:
+def test_volumes_and_events(either: Home) -> None:
     """A volume is shared by boxes and outlives them; what happened is told in order, and followed as it comes."""
-    home.good("volume", "create", "shared")
-    assert home.answer("volume", "create", "shared")[1]["error"]["code"] == "conflict"
-    box = home.good("box", "create", "--workspace", "volume:shared").strip()
-    home.good("box", "exec", box, "--", "sh", "-c", "echo for all > file")
-    (volume,) = home.told("volume", "list")["volumes"]
+    either.good("volume", "create", "shared")
+    assert either.answer("volume", "create", "shared")[1]["error"]["code"] == "conflict"
+    box = either.good("box", "create", "--workspace", "volume:shared").strip()
+    either.good("box", "exec", box, "--", "sh", "-c", "echo for all > file")
+    (volume,) = either.told("volume", "list")["volumes"]
     assert (volume["name"], volume["boxes"]) == ("shared", [box])
-    last = home.told("events", "--box", box)["last"]
-    with started("events", "--follow", "--json", "--after", str(last), env=home.env) as process:
+    last = either.told("events", "--box", box)["last"]
+    with started("events", "--follow", "--json", "--after", str(last), env=either.env) as process:
         assert process.stdout
-        home.good("box", "destroy", box)
+        either.good("box", "destroy", box)
         read_until(process.stdout.fileno(), b'"gone"')
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 130
-    kinds = [event["kind"] for event in home.told("events", "--box", box)["events"]]
+    kinds = [event["kind"] for event in either.told("events", "--box", box)["events"]]
     assert (kinds[0], kinds[-1]) == ("created", "gone")
-    shown = home.told("volume", "show", "shared")
-    local = "HUTCH_SERVER" not in home.env
+    shown = either.told("volume", "show", "shared")
+    local = "HUTCH_SERVER" not in either.env
     assert (shown["bytes"], bool(shown["path"])) == ((len("for all\n"), True) if local else (None, False))
-    home.good("volume", "remove", "shared")
-    assert home.told("volume", "list")["volumes"] == []
+    either.good("volume", "remove", "shared")
+    assert either.told("volume", "list")["volumes"] == []
 
 
-def test_the_status(home: Home, server: Server, tmp_path: Path) -> None:
+def test_the_status(either: Home, server: Server, tmp_path: Path) -> None:
     """B25: ready, unreachable and disabled are told apart, by exit code, text and JSON."""
-    told = home.told("status")
+    told = either.told("status")
     assert (told["state"], told["available"], told["provider"]) == ("ready", True, "native")
     assert told["server"].startswith(("unix:", "http://"))
-    assert "state:    ready" in home.good("status")
+    assert "state:    ready" in either.good("status")
     nobody = {"HUTCH_SERVER": f"unix:{tmp_path}/none"}
     done = hutch("status", "--json", env=nobody)
     assert (done.returncode, json.loads(done.stdout)["state"]) == (1, "unreachable")

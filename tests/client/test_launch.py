@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,7 +59,7 @@ async def test_the_application_starts_even_if_it_fails(tmp_path: Path) -> None:
     """B21: nothing is raised, the status says why, and it works once the reason is gone."""
     place = tmp_path / "state"
     place.write_text("a file where a directory should be")
-    async with Hutch.launch(place, rhythm=QUICK) as hutch:
+    async with Hutch.launch(place, rhythm=replace(QUICK, patience_sec=0.1)) as hutch:
         status = await hutch.status()
         assert (status.state, status.available) == (Condition.UNREACHABLE, False)
         assert "not a directory" in status.reason

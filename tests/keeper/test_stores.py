@@ -105,6 +105,15 @@ async def test_events_are_numbered_in_order(opened: Open) -> None:
     await store.close()
 
 
+async def test_an_event_of_no_box_is_one_of_the_row(opened: Open) -> None:
+    store = opened()
+    box = record()
+    await store.insert(box, event(box, "created"))
+    await store.tell(Event(seq=0, at=1.0, box_id=BoxId(""), owner="me", kind="skill", reason="installed"))
+    assert [(each.kind, each.owner) for each in await store.events(0, 10)] == [("created", box.owner), ("skill", "me")]
+    await store.close()
+
+
 async def test_notes(opened: Open) -> None:
     store = opened()
     assert await store.put_note("volume", "b", b"1", new=True)

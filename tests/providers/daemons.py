@@ -6,6 +6,7 @@ They run in a network namespace of their own, so that neither their bridges nor 
 import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -80,18 +81,13 @@ class Daemon:
         """As a crash would: its containers' processes go on."""
         self._end(signal.SIGKILL)
         self.socket.unlink(missing_ok=True)
-        # Its containerd goes with it, a moment later; a new daemon would take it for one that stays.
-        deadline = time.monotonic() + PATIENCE
-        while self._has_containerd() and time.monotonic() < deadline:
-            time.sleep(0.02)
-
-    def _has_containerd(self) -> bool:
-        start = f"containerd\0--config\0{self.socket.parent}".encode()
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if path.read_bytes().startswith(start):
-                    return True
-        return False
+        # Its containerd goes with it, a moment later; a new daemon would take one that dies, or lies dead, for its own.
+        number = self.socket.parent / "exec/containerd/containerd.pid"
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            ended = os.pidfd_open(int(number.read_text()))
+            select.select([ended], [], [], PATIENCE)
+            os.close(ended)
+        number.unlink(missing_ok=True)
 
     def stop(self) -> None:
         self._end(signal.SIGTERM)

@@ -2,7 +2,6 @@
 
 import http.client
 import json
-import re
 from typing import Any
 
 from tests.server.serving import Client, Server
@@ -55,30 +54,6 @@ def test_a_wrong_cursor_is_refused(client: Client) -> None:
     for headers, query in (({"last_event_id": "x"}, ""), ({}, "?after=-1"), ({}, "?after=x")):
         answer = client.call("GET", f"/v1/events{query}", accept="text/event-stream", **headers)
         assert (answer.status, answer.json()["code"]) == (400, "invalid")
-
-
-def test_numbers(client: Client) -> None:
-    """S9: created, cleaned, failures by code, boxes by state, requests and their latencies."""
-
-    def numbers() -> dict[str, float]:
-        text = client.call("GET", "/metrics").body.decode()
-        lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
-        assert all(re.fullmatch(r'[a-z_]+(\{([a-z]+="[^"]*",?)+\})?', name) for name, _, _ in lines)
-        return {name: float(value) for name, _, value in lines}
-
-    before = numbers()
-    with client.box(profile="code") as box:
-        client.call("GET", f"{box}/files/stat?path=none")
-        during = numbers()
-        assert during['hutch_boxes{state="running",profile="code"}'] >= 1
-        failures = 'hutch_failures_total{code="file_not_found"}'
-        assert during[failures] == before.get(failures, 0) + 1
-    after = numbers()
-    for name in ("created", "cleaned"):
-        assert after[f"hutch_boxes_{name}_total"] == before[f"hutch_boxes_{name}_total"] + 1
-    op = 'op="POST /v1/boxes"'
-    counted = after[f"hutch_request_seconds_count{{{op}}}"]
-    assert counted == after[f'hutch_request_seconds_bucket{{{op},le="+Inf"}}'] >= 1
 
 
 def test_status_tells_what_is_there(client: Client) -> None:

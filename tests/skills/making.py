@@ -1,11 +1,17 @@
 """Skills for tests: directories with few words, and zip files byte by byte."""
 
 import io
+import os
 import zipfile
 from pathlib import Path
 from typing import Any
 
 FRONT = "---\nname: {name}\ndescription: Made for a test.\n{more}---\n# {name}\n"
+
+
+def run_dir(top: Path) -> Path:
+    """For a test's own Hutch: short, because sockets lie in it, and removed with this process's directories."""
+    return Path(os.environ["HUTCH_RUN_DIR"]).parent / top.name[-20:]
 
 
 def manifest(name: str = "demo", more: str = "") -> str:

@@ -22,7 +22,7 @@ from hutch.model.spec import Spec
 from hutch.providers.native.provider import NativeProvider
 from hutch.skills import calling
 from hutch.skills.sources import Directory
-from tests.skills.making import manifest, skill
+from tests.skills.making import manifest, run_dir, skill
 from tests.skills.wheels import npm_archive, wheel
 
 AT = "/workspace/.skills"
@@ -30,8 +30,7 @@ AT = "/workspace/.skills"
 
 @asynccontextmanager
 async def opened(top: Path, **settings: Any) -> AsyncIterator[Hutch]:
-    run = Path(f"/tmp/h{os.getpid()}-{top.name[-20:]}")
-    async with Hutch(state_dir=top / "state", run_dir=run, mount_roots=[str(top)], **settings) as hutch:
+    async with Hutch(state_dir=top / "state", run_dir=run_dir(top), mount_roots=[str(top)], **settings) as hutch:
         yield hutch
 
 
@@ -203,7 +202,7 @@ class Mountless(NativeProvider):
 
 async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
     """P11: synchronised after boot, and again when skills change; what fails is a warning event, not a broken box."""
-    config = Config.load(state_dir=tmp_path / "state", run_dir=f"/tmp/h{os.getpid()}-mountless")
+    config = Config.load(state_dir=tmp_path / "state", run_dir=run_dir(tmp_path))
     provider = Mountless()
     provider.configure(config.for_provider("native"))
     keeper = Keeper(config, MemoryStore(), engines=Engines(config, {"native": provider}))

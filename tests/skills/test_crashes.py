@@ -44,6 +44,8 @@ def _consistent(store: SkillStore, view: Path) -> None:
         known = {version.digest for version in store.versions("me", name)}
         assert shown in known, "a version that was never installed, or a part of one"
     for found in store.all("me"):
+        again = store.view("me", EVERY_SKILL)  # as the next box that is made would ask for it
+        assert content.digest_of(content.measure(again / found.name)) == found.digest
         for version in store.versions("me", found.name):
             package = store.packages.get(version.digest)
             place = store._root / "packages" / version.digest / "content"

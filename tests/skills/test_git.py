@@ -13,7 +13,7 @@ from hutch.keeper.skill_workshop import fetched
 from hutch.skills import git, sources
 from hutch.skills.sources import Git
 from hutch.skills.store import SkillStore
-from tests.skills.making import skill
+from tests.skills.making import run_dir, skill
 
 ME = "me"
 
@@ -124,7 +124,7 @@ def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: S
 async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
     """A server fetches in a box: what comes out is an archive like any other, links and all."""
     commit = repository.commit()
-    async with EmbeddedHutch(state_dir=tmp_path / "s", run_dir=Path("/tmp") / f"h{os.getpid()}g") as hutch:
+    async with EmbeddedHutch(state_dir=tmp_path / "s", run_dir=run_dir(tmp_path)) as hutch:
         async with hutch.box() as box:
             await box.files.copy_in(repository.top, "/workspace/source")
             live = await hutch._keeper.live(box.id)
@@ -145,6 +145,6 @@ async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
 
 async def test_from_the_front_door(repository: Repository, tmp_path: Path) -> None:
     repository.commit()
-    async with Hutch(state_dir=tmp_path / "s", run_dir=Path("/tmp") / f"h{os.getpid()}f") as hutch:
+    async with Hutch(state_dir=tmp_path / "s", run_dir=run_dir(tmp_path)) as hutch:
         assert (await hutch.skills.preview(repository.top, local_git=True)).name == "demo"
         assert (await hutch.skills.install(repository.top, local_git=True)).name == "demo"

@@ -30,7 +30,7 @@ CODES = {*HutchError.by_code, "not_read"} - {"internal", "box_broken", "engine",
 class Range:
     """A box full of traps, tools on it, and a host that must stay as it is."""
 
-    def __init__(self, host: Path, loop: asyncio.Runner) -> None:
+    def __init__(self, host: Path, loop: asyncio.Runner, open_to_it: bool) -> None:
         self.host = host
         self.secret = secrets.token_hex(16)
         (host / "secret").write_text(self.secret)
@@ -39,8 +39,11 @@ class Range:
         self.calls: Counter[str] = Counter()
         self.codes: Counter[str] = Counter()
         self._loop = loop
-        self._hutch = Hutch()
-        self.tools = Tools(self._hutch, spec={"memory_mb": 128, "disk_mb": 32}, output_bytes=2000)
+        self._hutch = Hutch(mount_roots=[str(host)])
+        spec: dict[str, Any] = {"memory_mb": 128, "disk_mb": 32}
+        if open_to_it:
+            spec["mounts"] = [f"{host}:{host}:rw"]
+        self.tools = Tools(self._hutch, spec=spec, output_bytes=2000)
         self._job = ""
 
     def run(self, calls: list[tuple[str, Any]]) -> None:
@@ -125,20 +128,20 @@ def _strangers(places: list[str]) -> list[str]:
 
 
 @contextmanager
-def _range(directory: Path) -> Iterator[Range]:
+def _range(directory: Path, *, open_to_it: bool = False) -> Iterator[Range]:
     # Every user of the machine may come here and do everything: only the walls of the box are in the way.
     host = Path(tempfile.mkdtemp(prefix="host-", dir=directory))
     host.chmod(0o777)
     with asyncio.Runner() as loop:
-        ground = loop.run(_made(host, loop))
+        ground = loop.run(_made(host, loop, open_to_it))
         try:
             yield ground
         finally:
             loop.run(ground.close())
 
 
-async def _made(host: Path, loop: asyncio.Runner) -> Range:
-    return Range(host, loop)
+async def _made(host: Path, loop: asyncio.Runner, open_to_it: bool) -> Range:
+    return Range(host, loop, open_to_it)
 
 
 def _fuzz(ground: Range, examples: int) -> None:
@@ -158,6 +161,13 @@ def test_no_call_reaches_the_host_or_ends_untyped(hutch_directories: Path) -> No
         _fuzz(ground, 25)
         assert ground.calls.total() >= 25 * CALLS_EACH
     assert _strangers([str(hutch_directories), "/etc", "/root", "/home"]) == []
+
+
+def test_a_box_that_shows_the_host_is_noticed(hutch_directories: Path) -> None:
+    """The fuzzer can fail: with the host's directory mounted, its calls find their way there at once."""
+    with _range(hutch_directories, open_to_it=True) as ground:
+        with pytest.raises(AssertionError, match=r"the host was (written|read)|a file of the host was read"):
+            _fuzz(ground, 25)
 
 
 @pytest.mark.proof

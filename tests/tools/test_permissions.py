@@ -1,9 +1,11 @@
 """Who may do what: rules by tool, command and path; somebody who is asked; a receipt for every decision."""
 
+import asyncio
+
 import pytest
 
 from hutch.config import Config
-from hutch.errors import ConfigError
+from hutch.errors import ConfigError, NotFound
 from hutch.policy.permissions import (
     Access,
     AgentPermissions,
@@ -17,7 +19,7 @@ from hutch.policy.permissions import (
     on_path,
     on_tool,
 )
-from hutch.tools import AskRequest
+from hutch.tools import AskRequest, Questions
 from tests.tools.workshop import done, put, refused, workshop
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
@@ -138,6 +140,7 @@ async def test_a_denied_tool_vanishes_and_is_refused() -> None:
         assert "exec" not in names
         assert "destroy" not in names["box_lifecycle"]["input_schema"]["properties"]["action"]["enum"]
         assert (await tools.status()).hidden["exec"] == "denied by permissions"
+        assert "new shell" not in await tools.guidance()
         result = await refused(tools, "exec", "refused", command="true")
         assert "not permitted" in result.text
         assert await tools.hutch.boxes() == ()  # no box was made for a call that is refused anyway
@@ -204,6 +207,11 @@ async def test_path_rules_hold_through_symlinks_searches_and_copies() -> None:
         names = (await done(tools, "glob", pattern="**/*.txt")).structured["paths"]
         assert "secret/key.txt" not in names
         await refused(tools, "grep", "refused", pattern="x", path="secret")
+        await done(tools, "box_lifecycle", action="create", name="two")
+        other = (await done(tools, "box_query", action="list")).structured["boxes"][0]["id"]
+        # May be read there, and must not be written here, though the path is the same.
+        await refused(tools, "box_operation", "refused", action="copy_file", source_box=other, source_path="ro/a.txt")
+        await done(tools, "box_lifecycle", action="switch", box=other)
         result = await tools.call("read", {"path": "loop"})
         assert result.is_error
 
@@ -226,6 +234,28 @@ async def test_every_decision_is_a_receipt() -> None:
             ("tool.write", "allow", "rule", "/workspace/a"),
             ("tool.read", "deny", "rule", "/etc/passwd"),
         ]
+
+
+async def test_a_dashboard_can_answer() -> None:
+    """Questions wait where a dashboard sees them; the first answer counts, and no answer in time is a no."""
+    questions = Questions(wait_sec=30)
+    async with workshop(permissions=AgentPermissions(tools={"exec": ASK}), ask=questions.ask) as tools:
+        call = asyncio.create_task(tools.call("exec", {"command": "echo x"}))
+        while not questions.waiting("main"):
+            await questions.changed()
+        (question,) = questions.waiting()
+        assert question.text == "May agent main use exec: echo x?"
+        assert questions.waiting("other") == ()
+        questions.answer(question.id, "always")
+        assert (await call).structured["stdout"] == "x\n"
+        assert questions.waiting() == ()
+        with pytest.raises(NotFound):
+            questions.answer(question.id, "deny")
+        await done(tools, "exec", command="echo x")
+    hasty = Questions(wait_sec=0.01)
+    async with workshop(permissions=AgentPermissions(tools={"exec": ASK}), ask=hasty.ask) as tools:
+        late = await refused(tools, "exec", "refused", command="echo x")
+        assert "no answer came" in late.text
 
 
 async def test_the_operator_s_rules_hold_without_being_passed_on() -> None:

@@ -29,7 +29,7 @@ from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
 from hutch.model.spec import EffectiveSpec, MountMode
 from hutch.model.state import State
-from hutch.skills.places import box_view, view_place
+from hutch.skills.places import box_view, stale_mark, view_place
 
 if TYPE_CHECKING:
     from hutch.keeper.skill_workshop import End, Make, Workshop
@@ -84,7 +84,7 @@ class SkillBoxes:
             view = await in_thread(self._skills.store.box_view, box_id)
         else:
             view = view_place(self._skills.root, owner, spec.skills)
-            if not view.is_dir():
+            if not view.is_dir() or stale_mark(self._skills.root, owner).exists():
                 view = await in_thread(self._skills.store.view, owner, spec.skills)
         found = os.stat(view)
         mount = CheckedMount(

@@ -1,6 +1,5 @@
 """The base of every record: frozen, keyword-only, strict about unknown fields, JSON both ways."""
 
-import json
 from typing import Any, Self, TypeVar
 
 import msgspec
@@ -45,6 +44,8 @@ def encoded(value: object) -> bytes:
     try:
         return msgspec.json.encode(value)
     except UnicodeEncodeError:
+        import json  # rarely needed
+
         return json.dumps(msgspec.to_builtins(value)).encode()
 
 
@@ -57,6 +58,8 @@ def decoded(data: bytes | str, kind: type[T]) -> T:
     except msgspec.DecodeError as error:
         if not _has_surrogates(data):
             raise
+        import json
+
         try:
             plain = json.loads(data)
             # Only bytes of a name: no other surrogate could be written down again.

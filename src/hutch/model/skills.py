@@ -1,6 +1,7 @@
 """Skills: packages in the open SKILL.md format, as everybody sees them."""
 
-from typing import Any, Literal
+from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -90,11 +91,17 @@ class SkillVersion(Record, frozen=True, kw_only=True):
     pinned: bool = False
 
 
+class ChangeKind(StrEnum):
+    ADDED = "added"
+    CHANGED = "changed"
+    REMOVED = "removed"
+
+
 class SkillChange(Record, frozen=True, kw_only=True):
     """What a new version would do to one file of the active one."""
 
     path: str
-    kind: Literal["added", "changed", "removed"]
+    kind: ChangeKind
 
 
 class SkillPreview(Record, frozen=True, kw_only=True):

@@ -14,6 +14,11 @@ def view_place(root: Path, owner: str, view: str) -> Path:
     return root / "views" / owner_folder(owner) / view
 
 
+def stale_mark(root: Path, owner: str) -> Path:
+    """There while an owner's views may be behind its skills: somebody is changing them, or died doing so."""
+    return view_place(root, owner, ".stale")
+
+
 def box_view(box: str) -> str:
     """The name of a view that belongs to one box. No group is called so."""
     return f"box-{box}"

@@ -16,6 +16,7 @@ from hutch.errors import Conflict, FileMissing, Invalid, NotFound
 from hutch.logs import log
 from hutch.model.skills import (
     EVERY_SKILL,
+    ChangeKind,
     SkillBinding,
     SkillChange,
     SkillFile,
@@ -139,6 +140,7 @@ class SkillStore:
             if entry is None or self.packages.has(entry.active):
                 return entry
             there = tuple(version for version in entry.versions if self.packages.has(version.digest))
+            self.views.expect_change(owner)
             log("skills").warning("package gone from the store", skill=name, digest=entry.active, left=len(there))
             if there:
                 entry = entry.but(versions=there, active=there[-1].digest, pinned=False)
@@ -212,6 +214,7 @@ class SkillStore:
             entry = Entry(name=name, versions=(version,), active=version.digest)
         else:
             entry = entry.with_version(version)
+        self.views.expect_change(owner)
         shelf.put(entry)
         self._follow(owner, scratch)
         return self._shown(entry), before
@@ -288,6 +291,7 @@ class SkillStore:
             entry = change(shelf.get(name))
             if not self.packages.has(entry.active):
                 raise NotFound(f"version {entry.active[:12]} of skill {name} is gone from the store")
+            self.views.expect_change(owner)
             shelf.put(entry)
             self.views.refresh(owner)
             return self._shown(entry)
@@ -297,6 +301,7 @@ class SkillStore:
         shelf = self.shelf(owner)
         with staging.staged(self._staging) as scratch, staging.locked(self._lock):
             entry = shelf.get(name)
+            self.views.expect_change(owner)
             shelf.drop(name)
             self._follow(owner, scratch)
         return entry.active
@@ -320,6 +325,7 @@ class SkillStore:
     def bind(self, owner: str, group: str, names: tuple[str, ...]) -> SkillBinding:
         """The group holds exactly these from now on; none ends it. A name need not be installed yet."""
         with staging.locked(self._lock):
+            self.views.expect_change(owner)
             self.shelf(owner).bind(group, names)
             self.views.refresh(owner)
         return SkillBinding(group=group, skills=self.shelf(owner).groups().get(group, ()))
@@ -327,9 +333,11 @@ class SkillStore:
     def view(self, owner: str, group: str) -> Path:
         """The directory that boxes of this owner and group show; made now if it is new."""
         place = self.views.place(owner, group)
-        if not place.is_dir():
+        if not place.is_dir() or self.views.stale(owner):
             with staging.locked(self._lock):
-                self.views.make(owner, group)
+                if not place.is_dir():
+                    self.views.make(owner, group)
+                self.views.refresh(owner)
         return place
 
     def box_view(self, box: str) -> Path:
@@ -370,9 +378,11 @@ class SkillStore:
 def differences(old: tuple[SkillFile, ...], new: tuple[SkillFile, ...]) -> tuple[SkillChange, ...]:
     before = {file.path: file for file in old}
     after = {file.path: file for file in new}
-    changes = [SkillChange(path=path, kind="removed") for path in before.keys() - after.keys()]
-    changes += [SkillChange(path=path, kind="added") for path in after.keys() - before.keys()]
+    changes = [SkillChange(path=path, kind=ChangeKind.REMOVED) for path in before.keys() - after.keys()]
+    changes += [SkillChange(path=path, kind=ChangeKind.ADDED) for path in after.keys() - before.keys()]
     changes += [
-        SkillChange(path=path, kind="changed") for path in before.keys() & after.keys() if before[path] != after[path]
+        SkillChange(path=path, kind=ChangeKind.CHANGED)
+        for path in before.keys() & after.keys()
+        if before[path] != after[path]
     ]
     return tuple(sorted(changes, key=lambda change: change.path))

@@ -17,7 +17,7 @@ from hutch.skills import staging, swapping
 from hutch.skills.content import RESERVED
 from hutch.skills.dependencies import key_of
 from hutch.skills.packages import Packages
-from hutch.skills.places import box_view, owner_folder, view_place
+from hutch.skills.places import box_view, owner_folder, stale_mark, view_place
 from hutch.skills.shelf import Shelf
 
 _SUFFIX = ".json"
@@ -75,12 +75,25 @@ class Views:
     def refresh(self, owner: str) -> None:
         """Bring every view of an owner to what the shelf says. One that fails is told of, and does not undo the
         change that called for it: the next refresh tries again."""
+        done = True
         for about in sorted(self.place(owner, "").glob(f".*{_SUFFIX}")):
             place = about.parent / about.name[1:].removesuffix(_SUFFIX)
             try:
                 self._fill(owner, place)
             except (OSError, HutchError) as error:
                 log("skills").error("view not refreshed", view=str(place), error=str(error))
+                done = False
+        if done:
+            stale_mark(self._top, owner).unlink(missing_ok=True)
+
+    def expect_change(self, owner: str) -> None:
+        """Before the shelf changes: if we die before `refresh` has ended, the next one who wants a view does it."""
+        mark = stale_mark(self._top, owner)
+        if mark.parent.is_dir():
+            mark.touch()
+
+    def stale(self, owner: str) -> bool:
+        return stale_mark(self._top, owner).exists()
 
     def _fill(self, owner: str, place: Path) -> None:
         shown = Shown.from_json(_about(place).read_bytes())

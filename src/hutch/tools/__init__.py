@@ -24,6 +24,7 @@ from hutch.tools.definition import Tool
 from hutch.tools.gate import AskRequest
 from hutch.tools.messages import answer_anthropic, answer_openai
 from hutch.tools.provided import ProviderKit
+from hutch.tools.questions import Question, Questions
 from hutch.tools.result import Image, ToolResult
 from hutch.tools.toolbox import Tools, ToolsStatus
 
@@ -36,6 +37,8 @@ __all__ = [
     "Decision",
     "Image",
     "ProviderKit",
+    "Question",
+    "Questions",
     "Tool",
     "ToolResult",
     "Tools",

@@ -77,16 +77,15 @@ class Gate:
 
     async def path(self, box: Box, path: str, access: Access) -> None:
         where = await self._resolved(box, path)
-        await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box)
+        await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
 
     def visible(self, box: Box, path: str) -> bool:
         """Whether something found may be shown; what would have to be asked for one by one is not."""
         if not self._permissions.paths:
             return True
-        ruling = rules.on_path(
-            self._permissions, Ruling(Decision.ALLOW, ""), located(box, path), Access.READ
-        )  # fmt: skip
-        return ruling.decision is Decision.ALLOW or (self._tool, located(box, path)) in self._agent.always
+        where = located(box, path)
+        ruling = rules.on_path(self._permissions, Ruling(Decision.ALLOW, ""), where, Access.READ)
+        return ruling.decision is Decision.ALLOW or (f"{self._tool}.", f"{Access.READ} {where}") in self._agent.always
 
     async def _resolved(self, box: Box, path: str) -> str:
         """Where the path leads inside the box. Without path rules nobody needs to know.
@@ -118,12 +117,12 @@ class Gate:
             waiting += [each for each in reversed(info.target.split("/")) if each]
         return where
 
-    async def _settle(self, ruling: Ruling, what: str, box: Box | None = None) -> None:
-        if what in self._settled:
-            return  # the same call goes on in another box
+    async def _settle(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
+        if access is None and what in self._settled:
+            return  # the same call goes on in another box; where a path leads there is another question
         by = "rule"
         decision = ruling.decision
-        key = (f"{self._tool}.{self._action}", what)
+        key = (f"{self._tool}.{self._action}", f"{access} {what}" if access else what)
         if decision is Decision.ASK:
             by = "earlier answer"
             decision = Decision.ALLOW

@@ -13,20 +13,28 @@ from hutch.tools.provided import prompt_of
 if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools
 
-_RULES = """\
+_ALWAYS = """\
 You have an isolated Linux box for commands and files. Nothing you do in it reaches the machine it runs on.
 - Files: relative paths start at {workdir}. Keep what matters under /workspace; /tmp is for scratch only.
-- Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone afterwards.
-- exec is for commands that end soon. Use job for builds, servers and everything that runs longer.
-- Read a file before you edit it. To find things use glob and grep. Long output and files come in pages: the notice at \
-the cut says how to go on.
-- If a limit ends a command, the answer names the limit and what to try; the box and its files survive.
-- Files that came with a message are under /workspace/inbox; send_file sends a file to the user."""
+- Long output and files come in pages: the notice at the cut says how to go on."""
+
+_WITH = (
+    ("exec", "Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone."),
+    ("exec", "If a limit ends a command, the answer names the limit and what to try; the box and its files survive."),
+    ("job", "Use job for builds, servers and everything that runs longer than a moment."),
+    ("edit", "Read a file before you edit it."),
+    ("grep", "To find things use glob and grep."),
+    ("read", "Files that came with a message are under /workspace/inbox."),
+    ("send_file", "send_file sends a file to the user; writing a file does not."),
+)
+"""Rules that make sense only to whoever has the tool."""
 
 
 async def guidance(tools: "Tools", agent: Agent) -> str:
     spec = await _spec(agent)
-    parts = [_RULES.format(workdir=spec.workdir if spec else "/workspace")]
+    permissions = tools.permissions(agent.name)
+    has = [rule for name, rule in _WITH if rules.on_tool(permissions, name).decision is not Decision.DENY]
+    parts = ["\n- ".join((_ALWAYS.format(workdir=spec.workdir if spec else "/workspace"), *has))]
     if spec is not None:
         parts.append(_limits(spec))
     if asked := _asking(tools, agent):

@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from hutch.api import Box, Job
 from hutch.errors import Gone, Invalid, NotFound, Timeout
-from hutch.model.results import JobInfo, JobState
+from hutch.model.results import JobInfo, JobState, Result
 from hutch.tools.arguments import needs
 from hutch.tools.calling import Call, short
 from hutch.tools.definition import Arguments, tool
@@ -187,7 +187,7 @@ async def _wait(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResu
     return answer(text, {"box": box.id, "job": job.id, "state": "exited", **structured}, *result.notes)
 
 
-async def _ends(call: Call, job: Job, result: Any) -> tuple[str, dict[str, Any]]:
+async def _ends(call: Call, job: Job, result: Result) -> tuple[str, dict[str, Any]]:
     """Head and tail as short as those of `exec`."""
     kept = call.tools.output_bytes
     parts: dict[str, bytes] = {}

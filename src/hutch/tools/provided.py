@@ -1,5 +1,7 @@
 """What a provider brings for its own boxes: tools and guidance, seen only while one of them is current (P13, P2)."""
 
+import msgspec
+
 from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.tools.definition import Tool
@@ -13,13 +15,7 @@ class ProviderKit(Record, frozen=True, kw_only=True):
 
     def marked(self, provider: str) -> tuple[Tool, ...]:
         """Shown by origin; they are part of the provider and no ordinary tools."""
-        return tuple(_from(tool, provider) for tool in self.tools)
-
-
-def _from(tool: Tool, provider: str) -> Tool:
-    import msgspec
-
-    return msgspec.structs.replace(tool, origin=f"provider:{provider}")
+        return tuple(msgspec.structs.replace(tool, origin=f"provider:{provider}") for tool in self.tools)
 
 
 def prompt_of(provider: str, kit: ProviderKit | None, capabilities: tuple[Capabilities, ...]) -> str:

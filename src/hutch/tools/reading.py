@@ -135,9 +135,8 @@ def _text(given: ReadArguments, page: Page, kind: texts.Kind, encoding: str, fac
         data = whole
     if page.start_byte == 0:
         data = data.removeprefix(kind.mark) if encoding == kind.encoding else data
-    if encoding == "utf-8":
-        # What looked like UTF-8 in the first pages of a large file may turn out not to be.
-        encoding = "utf-8" if texts.kind_of(data[:0]) and _decodes(data) else "latin-1"
+    if encoding == "utf-8" and not texts.is_utf8(data):
+        encoding = "latin-1"  # what looked like UTF-8 in the first pages of a large file may turn out not to be
     text = texts.decoded(data, encoding)
     if given.unit is Unit.LINES:
         text = text.replace("\r\n", "\n")
@@ -155,14 +154,6 @@ def _text(given: ReadArguments, page: Page, kind: texts.Kind, encoding: str, fac
         **position(page),
     }  # fmt: skip
     return answer("\n".join(lines), facts, *notes)
-
-
-def _decodes(data: bytes) -> bool:
-    try:
-        data.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def position(page: Page) -> dict[str, Any]:

@@ -74,10 +74,10 @@ def kind_of(content: bytes, declared: str | None = None) -> Kind | None:
         return None
     if sample and len(sample) - len(sample.translate(None, _CONTROL)) > len(sample) // 10:
         return None
-    return _with_newlines(content, "utf-8" if _is_utf8(content) else "latin-1")
+    return _with_newlines(content, "utf-8" if is_utf8(content) else "latin-1")
 
 
-def _is_utf8(content: bytes) -> bool:
+def is_utf8(content: bytes) -> bool:
     try:
         content.decode()
     except UnicodeDecodeError:

@@ -1,0 +1,136 @@
+"""A container's network: its own, out of our range, and nothing private behind it (lessons 28, 31)."""
+
+import asyncio
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import EngineError
+from hutch.model.spec import NetworkMode
+from hutch.providers.base import Command
+from hutch.providers.docker import naming, networks
+from hutch.providers.planted.packing import plant
+from tests.providers import daemons
+from tests.providers.making import box, run
+
+LISTEN = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 0), backlog=16)
+print(server.getsockname()[1], flush=True)
+while True:
+    caller, _ = server.accept()
+    caller.send(b"reached")
+    caller.close()
+"""
+
+
+@contextmanager
+def listener(daemon: daemons.Daemon, address: str) -> Iterator[int]:
+    """Something beside the engine that answers whoever calls; its port."""
+    argv = [*daemon.inside, "python3", "-c", LISTEN, address]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield int(process.stdout.readline())
+        finally:
+            process.kill()
+
+
+def call(address: str, port: int) -> str:
+    return f"exec 3<>/dev/tcp/{address}/{port} && cat <&3"
+
+
+async def test_the_machine_is_out_of_reach(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """Neither the gateway nor any other address of the machine, however a route leads there."""
+    for address in ("10.99.0.1/32", "192.168.99.1/32"):
+        subprocess.run([*docker.inside, "ip", "address", "add", address, "dev", "lo"], check=True)
+    provider = daemons.provider(docker, tmp_path)
+    async with box(provider, network=NetworkMode.ON) as made:
+        found = await daemons.engine_of(docker).inspect(made.container)
+        assert found is not None
+        network = found["NetworkSettings"]["Networks"][naming.network(made.record.box_id)]
+        assert IPv4Network(f"{network['IPAddress']}/28", strict=False).subnet_of(IPv4Network("10.231.0.0/16"))
+        for address in (network["Gateway"], "10.99.0.1", "192.168.99.1"):
+            with listener(docker, "0.0.0.0") as port:
+                result = await run(made, call(address, port))
+                assert "reached" not in result.stdout and result.exit_code != 0, address
+                # The wall is what stops it: the same call from beside the engine comes through.
+                beside = subprocess.run(
+                    [*docker.inside, "bash", "-c", call(address, port)], capture_output=True, text=True
+                )
+                assert beside.stdout == "reached"
+
+
+async def test_private_ranges_are_refused_unless_allowed(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """A machine behind the engine's, at a private address: refused, and reached by the box that may."""
+    script = """
+    ip link add far type veth peer name near && ip address add 172.30.0.1/24 dev near && ip link set near up
+    mkdir -p /run/netns; ip netns add far; ip link set far netns far; sysctl -qw net.ipv4.ip_forward=1
+    ip -n far address add 172.30.0.2/24 dev far; ip -n far link set far up; ip -n far route add default via 172.30.0.1
+    """
+    subprocess.run([*docker.inside, "sh", "-c", script], check=True)
+    far = subprocess.Popen(
+        [*docker.inside, "ip", "netns", "exec", "far", "python3", "-c", LISTEN, "0.0.0.0"],
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert far.stdout is not None
+        reach = call("172.30.0.2", int(far.stdout.readline()))
+        provider = daemons.provider(docker, tmp_path)
+        async with box(provider, network=NetworkMode.ON) as made:
+            assert (await run(made, reach)).exit_code != 0
+        async with box(provider, network=NetworkMode.ON, allow_private=("172.30.0.0/24",)) as made:
+            assert (await run(made, reach)).stdout == "reached"
+    finally:
+        far.kill()
+        far.wait()
+        subprocess.run([*docker.inside, "ip", "netns", "delete", "far"], check=True)
+
+
+async def test_neighbours_do_not_reach_each_other(docker: daemons.Daemon, tmp_path: Path) -> None:
+    provider = daemons.provider(docker, tmp_path)
+    async with box(provider, network=NetworkMode.ON) as one, box(provider, network=NetworkMode.ON) as two:
+        found = await daemons.engine_of(docker).inspect(two.container)
+        assert found is not None
+        address = found["NetworkSettings"]["Networks"][naming.network(two.record.box_id)]["IPAddress"]
+        job = await two.start(Command(command=tuple(plant().python(LISTEN, "0.0.0.0"))))
+        port = int((await job.read(wait=10.0)).text)
+        assert (await run(two, call(address, port))).stdout == "reached"
+        assert (await run(one, call(address, port))).exit_code != 0
+
+
+async def test_nothing_of_a_network_remains(docker: daemons.Daemon, tmp_path: Path) -> None:
+    provider = daemons.provider(docker, tmp_path)
+    walls = networks.Walls(daemons.engine_of(docker))
+    async with box(provider, network=NetworkMode.ON) as made:
+        assert made.record.box_id in await walls.boxes()
+        assert len(await daemons.engine_of(docker).networks(naming.BOX)) == 1
+    assert await walls.boxes() == set() and await daemons.engine_of(docker).networks(naming.BOX) == []
+
+
+async def test_many_networks_fit_and_a_full_range_says_so(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """More than the engine's own pools hold (about 30), at once; a range that is used up is an error with a remedy."""
+    engine = daemons.engine_of(docker)
+    made = [f"{number:020d}" for number in range(16)]
+    try:
+        subnets = await asyncio.gather(
+            *(networks.create(engine, each, {}, "10.240.0.0/24", options={}) for each in made)
+        )
+        assert len(set(subnets)) == 16
+        with pytest.raises(EngineError, match="no /28 of 10.240.0.0/24 is free") as caught:
+            await networks.create(engine, "x" * 20, {}, "10.240.0.0/24", options={})
+        assert "addresses" in caught.value.remedy
+    finally:
+        for each in made:
+            await engine.remove_network(naming.network(each))
+
+
+def test_the_walls_rules_name_the_box_and_what_it_may_reach() -> None:
+    forbidden, allowed = [IPv4Network("10.0.0.0/8")], [IPv4Network("10.1.0.0/16")]
+    rules = networks.ruleset("b" * 20, forbidden, allowed, [])
+    assert f'"{networks.bridge("b" * 20)}"' in rules and len(networks.bridge("b" * 20)) <= 15
+    assert rules.index("10.1.0.0/16 } accept") < rules.index("@refused reject")
