@@ -13,7 +13,14 @@ from tests.server.serving import serving
 
 @pytest.mark.parametrize(
     ("wrapper", "protocol"),
-    [(Files, api.Files), (Job, api.Job), (Box, api.Box), (Hutch, api.Hutch), (Volumes, api.Volumes), (Skills, api.Skills)],
+    [
+        (Files, api.Files),
+        (Job, api.Job),
+        (Box, api.Box),
+        (Hutch, api.Hutch),
+        (Volumes, api.Volumes),
+        (Skills, api.Skills),
+    ],
     ids=["files", "job", "box", "hutch", "volumes", "skills"],
 )
 def test_every_public_method_is_there(wrapper: type, protocol: type) -> None:

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Box", "Files", "Hutch", "HutchError", "Job", "__version__"]
 
-_HOMES = {"Hutch": "hutch.front", "HutchError": "hutch.errors"} | dict.fromkeys(
-    ("Box", "Files", "Job"), "hutch.api"
-)
+_HOMES = {"Hutch": "hutch.front", "HutchError": "hutch.errors"} | dict.fromkeys(("Box", "Files", "Job"), "hutch.api")
 
 
 def __getattr__(name: str) -> Any:

@@ -179,6 +179,13 @@ class Timeout(HutchError, TimeoutError):
     retryable = True
 
 
+class ServerFailed(HutchError):
+    """An MCP server could not be started, or ended; details name the server and the phase (B36)."""
+
+    code = "mcp_server"
+    retryable = True
+
+
 class LeaseLost(HutchError):
     """Another session took the box; this handle is of an older epoch."""
 

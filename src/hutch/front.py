@@ -41,11 +41,14 @@ class Hutch:
     and `HUTCH_*`.
     """
 
+    config: Config
+    """Of this process; a server has its own."""
+
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
         told: "Told | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
-        config = Config.load(**configuration)
+        config = self.config = Config.load(**configuration)
         self._inner = _chosen(config, url, key, ca, session, rhythm, told)
 
     @classmethod
@@ -63,7 +66,7 @@ class Hutch:
         from hutch.client.off import OffHutch
 
         made = cls.__new__(cls)
-        config = Config.load(**configuration)
+        config = made.config = Config.load(**configuration)
         if not config.enabled:
             made._inner = OffHutch(config.origin("enabled"))
         else:
@@ -88,6 +91,7 @@ class Hutch:
     def for_session(self, name: str) -> "Hutch":
         """The same boxes through the eyes of another session. Closing it closes nothing."""
         view = Hutch.__new__(Hutch)
+        view.config = self.config
         view._inner = self._inner.for_session(name)
         return view
 

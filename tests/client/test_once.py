@@ -18,7 +18,9 @@ async def test_a_cut_exec_is_taken_up_again(server: Server, wire: Path) -> None:
     """The connection breaks while a command runs: it runs on, once, and its result is told after all."""
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=QUICK) as hutch:
         async with hutch.box() as box:
-            running = asyncio.create_task(box.exec("echo run >> runs; while ! test -e go; do sleep 0.01; done; cat runs"))
+            running = asyncio.create_task(
+                box.exec("echo run >> runs; while ! test -e go; do sleep 0.01; done; cat runs")
+            )
             for _ in range(3):
                 while not await box.files.exists("runs"):
                     await asyncio.sleep(0.01)

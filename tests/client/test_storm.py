@@ -43,7 +43,7 @@ async def client(url: str, number: int, until: float) -> dict[str, int]:
                 got += (await anext(follow))[1]
                 seen["operations"] += 3
             except HutchError as error:
-                assert error.code == "unavailable", error
+                assert (error.code, error.retryable) == ("unavailable", True), error
                 seen["refused"] += 1
         numbers = [int(line) for line in got.split(b"\n")[:-1]]
         assert numbers == list(range(1, len(numbers) + 1)), "the stream lost nothing and repeated nothing"
@@ -90,4 +90,4 @@ async def test_many_clients_and_many_kills() -> None:
     with serving() as server:
         seen = await storm(server, 64, 60.0, 8)
     assert seen["operations"] > 1000
-    write("restart_under_load", {"clients": 64, "seconds": 60, "kills": 8, **seen})
+    write("restart_under_load", clients=64, seconds=60, kills=8, **seen)

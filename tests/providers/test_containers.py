@@ -137,6 +137,17 @@ async def test_sweep_removes_what_nobody_uses(
         assert (await run(made, "echo alive")).stdout == "alive\n"
 
 
+@pytest.mark.parametrize("kind", ["writable root", "persistent"])
+async def test_the_engines_own_disk_is_guarded(docker: daemons.Daemon, tmp_path: Path, kind: str) -> None:
+    """Where no tmpfs bounds it: who writes past disk_mb is ended, the box and its files stay."""
+    changes = {"read_only_root": False} if kind == "writable root" else {"retention": Retention.PERSISTENT}
+    place, user = ("/var/big", "root") if kind == "writable root" else ("/workspace/big", "user")
+    async with box(daemons.provider(docker, tmp_path), disk_mb=16, **changes) as made:
+        wrote = await run(made, f"head -c 40000000 /dev/zero >{place}; sleep 25; echo survived", user=user)
+        assert "survived" not in wrote.stdout and wrote.exit_code != 0
+        assert (await run(made, f"rm {place} && echo room", user=user)).stdout == "room\n"
+
+
 # --- images ----------------------------------------------------------------------------------------------------------
 
 

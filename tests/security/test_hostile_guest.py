@@ -33,7 +33,7 @@ from hutch.guest.protocol import (
     VERSION,
     frame,
 )
-from hutch.keeper import keeper
+from hutch.keeper import health
 from hutch.keeper.handles import BoxHandle
 from hutch.model.state import State
 from hutch.providers.linked import instance
@@ -211,7 +211,7 @@ async def test_a_captured_guest_hurts_nobody(
     """A typed error in bounded time and memory; the neighbour answers meanwhile; nothing is left after `destroy`."""
     # The keeper's patience with silence, shortened: 15 and 5 seconds otherwise.
     monkeypatch.setattr(instance, "ANSWER_GRACE", 0.5)
-    monkeypatch.setattr(keeper, "CHECK_SECONDS", 1.0)
+    monkeypatch.setattr(health, "CHECK_SECONDS", 1.0)
     async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch, hutch.box() as neighbour:
         box = await hutch.create()
         assert (await box.exec("echo true")).stdout == "true\n"

@@ -104,7 +104,7 @@ async def test_a_box_that_gives_no_answer_is_counted(tmp_path: Path) -> None:
     await keeper.start()
     live = await keeper.create(Spec(profile="code"), session="s")
     engine.broken.add(live.record.id)
-    await keeper.suspect(live)
+    await keeper.health.suspect(live)
     await keeper.endings.destroy(live, "replaced: it was broken")
     await keeper.close()
     text = metrics.text()

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from hutch import Hutch
 from hutch.config import Config
 from hutch.errors import ConfigError, NotFound
 from hutch.policy.permissions import (
@@ -19,7 +20,7 @@ from hutch.policy.permissions import (
     on_path,
     on_tool,
 )
-from hutch.tools import AskRequest, Questions
+from hutch.tools import AskRequest, Questions, Tools
 from tests.tools.workshop import done, put, refused, workshop
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
@@ -262,3 +263,6 @@ async def test_the_operator_s_rules_hold_without_being_passed_on() -> None:
     table = {"*": {"tools": {"exec": "deny"}}}
     async with workshop(config={"permissions": table}) as tools:
         await refused(tools, "exec", "refused", command="true")
+    async with Hutch(permissions=table) as hutch:
+        for view in (hutch, hutch.for_session("chat-7")):
+            await refused(Tools(view), "exec", "refused", command="true")

@@ -14,6 +14,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "receipts": ("hutch.cli.receipts", "what was done to boxes, and by whom: proven"),
     "status": ("hutch.cli.status", "whether boxes can be made here, or at a server"),
     "serve": ("hutch.cli.serve", "serve boxes over HTTP"),
+    "mcp": ("hutch.cli.mcp", "serve the tools to an MCP client on stdio"),
     "key": ("hutch.cli.key", "make and revoke keys for the server"),
     "doctor": ("hutch.cli.doctor", "what this machine can do, and how to get the rest"),
     "prune": ("hutch.cli.prune", "remove what dead processes left behind"),

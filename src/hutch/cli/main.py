@@ -12,7 +12,7 @@ from hutch.cli.commands import COMMANDS, GROUPS
 
 KEEPS_BOXES = (
     "run", "shell", "box", "volume", "image", "skill", "events", "receipts",
-    "prune", "providers", "conformance", "serve", "key",
+    "prune", "providers", "conformance", "serve", "mcp", "key",
 )  # fmt: skip
 """Commands that need a keeper, and so the locks and signals of a Unix."""
 FAILED = 125
@@ -78,8 +78,9 @@ def command(argv: list[str]) -> int:
     if name in ("run", "shell"):
         _start_engine(rest)
         _import_asyncio()
-    elif name == "box" and rest[:1] == ["create"] and "HUTCH_SERVER" not in os.environ and "--server" not in argv:
-        _start_engine(rest)
+    elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and "HUTCH_SERVER" not in os.environ:
+        if "--server" not in argv:
+            _start_engine(rest)
     if not name:
         return _without_command(leading)
     from hutch.errors import HutchError

@@ -10,7 +10,7 @@ from typing import NoReturn
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.errors import Invalid
 
-SERVED = ("box", "volume", "events", "skill", "status")
+SERVED = ("box", "volume", "events", "skill", "status", "mcp")
 """Commands that work at a server as they do without one."""
 
 try:

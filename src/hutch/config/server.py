@@ -1,4 +1,7 @@
-"""`[server]`: where `hutch serve` listens, who may come, and how much each may ask for."""
+"""`[server]`: where `hutch serve` listens, who may come, and how much each may ask for.
+
+The environment has the same as `HUTCH_SERVER_HOST`, `HUTCH_SERVER_PORT`, and so on.
+"""
 
 from hutch.errors import ConfigError
 from hutch.model.record import Record
@@ -41,3 +44,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
         for field in ("rate_per_sec", "max_body_mb", "max_upload_mb", "body_timeout_sec", "drain_sec"):
             if getattr(self, field) < 0:
                 raise ConfigError(f"{origin}: server.{field} is negative", details={"field": f"server.{field}"})
+
+
+def from_text(key: str, text: str) -> str | list[str]:
+    """As an environment variable has it: lists with commas, because an origin has colons."""
+    return [each.strip() for each in text.split(",")] if key in ("hosts", "origins") else text

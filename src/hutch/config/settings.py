@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import msgspec
 
-from hutch.config import directories, file
+from hutch.config import directories, file, server
 from hutch.config.decode import Source, decode, unknown_key
+from hutch.config.mcp import McpTable
 from hutch.config.server import ServerTable
 from hutch.errors import ConfigError, HutchError, NotFound
 from hutch.images.settings import ImageSettings
@@ -56,7 +57,9 @@ class Written(Record, frozen=True, kw_only=True):
 
 
 _KEYS = Written.__struct_fields__
-_TABLES = ("profiles", "providers", "quotas", "pool", "server", "images", "permissions")
+_TABLES = ("profiles", "providers", "quotas", "pool", "server", "images", "permissions", "mcp")
+_VARIABLES = frozenset({"HUTCH_CONFIG", "HUTCH_KEY"})
+"""What else the environment says to Hutch."""
 _LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file")
 
@@ -138,6 +141,8 @@ class Config(Record, frozen=True, kw_only=True):
     """`[server]`: what `hutch serve` needs to know."""
     images: ImageSettings = ImageSettings()
     """`[images]`: when images are pulled, from whom, and how large they may be."""
+    mcp: McpTable = McpTable()
+    """`[mcp]` and `[mcp.servers.NAME]`: MCP servers that run in boxes."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     """From a key to where its value was written; a key that is absent has its default."""
 
@@ -171,6 +176,7 @@ class Config(Record, frozen=True, kw_only=True):
             permissions=loading.permissions,
             server=decode(ServerTable, loading.server, Source(origin=lambda *key: "server"), "server"),
             images=decode(ImageSettings, loading.images, Source(origin=lambda *key: "images"), "images"),
+            mcp=decode(McpTable, loading.mcp, Source(origin=lambda *key: "mcp"), "mcp"),
             origins=origins,
         )
         made._check()
@@ -210,6 +216,8 @@ class Config(Record, frozen=True, kw_only=True):
             shown.append(_shown_table("server", self.server.to_plain(), self))
         if "images" in self.origins:
             shown.append(_shown_table("images", self.images.to_plain(), self))
+        if "mcp" in self.origins:
+            shown.append(_shown_table("mcp", self.mcp.shown(), self))
         return tuple(shown)
 
     def _check(self) -> None:
@@ -240,6 +248,7 @@ class Config(Record, frozen=True, kw_only=True):
             raise self._wrong("receipts_days" if self.receipts_days <= 0 else "receipts_rows", "is not above 0")
         self.server.check(self.origin("server"))
         self.images.check(self.origin("images"))
+        self.mcp.check(self.origin("mcp"))
         for name, size in self.pool.items():
             if not 0 <= size <= 1000:
                 raise ConfigError(f"pool.{name} = {size} is not a number from 0 to 1000", details={"field": "pool"})
@@ -286,6 +295,7 @@ class _Loading:
         self.permissions: dict[str, AgentPermissions] = {}
         self.server: dict[str, Any] = {}
         self.images: dict[str, Any] = {}
+        self.mcp: dict[str, Any] = {}
 
     def add_file(self, found: file.ConfigFile) -> None:
         source = Source(origin=found.origin)
@@ -294,15 +304,17 @@ class _Loading:
     def add_environment(self, environ: Mapping[str, str]) -> None:
         """An empty variable counts as none. One that nearly names a setting is an error: a typo must not fail open."""
         variables = {f"HUTCH_{key.upper()}": key for key in _KEYS} | {"HUTCH_SERVER": "server_url"}
+        tables = {f"HUTCH_SERVER_{key.upper()}": key for key in ServerTable.__struct_fields__}
         given: dict[str, Any] = {}
         for variable, value in environ.items():
             key = variables.get(variable)
             if key is not None and value:
                 given[key] = value.split(os.pathsep) if key in _LISTS else value
-            elif key is None and variable.startswith("HUTCH_") and variable not in ("HUTCH_CONFIG", "HUTCH_KEY"):
-                _check_near(variable, list(variables))
-        source = Source(origin=lambda *key: f"HUTCH_{key[0].upper()}" if key else "environment", text=True)
-        self._add(given, source, base=self.cwd)
+            elif variable in tables and value:
+                given.setdefault("server", {})[tables[variable]] = server.from_text(tables[variable], value)
+            elif key is None and variable.startswith("HUTCH_") and variable not in _VARIABLES | tables.keys():
+                _check_near(variable, [*variables, *tables])
+        self._add(given, Source(origin=_variable, text=True), base=self.cwd)
 
     def add_arguments(self, arguments: Mapping[str, Any]) -> None:
         given = {key: value for key, value in arguments.items() if value is not None}
@@ -334,13 +346,17 @@ class _Loading:
             self.permissions[name] = decode(AgentPermissions, table, source, "permissions", name)
             self.origins[f"permissions.{name}"] = source.origin("permissions", name)
         if "server" in plain:
-            decode(ServerTable, plain["server"], source, "server")
-            self.server |= plain["server"]
+            table = decode(ServerTable, plain["server"], source, "server")
+            self.server |= {key: getattr(table, key) for key in plain["server"]}
             self.origins["server"] = source.origin("server")
         if "images" in plain:
             decode(ImageSettings, plain["images"], source, "images")
             self.images |= plain["images"]
             self.origins["images"] = source.origin("images")
+        if "mcp" in plain:
+            decode(McpTable, plain["mcp"], source, "mcp")
+            self.mcp |= plain["mcp"]
+            self.origins["mcp"] = source.origin("mcp")
 
     def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
         for field, value in table.items():
@@ -353,6 +369,13 @@ def _absolute(value: str | tuple[str, ...], base: Path) -> Path | tuple[Path, ..
     if isinstance(value, tuple):
         return tuple(Path(os.path.normpath(base / Path(each).expanduser())) for each in value)
     return Path(os.path.normpath(base / Path(value).expanduser()))
+
+
+def _variable(*key: str) -> str:
+    """What the environment calls a key."""
+    if key == ("server",):
+        return "HUTCH_SERVER_*"
+    return "_".join(("HUTCH", *key)).upper() if key else "environment"
 
 
 def _check_near(variable: str, known: list[str]) -> None:

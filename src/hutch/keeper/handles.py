@@ -80,9 +80,9 @@ class BoxHandle:
         A box whose guest is dead or has lied needs no second look: a captured guest would pass it.
         """
         if isinstance(error, BoxBroken):
-            await self._keeper.condemn(self._live, error.message)
+            await self._keeper.health.condemn(self._live, error.message)
         elif isinstance(error, Unavailable):
-            await self._keeper.suspect(self._live)
+            await self._keeper.health.suspect(self._live)
 
     # --- commands -------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from contextlib import suppress
 from hutch import telemetry
 from hutch.config import Config, directories
 from hutch.errors import (
-    BoxBroken,
     Conflict,
     Disabled,
     Gone,
@@ -25,6 +24,7 @@ from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
 from hutch.keeper.engines import Engines
+from hutch.keeper.health import Health
 from hutch.keeper.ledger import Ledger, MemoryLedger
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness, Locks
@@ -45,9 +45,6 @@ from hutch.model.boxes import Event, Lease
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
-
-HEALTHY_FOR_SECONDS = 30.0
-CHECK_SECONDS = 5.0
 
 Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
@@ -74,6 +71,7 @@ class Keeper:
         self.operations = self.receipts.operations
         self.states = States(store)
         self.states.witnesses.append(self.receipts.witness)
+        self.health = Health(self.states)
         self.engines = engines or Engines(config)
         self.created: list[Hook] = []
         """Run until they have succeeded once for a box, after it is leased (P10)."""
@@ -243,7 +241,7 @@ class Keeper:
         """The box of `key`, leased to `session` and healthy; a broken one is replaced, and the notes say so (S3)."""
         notes: tuple[str, ...] = ()
         live = await self.create(spec, session=session, owner=owner, key=key)
-        if not await self.healthy(live):
+        if not await self.health.good(live):
             reason = live.record.reason
             await self.endings.destroy(live, f"replaced: {reason}")
             live = await self.create(spec, session=session, owner=owner, key=key)
@@ -440,34 +438,6 @@ class Keeper:
             )
         await self.skill_boxes.settle(live)
         self._clocks.start()
-
-    async def healthy(self, live: Live) -> bool:
-        """One real answer from the box, unless it gave one under 30 seconds ago (lesson 14, S3)."""
-        if time.monotonic() - max(live.checked, live.used) < HEALTHY_FOR_SECONDS:
-            return live.record.state in (State.RUNNING, State.PAUSED)
-        if live.record.state is State.RUNNING:
-            await self.suspect(live)
-        return live.record.state in (State.RUNNING, State.PAUSED, State.STOPPED)
-
-    async def suspect(self, live: Live) -> None:
-        """Look at a box once; a broken one becomes `error` with its reason, an unreachable one `unknown`."""
-        try:
-            async with asyncio.timeout(CHECK_SECONDS):
-                await live.running.check()
-            live.checked = time.monotonic()
-        except BoxBroken as broken:
-            await self.condemn(live, f"health check failed: {broken.message}")
-        except (HutchError, TimeoutError) as error:
-            await self._mark(live, State.UNKNOWN, f"health check failed: {error or 'no answer'}")
-
-    async def condemn(self, live: Live, reason: str) -> None:
-        """The box is broken, and only destroying it is left."""
-        await self._mark(live, State.ERROR, reason)
-
-    async def _mark(self, live: Live, state: State, reason: str) -> None:
-        async with live.changing:
-            if live.record.state in (State.RUNNING, State.PAUSED):
-                await self.states.change(live.record, state, into=live, reason=reason)
 
     # --- ending ---------------------------------------------------------------------------------------------
 

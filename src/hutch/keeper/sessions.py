@@ -75,7 +75,7 @@ class Sessions:
             live = await self._keeper.live(box_id)
             if live.record.owner != owner:
                 return None, f"the {kind} box {box_id} is not there"
-            if not await self._keeper.healthy(live):
+            if not await self._keeper.health.good(live):
                 return None, f"the {kind} box {box_id} cannot be used: {live.record.reason}"
             return await self.switch(session, box_id, owner), ""
         except BoxBusy:

@@ -16,6 +16,8 @@ device and inode: whoever mounts opens the real path again and compares, so a sw
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 
 from hutch.errors import FileMissing, Invalid, Refused
@@ -43,6 +45,19 @@ _WINDOWS_TREES = (
     "windows", "program files", "program files (x86)", "programdata", "system volume information", "$recycle.bin",
     "recovery", "boot", "perflogs",
 )  # fmt: skip
+
+_granted: ContextVar[tuple[str, ...]] = ContextVar("hutch_granted_mount_roots", default=())
+
+
+@contextmanager
+def granted(*roots: str) -> Iterator[None]:
+    """Within, these are roots as well: for the files of an MCP server that an admin has registered, and only for the
+    box that is made for it. What is always refused stays refused."""
+    token = _granted.set((*_granted.get(), *roots))
+    try:
+        yield
+    finally:
+        _granted.reset(token)
 
 
 def check(
@@ -105,7 +120,7 @@ class _Rules:
     """Roots and refusals of one check, looked up once."""
 
     def __init__(self, roots: Sequence[str | Path], refused: Sequence[str | Path]) -> None:
-        self.roots = [os.path.realpath(root) for root in roots]
+        self.roots = [os.path.realpath(root) for root in (*roots, *_granted.get())]
         self.homes = _homes()
         closed = {
             *SYSTEM_TREES,

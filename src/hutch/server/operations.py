@@ -71,7 +71,6 @@ class Operations:
             raise Unavailable(
                 "the server does not know this operation any more: whether it was done cannot be said",
                 details={"operation": "unknown"},
-                retryable=False,
                 remedy="look at what it was to change, and ask anew",
             )
         operation = self._known[full] = Operation(asyncio.ensure_future(work))

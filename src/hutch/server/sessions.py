@@ -6,7 +6,6 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.keeper.keys import Role
 from hutch.keeper.leases import worth_writing
 from hutch.keeper.scopes import scope
 from hutch.keeper.showing import shown

@@ -30,6 +30,7 @@ STATUS = {
     "internal": 500,
     "engine": 502,
     "box_broken": 502,
+    "mcp_server": 502,
     "unavailable": 503,
     "disabled": 503,
 }

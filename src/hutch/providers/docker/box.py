@@ -10,6 +10,7 @@ from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import shape
+from hutch.providers.docker.disk_guard import DiskGuard
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.facts import Facts
 from hutch.providers.linked.channel import Channel
@@ -48,6 +49,14 @@ class ContainerInstance(LinkedInstance):
         self._counters = facts
         self._traits = traits
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None
+        kept = record.data.get("volumes")
+        self._disk = (
+            DiskGuard(
+                engine, self.container, kept if isinstance(kept, list) else [], spec.limits.disk_mb << 20, self._still
+            )
+            if shape.is_persistent(spec) or not spec.read_only_root
+            else None
+        )
 
     @property
     def container(self) -> str:
@@ -109,6 +118,12 @@ class ContainerInstance(LinkedInstance):
         total, system = spent.get("total_usage") or 0, spent.get("usage_in_kernelmode") or 0
         return counted.but(cpu_user_sec=(total - system) / 1e9, cpu_system_sec=system / 1e9)
 
+    async def _still(self) -> None:
+        """End every process of the box but its guests."""
+        for link in [await self.link(), *self._links.values()]:
+            if link.usable:
+                await link.request("kill_all")
+
     async def _await_end(self) -> None:
         """A stream through the engine may outlive the container that it led to."""
         try:
@@ -121,5 +136,7 @@ class ContainerInstance(LinkedInstance):
     async def close(self) -> None:
         if self._end is not None:
             self._end.cancel()
+        if self._disk is not None:
+            self._disk.close()
         await super().close()
         self._counters.close()

@@ -64,6 +64,11 @@ class Engine:
         """None: there is no such container."""
         return await self._if_there("GET", f"/containers/{name}/json")
 
+    async def layer_bytes(self, name: str) -> int:
+        """What a container's own layer holds; 0 if there is no such container."""
+        found = await self._if_there("GET", f"/containers/{name}/json", query={"size": True})
+        return int((found or {}).get("SizeRw") or 0)
+
     async def remove(self, name: str) -> None:
         """With its anonymous volumes, and gone when this returns. One that is not there is fine."""
         loop = asyncio.get_running_loop()
@@ -153,6 +158,12 @@ class Engine:
         found = await self.call("GET", "/volumes", query={"filters": {"label": [label]}})
         return list(found.get("Volumes") or [])
 
+    async def volume_bytes(self, names: list[str]) -> int:
+        """What these volumes hold; the engine counts all of its own for it."""
+        found = await self.call("GET", "/system/df", query={"type": "volume"})
+        sizes = {each["Name"]: (each.get("UsageData") or {}).get("Size") or 0 for each in found.get("Volumes") or ()}
+        return sum(max(0, int(sizes.get(name, 0))) for name in names)
+
     async def create_volume(self, name: str, labels: Mapping[str, str]) -> None:
         await self.call("POST", "/volumes/create", body={"Name": name, "Labels": dict(labels)})
 
@@ -204,9 +215,9 @@ class Engine:
 
     # --- how -------------------------------------------------------------------------------------------------
 
-    async def _if_there(self, method: str, path: str) -> Json | None:
+    async def _if_there(self, method: str, path: str, **fields: Any) -> Json | None:
         try:
-            return dict(await self.call(method, path))
+            return dict(await self.call(method, path, **fields))
         except EngineRefused as refused:
             if refused.status == 404:
                 return None

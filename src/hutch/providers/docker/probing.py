@@ -148,6 +148,8 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
             "kernel": found.kernel,
             "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
             "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",
+            "disk of persistent boxes": "watchdog",
+            "disk of writable roots": "watchdog",
             "egress": "private ranges and the machine refused" if ground.walls else "not filtered",
         },
     )

@@ -153,7 +153,6 @@ class DockerProvider(Provider):
             cgroup_parent=self._settings.cgroup_parent,
             network="" if order.spec.network is NetworkMode.OFF else naming.network(order.box_id),
             binds=binds,
-            quota=False,
             private_cgroups=found.machine.cgroups == 2,
             walled=found.machine.is_walled,
             dialect=self.dialect,

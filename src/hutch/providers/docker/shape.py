@@ -62,8 +62,6 @@ class Site(NamedTuple):
     network: str
     """Name of the box's own; "" without one."""
     binds: tuple[Bind, ...]
-    quota: bool
-    """Whether the engine can limit the size of a container's own layer."""
     private_cgroups: bool
     walled: bool
     """Whether the runtime puts a kernel of its own between the box and the machine's."""
@@ -103,7 +101,6 @@ def container(order: Order, image: ImageFacts, site: Site) -> dict[str, Any]:
             **({"CgroupnsMode": "private"} if site.private_cgroups else {}),
             **({"CgroupParent": site.cgroup_parent} if site.cgroup_parent else {}),
             **({"Runtime": site.runtime} if site.runtime else {}),
-            **({"StorageOpt": {"size": f"{limits.disk_mb}M"}} if site.quota and not spec.read_only_root else {}),
             "NetworkMode": site.network if spec.network is not NetworkMode.OFF else "none",
             "ShmSize": shm_mb(limits) * _MB,
             "Tmpfs": tmpfs(spec, image, site),

@@ -1,0 +1,146 @@
+"""Serve the tools to an MCP client on standard input and output: `hutch mcp` in the client's configuration is enough."""
+
+import argparse
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from hutch.api import Hutch
+from hutch.cli.opening import configuration
+from hutch.cli.options import add_box_options, spec_of
+from hutch.cli.visiting import visit
+from hutch.config import Config
+from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.logs import log
+from hutch.model.spec_kinds import NetworkMode
+from hutch.policy.permissions import EVERYBODY, AgentPermissions, Decision, of
+
+if TYPE_CHECKING:
+    from hutch.mcp.serving.clients import Client
+    from hutch.mcp.serving.rendering import World
+
+EPILOG = """\
+A client finds its box again by its scope: its name and the directory it was started in, or --scope. A second live
+client of the same scope gets a box of its own. The directory itself is not shown in the box unless --workspace says so.
+When the client is gone its box lives on for 15 minutes (orphan_grace_sec).
+
+  claude mcp add hutch -- hutch mcp
+"""
+
+ASK = "ask"
+"""Ask before everything that changes something."""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--scope", metavar="NAME", help="find the box by this name, whatever client and directory")
+    parser.add_argument("--tools", metavar="A,B", help="only these tools")
+    parser.add_argument(
+        "--permissions", metavar="NAME",
+        help="the rules of [permissions.NAME] in hutch.toml (default: the client's name), or `ask`",
+    )  # fmt: skip
+    add_box_options(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = configuration(arguments)
+    permissions = _permissions(arguments, config)
+    spec = spec_of(arguments)
+    asyncio.run(_serve(arguments, config, spec, permissions))
+    return 0
+
+
+async def _serve(
+    arguments: argparse.Namespace, config: Config, spec: dict[str, Any], permissions: Mapping[str, AgentPermissions]
+) -> None:
+    _end_on_signals()
+    async with AsyncExitStack() as stack:
+        opening = asyncio.create_task(_opened(stack, arguments))
+        await asyncio.to_thread(_import_sdk)  # a second of work, in which the engine can start
+        from hutch.mcp.serving.desk import Desk
+        from hutch.mcp.serving.scopes import PlacesOfMachine, named, scope_of
+        from hutch.mcp.serving.stdio import serve
+
+        places = PlacesOfMachine(config.run_dir / "mcp")
+        world = _world(spec, config)
+
+        async def desk(client: "Client") -> Desk:
+            scope = named(arguments.scope) if arguments.scope else scope_of(client.name, os.getcwd())
+            hutch = await asyncio.shield(opening)
+            return Desk(hutch, client, places, scope, spec=spec, permissions=permissions, world=world)
+
+        await serve(desk)
+
+
+async def _opened(stack: AsyncExitStack, arguments: argparse.Namespace) -> Hutch:
+    try:
+        return await stack.enter_async_context(visit(arguments))
+    except HutchError as error:  # the client is told when it asks; people find it in the client's log
+        log("mcp").error("no boxes", why=error.message, remedy=error.remedy)
+        raise
+
+
+def _import_sdk() -> None:
+    try:
+        import_module("hutch.mcp.serving.stdio")
+    except ImportError as error:
+        raise Unavailable(
+            f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
+        ) from error
+
+
+def _end_on_signals() -> None:
+    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    assert task is not None
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, task.cancel)
+
+
+def _world(spec: Mapping[str, Any], config: Config) -> "World":
+    from hutch.mcp.serving.rendering import World
+
+    places = [spec.get("workspace") or {}, *spec.get("mounts", ())]
+    host_files = any(each.get("mode") == "rw" and each.get("source") != "own" for each in places)
+    network = spec.get("network") or config.resolve_profile(spec.get("profile")).network
+    return World(host_files=host_files, open=network != NetworkMode.OFF)
+
+
+def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, AgentPermissions]:
+    """By agent, which is the client's name."""
+    if arguments.permissions == ASK:
+        table = {EVERYBODY: _asking()}
+    elif arguments.permissions:
+        if arguments.permissions not in config.permissions:
+            raise Invalid(
+                f"there is no [permissions.{arguments.permissions}]", op="mcp",
+                remedy=f"one of {', '.join(sorted(config.permissions)) or 'none in hutch.toml'}, or ask",
+            )  # fmt: skip
+        table = {EVERYBODY: config.permissions[arguments.permissions]}
+    else:
+        table = dict(config.permissions)
+    if arguments.tools is None:
+        return table
+    wanted = [name.strip() for name in arguments.tools.split(",") if name.strip()]
+    table.setdefault(EVERYBODY, AgentPermissions())
+    return {agent: _only(wanted, of(agent, table)) for agent in table}
+
+
+def _asking() -> AgentPermissions:
+    from hutch.tools.catalogue import TOOLS
+
+    free = {tool.name: Decision.ALLOW for tool in TOOLS if tool.read_only}
+    return AgentPermissions(default=Decision.ASK, tools=free)
+
+
+def _only(wanted: list[str], rules: AgentPermissions) -> AgentPermissions:
+    from hutch.tools.catalogue import TOOLS
+
+    known = [tool.name for tool in TOOLS]
+    if unknown := [name for name in wanted if name not in known]:
+        raise Invalid(f"there is no tool {unknown[0]!r}", op="mcp", remedy=f"--tools takes {', '.join(known)}")
+    kept = {name: rules.tools.get(name, rules.default) for name in wanted}
+    actions = {name: decision for name, decision in rules.tools.items() if name.partition(".")[0] in wanted}
+    return rules.but(default=Decision.DENY, tools={**kept, **actions})

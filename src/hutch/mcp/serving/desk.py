@@ -1,0 +1,131 @@
+"""A client's desk: its session, its tools, what it was told about them, and the calls it has under way."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from mcp.types import CallToolRequestParams, CallToolResult, InputRequiredResult, Tool
+
+from hutch.api import Hutch
+from hutch.errors import HutchError
+from hutch.logs import log
+from hutch.mcp.serving import calls
+from hutch.mcp.serving.calls import Parked, ToolCall
+from hutch.mcp.serving.clients import Client, Context
+from hutch.mcp.serving.rendering import World, result_of, tool_of
+from hutch.mcp.serving.scopes import Place, Places
+from hutch.tools import AgentPermissions, AskRequest, ToolResult, Tools
+
+LOOK_SECONDS = 5.0
+"""How often it is looked whether the tools are still those that the client knows."""
+CHANGES_TOOLS = frozenset({"activate_skill", "box_lifecycle"})
+"""After these it is looked at once."""
+
+_log = log("mcp")
+
+
+class Desk:
+    """One client at work."""
+
+    def __init__(
+        self, hutch: Hutch, client: Client, places: Places, scope: str, *,
+        spec: Mapping[str, Any], permissions: Mapping[str, AgentPermissions], world: World,
+    ) -> None:  # fmt: skip
+        self._places = places
+        self._place: Place = places.take(scope)
+        self._world = world
+        self._untold = self._crowded(scope)
+        self.tools = Tools(
+            hutch.for_session(self._place.session), agent=client.name, spec=spec, permissions=permissions,
+            ask=calls.ask if client.can_ask else None,
+        )  # fmt: skip
+        self._parked = Parked()
+        self._known: tuple[str, ...] | None = None
+        """Names of the tools that the client was shown last."""
+        self._watching: asyncio.Task[None] | None = None
+        self.changed: Callable[[], Awaitable[None]] | None = None
+        """Tells the client that its tools are others now."""
+        _log.info("client came", client=client.name, session=self._place.session)
+
+    def _crowded(self, scope: str) -> str:
+        if self._place.number == 1:
+            return ""
+        return (
+            f"{self._place.number - 1} other live client(s) of the scope {scope} were here first: this one has a box "
+            "of its own, with files of its own"
+        )
+
+    @property
+    def session(self) -> str:
+        return self._place.session
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    async def list(self) -> list[Tool]:
+        found = await self.tools.schemas("mcp")
+        self._known = tuple(each["name"] for each in found)
+        if self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+        return [tool_of(each, self._world) for each in found]
+
+    async def instructions(self) -> str:
+        """For the client's system prompt."""
+        parts = [f"Note: {self._untold}."] if self._untold else []
+        text = await self.tools.guidance()
+        if not text:
+            status = await self.tools.status()
+            text = f"Hutch can make no boxes now, so it has no tools: {status.reason or status.state}."
+            text += f" To fix it: {status.remedy}" if status.remedy else ""
+        return "\n\n".join([*parts, text])
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            await self._look()
+
+    async def _look(self) -> None:
+        """Tell the client if its tools have changed since it was shown them: a skill came, the engine went."""
+        try:
+            names = tuple(each["name"] for each in await self.tools.schemas("mcp"))
+        except HutchError as error:  # a server that is away for a moment takes no tools away
+            _log.debug("tools not looked at", error=error)
+            return
+        if self._known is None or names == self._known:
+            return
+        self._known = names
+        if self.changed is not None:
+            await self.changed()
+
+    # --- calling --------------------------------------------------------------------------------------------------
+
+    async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
+        if params.request_state is not None:
+            call = self._parked.take(ctx, params)
+        else:
+            call = ToolCall(self.tools, ctx, params)
+        outcome = await call.outcome()
+        if isinstance(outcome, AskRequest):
+            return self._parked.put(call, outcome)
+        if params.name in CHANGES_TOOLS:
+            await self._look()
+        return result_of(self._with_note(outcome))
+
+    def _with_note(self, result: ToolResult) -> ToolResult:
+        """What stands in the instructions is told once more: not every client shows them to its model."""
+        if not self._untold:
+            return result
+        note, self._untold = self._untold, ""
+        return result.but(
+            text=f"{result.text}\n[note: {note}]",
+            structured={**result.structured, "notes": [*result.structured.get("notes", ()), note]},
+            notes=(*result.notes, note),
+        )
+
+    async def close(self) -> None:
+        """The client is gone. Its box stays, by its own clocks, for when it comes back."""
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._parked.end()
+        await self.tools.close()
+        self._places.leave(self._place)
+        _log.info("client left", session=self._place.session)

@@ -1,0 +1,56 @@
+"""What an MCP server's definition must be like. Pure: nothing here looks at the machine."""
+
+from urllib.parse import urlsplit
+
+from hutch.errors import Invalid
+from hutch.model.ids import is_name
+from hutch.model.mcp import McpServer, Share, Transport
+from hutch.policy import values
+
+SEPARATOR = "__"
+"""Between the server's name and the tool's in the gateway."""
+LONGEST_NAME = 40
+
+
+def check(name: str, server: McpServer) -> None:
+    """Invalid, with the field."""
+    if not is_name(name) or len(name) > LONGEST_NAME or SEPARATOR in name:
+        raise Invalid(
+            f"{name!r} is no name for an MCP server",
+            remedy=f"letters, digits, dot, dash and single underscores; at most {LONGEST_NAME}",
+            details={"field": "name"},
+        )
+    if bool(server.command) == bool(server.url):
+        raise _wrong(name, "command", "has both a command and a url" if server.url else "has no command and no url")
+    if (server.transport is Transport.STDIO) != bool(server.command):
+        raise _wrong(name, "type", f"is of type {server.transport}, which does not go with what it has")
+    if server.url:
+        _check_url(name, server.url)
+    for text in (server.command, *server.args, server.cwd, server.host_path):
+        if "\0" in text:
+            raise _wrong(name, "args", "holds a NUL character")
+    values.check_environment("env", server.env)
+    for key, value in server.headers.items():
+        if not key or not (key + value).isprintable() or ":" in key or not key.isascii():
+            raise _wrong(name, "headers", f"has a header {key!r} that cannot be sent")
+    if server.share is Share.PIPELINE and not is_name(server.group):
+        raise _wrong(name, "group", f"names the group {server.group!r}, which is no name")
+    for field in ("startup_timeout_sec", "install_timeout_sec"):
+        if not 0 < getattr(server, field) <= 86400:
+            raise _wrong(name, field, f"has a {field} that is not above 0 and up to a day")
+    if not 0 <= server.tool_timeout_sec <= 86400:
+        raise _wrong(name, "tool_timeout_sec", "has a tool_timeout_sec that is not from 0 to a day")
+
+
+def _check_url(name: str, url: str) -> None:
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname)
+    except ValueError:
+        good = False
+    if not good:
+        raise _wrong(name, "url", f"has the url {url[:200]!r}, which is no http(s) address")
+
+
+def _wrong(name: str, field: str, why: str) -> Invalid:
+    return Invalid(f"MCP server {name} {why}", details={"field": field, "server": name})
