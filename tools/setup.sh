@@ -20,6 +20,10 @@ packages=(
   busybox-static      # the smallest image that can do something
   debootstrap         # a real distribution's image, in `make prove`
   chromium            # the browser that tries to drive a local server
+  docker.io runc crun             # containers: the tests start engines of their own
+  podman containernetworking-plugins
+  runsc                           # gVisor, as a runtime of Docker
+  curl                            # asking an engine whether it is up
 )
 
 missing_packages() {
@@ -31,6 +35,14 @@ missing_packages() {
 
 install_packages() {
   export DEBIAN_FRONTEND=noninteractive
+  # A package's service would start here and now, and Docker's changes the machine's firewall when it does.
+  # invoke-rc.d asks this file first (101: do not start anything).
+  local policy=/usr/sbin/policy-rc.d
+  if [[ ! -e $policy ]]; then
+    trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+    printf '#!/bin/sh\nexit 101\n' >"$policy"
+    chmod 755 "$policy"
+  fi
   local apt=(apt-get -qq -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
   # A fresh machine has no package lists, and old lists name versions that the mirror has dropped.
   "${apt[@]}" update || echo "setup: apt-get update failed; trying with the lists that are there" >&2

@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 from bench.measures.cold import cold
 from bench.measures.create import create
+from bench.measures.docker_lane import docker_lane
 from bench.measures.durable import durable
 from bench.measures.execs import execs
 from bench.measures.keeping import found, handle
@@ -16,6 +17,7 @@ from bench.setting import Setting
 MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "create": create,
     "exec": execs,
+    "docker_lane": docker_lane,
     "cold": cold,
     "durable": durable,
     "handle": handle,

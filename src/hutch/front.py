@@ -12,6 +12,7 @@ from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
     from hutch.client.lifeline import Rhythm, Told
+    from hutch.keeper.keeper import Keeper
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -33,12 +34,12 @@ class Hutch:
     """`async with Hutch() as hutch: async with hutch.box() as box: ...`
 
     Without an address this process keeps its own boxes, unless a server owns the state directory: then it becomes that
-    server's client. `Hutch("http://host:7300", key=…)`, `Hutch("https://…", key=…, ca=…)` and `Hutch("unix:/path")`
+    server's client, and the server's configuration counts. `Hutch("http://host:7300", key=…)`, `Hutch("https://…", key=…, ca=…)` and `Hutch("unix:/path")`
     are clients, with the same methods.
 
-    `session` names who holds the leases; `told` is called when a server is lost and when it is back. All other keyword
-    arguments are fields of the configuration (`state_dir=`, `provider=`, `enabled=`, ...); they win over `hutch.toml`
-    and `HUTCH_*`.
+    `session` names who holds the leases; `told` is called when a server is lost and when it is back; `keeper` is one
+    that the application has made itself. All other keyword arguments are fields of the configuration (`state_dir=`,
+    `provider=`, `enabled=`, ...); they win over `hutch.toml` and `HUTCH_*`.
     """
 
     config: Config
@@ -46,10 +47,13 @@ class Hutch:
 
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-        told: "Told | None" = None, **configuration: Any,
+        told: "Told | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
-        config = self.config = Config.load(**configuration)
-        self._inner = _chosen(config, url, key, ca, session, rhythm, told)
+        self.config = Config.load(**configuration) if keeper is None else keeper.config
+        if keeper is None:
+            self._inner = _chosen(self.config, url, key, ca, session, rhythm, told)
+        else:
+            self._inner = _embedded(keeper, session)
 
     @classmethod
     def launch(
@@ -147,10 +151,15 @@ def _chosen(
         )  # fmt: skip
     if key or ca:
         raise Invalid("a key is for a server, and none was named", remedy="give its address: Hutch(url, key=…)")
-    from hutch.keeper.embedded import Hutch as EmbeddedHutch
     from hutch.keeper.embedded import opened
 
-    made = EmbeddedHutch(keeper=opened(config))
+    return _embedded(opened(config), session)
+
+
+def _embedded(keeper: "Keeper", session: str) -> Any:
+    from hutch.keeper.embedded import Hutch as EmbeddedHutch
+
+    made = EmbeddedHutch(keeper=keeper)
     made.session = session or made.session
     return made
 

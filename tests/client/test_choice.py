@@ -34,7 +34,7 @@ def test_every_public_method_is_there(wrapper: type) -> None:
 
 
 async def test_a_server_that_owns_the_state_directory(server: Server) -> None:
-    """DESIGN §3: `Hutch()` becomes its client over its Unix socket, without being told; a killed server owns nothing."""
+    """DESIGN §3: `Hutch()` becomes its client over its Unix socket, untold; a server that was killed owns nothing."""
     places = {"state_dir": str(server.state), "run_dir": str(server.run)}
     hutch = Hutch(**places)
     assert form(hutch) is RemoteHutch
@@ -113,9 +113,7 @@ async def test_switched_off(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == []
 
 
-async def test_tls(tmp_path: Path) -> None:
-    """A server's certificate is checked, by the certificates that were given."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+def certificate(cert: Path, key: Path) -> None:
     made = subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
@@ -123,6 +121,12 @@ async def test_tls(tmp_path: Path) -> None:
     )  # fmt: skip
     if made.returncode:
         pytest.skip(f"openssl cannot make a certificate: {made.stderr!r}")
+
+
+async def test_tls(tmp_path: Path) -> None:
+    """A server's certificate is checked, by the certificates that were given."""
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    certificate(cert, key)
     with serving("--tls-cert", str(cert), "--tls-key", str(key)) as server:
         url, opening = server.announcement["url"], server.key("user", "tls")
         async with Hutch(url, key=opening, ca=str(cert), rhythm=QUICK) as hutch, hutch.box() as box:

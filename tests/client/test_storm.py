@@ -22,7 +22,7 @@ RHYTHM = Rhythm(beat_sec=1.0, silence_sec=5.0, retry_sec=0.1, longest_retry_sec=
 
 
 async def client(url: str, number: int, until: float) -> dict[str, int]:
-    """One agent's work, every step of it checked: what was acknowledged is there, what is read goes on at its cursor."""
+    """One agent's work, each step checked: what was acknowledged is there, what is read goes on at its cursor."""
     seen = {"operations": 0, "refused": 0, "lines": 0}
     chance = random.Random(number)
     async with Hutch(url, session=f"storm-{number}", rhythm=RHYTHM) as hutch:

@@ -7,11 +7,12 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.native.boxes import alive, box, engine, make, out, pid_of, run_dir, run_names, until
+from tests.native.boxes import LIMITS, alive, box, engine, make, out, pid_of, run_dir, run_names, until
 
 from hutch.errors import HutchError
 from hutch.model.spec import Mount, MountMode, Workspace
 from hutch.providers.native import leftovers, wire
+from hutch.providers.native.cgroup_control import PIDS_HEADROOM
 from hutch.providers.native.provider import NativeProvider
 
 
@@ -168,3 +169,16 @@ async def test_dead_stems_are_cleared_away() -> None:
         for pid in stem_pids(native):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: not set(stems(native)) & set(old), "the dead stems are gone")
+
+
+async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:
+    """A stem has none until it is claimed, and its guest may greet before its spawner has written them."""
+    async with engine() as provider:
+        for _ in range(12):  # the first is made from the beginning, the others of stems
+            async with box(provider) as made:
+                groups = made.record.data["groups"]
+                assert isinstance(groups, list)
+                files = [Path(str(group), "pids.max") for group in groups if Path(str(group), "pids.max").exists()]
+                if not files:
+                    pytest.skip("no control group counts processes here")
+                assert int(files[0].read_text()) == LIMITS.pids + PIDS_HEADROOM

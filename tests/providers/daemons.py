@@ -107,9 +107,10 @@ class Daemon:
 def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
     _needs("dockerd", "runc", "unshare", "nsenter", "ip", "curl")
     with place() as directory:
-        runsc = shutil.which("runsc")
         # gVisor makes its own network stack of an interface that it is given, and needs none here.
-        runtimes = {"runsc": {"path": runsc, "runtimeArgs": ["--network=none"]}} if runsc else {}
+        arguments = {"runsc": ["--network=none"], "crun": []}
+        found = {name: shutil.which(name) for name in arguments}
+        runtimes = {name: {"path": path, "runtimeArgs": arguments[name]} for name, path in found.items() if path}
         settings = directory / "daemon.json"
         settings.write_text(json.dumps({"runtimes": runtimes, "live-restore": live_restore}))
         argv = [

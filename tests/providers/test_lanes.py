@@ -43,13 +43,17 @@ async def engine_exec(engine: Engine, container: str, argv: list[str], user: str
     return text.decode()
 
 
-@pytest.mark.parametrize("lane", ["fast", "api"])
+@pytest.mark.parametrize(("runtime", "lane"), [("runc", "fast"), ("runc", "api"), ("crun", "fast")])
 @pytest.mark.parametrize(("user", "ids"), [("user", "1000:1000"), ("root", "0:0")])
 async def test_privileges_are_those_of_the_engines_exec(
-    docker: daemons.Daemon, tmp_path: Path, lane: str, user: str, ids: str
+    docker: daemons.Daemon, tmp_path: Path, runtime: str, lane: str, user: str, ids: str
 ) -> None:
     """Filter, capabilities, no_new_privs, label, control groups, limits, namespaces: as `docker exec` gives them."""
-    provider = daemons.provider(docker, tmp_path, lane=lane)
+    if shutil.which(runtime) is None:
+        pytest.skip(f"{runtime} is not installed (tools/setup.sh)")
+    provider = daemons.provider(docker, tmp_path, lane=lane, runtime=runtime)
+    if runtime == "crun" and not (found := await provider.probe()).usable:
+        pytest.skip(f"crun does not run on this machine: {found.reason}")
     async with box(provider) as made:
         assert made.record.data["lane"] == lane
         ours = (await run(made, PRIVILEGES, user=user)).stdout

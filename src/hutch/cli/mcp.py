@@ -1,4 +1,4 @@
-"""Serve the tools to an MCP client on standard input and output: `hutch mcp` in the client's configuration is enough."""
+"""Serve the tools to an MCP client on standard input and output: `hutch mcp` in its configuration is enough."""
 
 import argparse
 import asyncio
@@ -17,7 +17,7 @@ from hutch.config import Config
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.logs import log
 from hutch.model.spec_kinds import NetworkMode
-from hutch.policy.permissions import EVERYBODY, AgentPermissions, Decision, of
+from hutch.policy.permissions import EVERYBODY, AgentPermissions
 
 if TYPE_CHECKING:
     from hutch.mcp.serving.clients import Client
@@ -110,37 +110,16 @@ def _world(spec: Mapping[str, Any], config: Config) -> "World":
 
 def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, AgentPermissions]:
     """By agent, which is the client's name."""
+    from hutch.mcp.serving import rules
+
+    table = dict(config.permissions)
     if arguments.permissions == ASK:
-        table = {EVERYBODY: _asking()}
+        table = rules.asking()
     elif arguments.permissions:
-        if arguments.permissions not in config.permissions:
+        if arguments.permissions not in table:
             raise Invalid(
                 f"there is no [permissions.{arguments.permissions}]", op="mcp",
-                remedy=f"one of {', '.join(sorted(config.permissions)) or 'none in hutch.toml'}, or ask",
+                remedy=f"one of {', '.join(sorted(table)) or 'none in hutch.toml'}, or ask",
             )  # fmt: skip
-        table = {EVERYBODY: config.permissions[arguments.permissions]}
-    else:
-        table = dict(config.permissions)
-    if arguments.tools is None:
-        return table
-    wanted = [name.strip() for name in arguments.tools.split(",") if name.strip()]
-    table.setdefault(EVERYBODY, AgentPermissions())
-    return {agent: _only(wanted, of(agent, table)) for agent in table}
-
-
-def _asking() -> AgentPermissions:
-    from hutch.tools.catalogue import TOOLS
-
-    free = {tool.name: Decision.ALLOW for tool in TOOLS if tool.read_only}
-    return AgentPermissions(default=Decision.ASK, tools=free)
-
-
-def _only(wanted: list[str], rules: AgentPermissions) -> AgentPermissions:
-    from hutch.tools.catalogue import TOOLS
-
-    known = [tool.name for tool in TOOLS]
-    if unknown := [name for name in wanted if name not in known]:
-        raise Invalid(f"there is no tool {unknown[0]!r}", op="mcp", remedy=f"--tools takes {', '.join(known)}")
-    kept = {name: rules.tools.get(name, rules.default) for name in wanted}
-    actions = {name: decision for name, decision in rules.tools.items() if name.partition(".")[0] in wanted}
-    return rules.but(default=Decision.DENY, tools={**kept, **actions})
+        table = {EVERYBODY: table[arguments.permissions]}
+    return table if arguments.tools is None else rules.only(arguments.tools.split(","), table)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from json import JSONDecoder, JSONEncoder, encoder
 from typing import Any
 
-_scan = JSONDecoder().scan_once
+_scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder().scan_once  # type: ignore[attr-defined]
 
 
 def decode(payload: bytes) -> Any:

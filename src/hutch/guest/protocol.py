@@ -61,7 +61,7 @@ class ProtocolError(Exception):
     """The other end sent something that no correct peer sends."""
 
 
-def frame(kind: int, channel: int, payload: bytes = b"") -> bytes:
+def frame(kind: int, channel: int, payload: bytes | memoryview = b"") -> bytes:
     return HEADER.pack(len(payload), kind, channel) + payload
 
 

@@ -183,8 +183,9 @@ class SqliteStore:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             answers = [(future, None, problem) for _, future in batch]
-        for future, result, failure in answers:
-            future.get_loop().call_soon_threadsafe(_answer, future, result, failure)
+        loops = {future.get_loop() for future, _, _ in answers}
+        for loop in loops:  # one call for all of a loop's: each one wakes it up
+            loop.call_soon_threadsafe(_answer_all, [each for each in answers if each[0].get_loop() is loop])
 
     def _refuse_all(self, error: BaseException) -> None:
         """The file cannot be opened: everybody who waits, or comes later, is told."""
@@ -204,6 +205,11 @@ def _attempt(db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | N
         return None, error
     db.execute("RELEASE one")
     return result, None
+
+
+def _answer_all(answers: "list[tuple[asyncio.Future[Any], Any, BaseException | None]]") -> None:
+    for future, result, failure in answers:
+        _answer(future, result, failure)
 
 
 def _answer(future: "asyncio.Future[Any]", result: Any, failure: BaseException | None) -> None:

@@ -15,8 +15,9 @@ from hutch.keeper.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
 from hutch.model.record import encoded as as_json
-from hutch.server.call import JSON, NOBODY, Call, Receive, Reply, Scope, Send
+from hutch.server.call import JSON, NOBODY, Call, Message, Receive, Reply, Scope, Send
 from hutch.server.door import Door
+from hutch.server.mcp_door import Mounts, enter
 from hutch.server.receipts import who_of
 from hutch.server.routes import May, Route, Table, WrongMethod, check_role
 from hutch.server.service import Service
@@ -31,10 +32,11 @@ _ALWAYS = ((b"cache-control", b"no-store"), (b"x-content-type-options", b"nosnif
 class App:
     """One for each door."""
 
-    def __init__(self, service: Service, door: Door) -> None:
+    def __init__(self, service: Service, door: Door, mounts: Mounts | None = None) -> None:
         self._service = service
         self._door = door
         self._table = Table()
+        self._mounts = mounts or Mounts()
         self._sockets = Sockets(service, door)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,7 +45,8 @@ class App:
         try:
             with logs.operation(secrets.token_hex(6)) as request:
                 if kind == "http":
-                    await Exchange(self._service, self._door, self._table, request, send).serve(scope, receive)
+                    exchange = Exchange(self._service, self._door, self._table, self._mounts, request, send)
+                    await exchange.serve(scope, receive)
                 elif kind == "websocket":
                     await self._sockets.serve(scope, receive, send)
         finally:
@@ -53,10 +56,11 @@ class App:
 class Exchange:
     """One request and its answer."""
 
-    def __init__(self, service: Service, door: Door, table: Table, request: str, send: Send) -> None:
+    def __init__(self, service: Service, door: Door, table: Table, mounts: Mounts, request: str, send: Send) -> None:
         self._service = service
         self._door = door
         self._table = table
+        self._mounts = mounts
         self._request = request
         self._send_raw = send
         self._status = 0
@@ -70,7 +74,7 @@ class Exchange:
         call.op = "?"
         self._page_headers = self._door.page_headers(call.headers)
         with telemetry.request(call.headers) as span:
-            await self._attempt(call, scope)
+            await self._attempt(call, scope, receive)
             telemetry.served(span, call.op, self._status, self._request)
         seconds = time.monotonic() - begun
         self._service.metrics.served(call.op, self._status, seconds)
@@ -78,20 +82,27 @@ class Exchange:
             "served", operation=call.op, status=self._status, ms=round(seconds * 1000, 2), by=call.caller.key_id
         )
 
-    async def _attempt(self, call: Call, scope: Scope) -> None:
+    async def _attempt(self, call: Call, scope: Scope, receive: Receive) -> None:
         try:
-            await self._answer(call, scope)
+            await self._answer(call, scope, receive)
         except HutchError as error:
             await self._fail(call, error)
         except Exception as error:  # the boundary of a request: a defect of ours is reported, and the server goes on
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, HutchError("internal error", details={"request": self._request}))
 
-    async def _answer(self, call: Call, scope: Scope) -> None:
+    async def _answer(self, call: Call, scope: Scope, receive: Receive) -> None:
         asked = self._door.preflight(call.headers, self._table.methods) if scope["method"] == "OPTIONS" else None
         if asked is not None:
             self._door.check_place(call.headers, scope["scheme"])
             await self._send(Reply(status=204, headers=asked))
+            return
+        if mounted := self._mounts.find(scope["path"]):
+            mount, call.params = mounted
+            call.op = mount.op
+            self._door.check_place(call.headers, scope["scheme"])
+            call.caller = await self._door.caller(call.headers, scope["client"])
+            await enter(mount, call, scope, receive, self._send_foreign, self._request)
             return
         try:
             route, call.params = self._table.find(scope["method"], scope["path"])
@@ -178,6 +189,17 @@ class Exchange:
         told = encoded(wire_of(error, call.op))
         await self._start(status, JSON, {"content-length": str(len(told)), **headers})
         await self._body(told, more=False)
+
+    async def _send_foreign(self, message: Message) -> None:
+        """An answer of the SDK, with what every answer of ours has."""
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            own = [*_ALWAYS, (b"hutch-request", self._request.encode())]
+            own += [(name.encode(), value.encode("latin-1", "replace")) for name, value in self._page_headers.items()]
+            named = {name for name, _ in own}
+            kept = [(name, value) for name, value in message.get("headers", ()) if name.lower() not in named]
+            message = {**message, "headers": [*kept, *own]}
+        await self._send_raw(message)
 
     async def _start(self, status: int, kind: str, headers: Mapping[str, str]) -> None:
         self._status = status

@@ -129,7 +129,7 @@ class Door:
 
     async def caller(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
         """Unauthenticated unless a key, or the kernel's word on the Unix socket, says who it is."""
-        text = _key_text(headers)
+        text = key_text(headers)
         if text:
             key = await self._keys.find(text)
             if key is None:
@@ -159,7 +159,8 @@ def _wants_all(headers: Mapping[str, str], role: Role) -> bool:
     return True
 
 
-def _key_text(headers: Mapping[str, str]) -> str:
+def key_text(headers: Mapping[str, str]) -> str:
+    """The key that was sent; empty: none was."""
     scheme, _, text = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and text:
         return text.strip()

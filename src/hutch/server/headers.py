@@ -49,11 +49,14 @@ REQUEST_HEADERS: Mapping[str, dict[str, Any]] = {
 OF_EVERY_ROUTE = ("Hutch-Session", "Hutch-Admin")
 OF_BOX_ROUTES = ("Hutch-Epoch", "Hutch-Observe")
 
-FOR_PAGES = ("Authorization", "Hutch-Key", "Content-Type", "Accept", *REQUEST_HEADERS)
+FOR_PAGES = (
+    "Authorization", "Hutch-Key", "Content-Type", "Accept", "Mcp-Session-Id", "Mcp-Protocol-Version", "Mcp-Method",
+    "Mcp-Name", *REQUEST_HEADERS,
+)  # fmt: skip
 """What a page of `server.origins` may send."""
 TO_PAGES = (
     "Hutch-Request", "Hutch-Cursor", "Hutch-Eof", "Hutch-Dropped", "Hutch-Notes", "Location", "Retry-After",
-    "Content-Range",
+    "Content-Range", "Mcp-Session-Id",
 )  # fmt: skip
 """What it may read of an answer."""
 

@@ -22,12 +22,15 @@ from hutch.server import announcing
 from hutch.server.app import App
 from hutch.server.door import Door
 from hutch.server.heads import BoundedHttp, patient
+from hutch.server.mcp_door import Mounts, OwnTools
 from hutch.server.peers import UnixHttp, UnixWebSocket
 from hutch.server.service import Service
 
 ORPHAN_GRACE_SECONDS = 900.0
 """Boxes outlive their server this long, unless the configuration says otherwise: time to restart or upgrade it."""
 LONGEST_FRAME = 16 << 20
+PARTING_SECONDS = 1.0
+"""MCP clients that ask for nothing are let go within it, while their desks can still reach the API."""
 
 Told = Callable[[str], None]
 
@@ -72,12 +75,14 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
     await _first_key(service, tell)
     path = Path(config.server.socket) if config.server.socket else config.run_dir / announcement.SOCKET
     table = config.server
-    servers = [(_unix_server(service), announcing.unix_socket(path))]
+    mounts = Mounts()
+    mounts.mount("/mcp", lambda: OwnTools(service, path))
+    servers = [(_unix_server(service, mounts), announcing.unix_socket(path))]
     url = ""
     try:
         if table.host:
             tcp = announcing.tcp_socket(table.host, table.port)
-            servers.append((_tcp_server(service), tcp))
+            servers.append((_tcp_server(service, mounts), tcp))
             url = _url(table.host, tcp.getsockname()[1], tls=bool(table.tls_cert))
         service.metrics.connections = lambda: {
             door: len(server.server_state.connections)
@@ -92,9 +97,11 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
         await asyncio.wait([asyncio.ensure_future(ending.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
         service.draining.set()
+        parting = asyncio.ensure_future(mounts.drain(table.drain_sec))
+        await asyncio.wait({parting}, timeout=PARTING_SECONDS)
         for server, _ in servers:
             server.should_exit = True
-        await asyncio.gather(*running)
+        await asyncio.gather(*running, parting)
         # uvicorn cancels those that took too long, and does not wait for them: commands are being killed there.
         if late := [task for server, _ in servers for task in server.server_state.tasks]:
             await asyncio.wait(late, timeout=table.drain_sec)
@@ -123,14 +130,14 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _unix_server(service: Service) -> _Server:
-    app = App(service, Door(service.keys, service.config.server, unix=True))
+def _unix_server(service: Service, mounts: Mounts) -> _Server:
+    app = App(service, Door(service.keys, service.config.server, unix=True), mounts)
     return _Server(_uvicorn(service, app, http=patient(UnixHttp, _patience(service)), ws=UnixWebSocket))
 
 
-def _tcp_server(service: Service) -> _Server:
+def _tcp_server(service: Service, mounts: Mounts) -> _Server:
     table = service.config.server
-    app = App(service, Door(service.keys, table, unix=False))
+    app = App(service, Door(service.keys, table, unix=False), mounts)
     tls = {"ssl_certfile": table.tls_cert, "ssl_keyfile": table.tls_key} if table.tls_cert else {}
     config = _uvicorn(service, app, http=patient(BoundedHttp, _patience(service)), ws="websockets-sansio", **tls)
     try:

@@ -68,9 +68,7 @@ def from_plain(
     """The `mcpServers` object itself, or the document around it."""
     table = _table(plain)
     if table is None:
-        raise Invalid(
-            f"{origin} has no table of MCP servers", remedy=f"it is expected under {', '.join(TABLES[:2])}"
-        )
+        raise Invalid(f"{origin} has no table of MCP servers", remedy=f"it is expected under {', '.join(TABLES[:2])}")
     found = Imported()
     for name, entry in table.items():
         if not isinstance(entry, dict):
@@ -188,9 +186,7 @@ def without_comments(text: str) -> str:
     if not any("//" in piece or "/*" in piece for piece in pieces[::2]):
         return _without_commas(pieces)
     # A quote inside a comment would open a string in that split: so comments go first, by the same walk over strings.
-    cleaned = re.sub(
-        r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or " ", text, flags=re.DOTALL
-    )
+    cleaned = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or " ", text, flags=re.DOTALL)
     return _without_commas(re.split(r'("(?:[^"\\]|\\.)*")', cleaned))
 
 

@@ -3,7 +3,7 @@ question to its user is the answer, and the next request brings what he said."""
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable
 from contextvars import ContextVar
 from typing import Any
 
@@ -162,6 +162,5 @@ def _text(request: AskRequest) -> str:
 def _decided(said: ElicitResult) -> Answer:
     if said.action != "accept":
         return Answer.DENY
-    content: Mapping[str, object] = said.content or {}
-    decision = content.get("decision")
-    return Answer(decision) if decision in (Answer.ALLOW, Answer.ALWAYS) else Answer.DENY
+    decision = (said.content or {}).get("decision")
+    return Answer(decision) if isinstance(decision, str) and decision in set(Answer) else Answer.DENY

@@ -30,7 +30,10 @@ class Desk:
     def __init__(
         self, hutch: Hutch, client: Client, places: Places, scope: str, *,
         spec: Mapping[str, Any], permissions: Mapping[str, AgentPermissions], world: World,
+        closed: Callable[[], Awaitable[None]] | None = None,
     ) -> None:  # fmt: skip
+        """`closed`: what else ends with it."""
+        self._closed = closed
         self._places = places
         self._place: Place = places.take(scope)
         self._world = world
@@ -40,6 +43,8 @@ class Desk:
             ask=calls.ask if client.can_ask else None,
         )  # fmt: skip
         self._parked = Parked()
+        self.busy = 0
+        """Calls under way."""
         self._known: tuple[str, ...] | None = None
         """Names of the tools that the client was shown last."""
         self._watching: asyncio.Task[None] | None = None
@@ -99,11 +104,13 @@ class Desk:
     # --- calling --------------------------------------------------------------------------------------------------
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
-        if params.request_state is not None:
-            call = self._parked.take(ctx, params)
-        else:
-            call = ToolCall(self.tools, ctx, params)
-        outcome = await call.outcome()
+        goes_on = params.request_state is not None
+        call = self._parked.take(ctx, params) if goes_on else ToolCall(self.tools, ctx, params)
+        self.busy += 1
+        try:
+            outcome = await call.outcome()
+        finally:
+            self.busy -= 1
         if isinstance(outcome, AskRequest):
             return self._parked.put(call, outcome)
         if params.name in CHANGES_TOOLS:
@@ -127,5 +134,7 @@ class Desk:
             self._watching.cancel()
         await self._parked.end()
         await self.tools.close()
+        if self._closed is not None:
+            await self._closed()
         self._places.leave(self._place)
         _log.info("client left", session=self._place.session)

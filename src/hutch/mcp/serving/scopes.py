@@ -1,4 +1,4 @@
-"""Which session a client works in: by its scope, so that a restarted one finds its box; a second live one is told apart.
+"""Which session a client works in: by its scope, so that a restarted one finds its box and a second live one another.
 
 A scope is a client's name and the directory it works in, or a name that somebody chose. Whoever comes while it is taken
 gets the scope's next place: a session, and so a box, of its own.

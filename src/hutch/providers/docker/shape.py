@@ -26,8 +26,8 @@ PIDS_HEADROOM = 8
 """The guest, a deputy, relays: they are in the container, and not the user's."""
 GUEST_MB = 16
 """What the guest itself holds."""
-WALL_MB = 96
-WALL_THREADS = 512
+WALL_MB = 192
+WALL_THREADS = 8192
 _MB = 1 << 20
 _OURS = (GUEST_PLACE, DEPUTY_PLACE, PLANTED, "/proc", "/dev", "/sys")
 _INODES_PER_MB = 256
@@ -122,8 +122,9 @@ def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
     memory = limits.memory_mb + limits.disk_mb + spill_mb(limits) + GUEST_MB
     pids = limits.pids + PIDS_HEADROOM
     if walled:
-        # A kernel of its own lives in the same control group: its threads and its memory are no user's.
-        memory, pids = memory + WALL_MB, 8 * pids + WALL_THREADS
+        # A kernel of its own lives in the same control group, and meeting a limit there would end it with the whole
+        # box. The guest's watchdog holds the box's own limits; these hold what gets past it between two looks.
+        memory, pids = memory + limits.memory_mb + WALL_MB, WALL_THREADS
     return {
         "Memory": memory * _MB,
         "MemorySwap": memory * _MB,  # memory and swap together: no swap

@@ -151,7 +151,7 @@ class Channel:
                 await self._wait_for_room()
                 continue
             self._sendable -= size
-            self._link.send(frame(DATA, self.number, bytes(view[:size])))
+            self._link.send(frame(DATA, self.number, view[:size]))
             view = view[size:]
 
     def end(self) -> None:

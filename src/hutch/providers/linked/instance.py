@@ -100,19 +100,27 @@ class LinkedInstance(Instance):
 
     async def _connected(self, user: str) -> Link:
         try:
-            if user == self._guest_user:
-                link = await self._connect()
-            elif self._deputy is not None:
-                link = await self._deputed(self._deputy, user)
-            else:
-                raise Unsupported(
-                    f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
-                )
+            try:
+                link = await self._reached(user)
+            except Unavailable as error:
+                if error.details.get("errno") != errno.ECONNRESET:
+                    raise
+                # A guest that dies closes its connections and its door one after the other, and we came in between.
+                link = await self._reached(user)
         except Unavailable as error:
             if error.details.get("errno") in (errno.ECONNREFUSED, errno.ENOENT):
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
             raise
         return self._recognised(link)
+
+    async def _reached(self, user: str) -> Link:
+        if user == self._guest_user:
+            return await self._connect()
+        if self._deputy is not None:
+            return await self._deputed(self._deputy, user)
+        raise Unsupported(
+            f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
+        )
 
     async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
         try:

@@ -6,6 +6,7 @@ windows of the open channels. A guest that is silent is the caller's timeout.
 """
 
 import asyncio
+import errno
 import json
 import os
 import socket
@@ -33,8 +34,8 @@ from hutch.guest.protocol import (
     check_header,
     frame,
 )
+from hutch.providers.linked.channel import PIECE, Fields
 from hutch.providers.linked.channel import Channel as Channel
-from hutch.providers.linked.channel import Fields
 
 RECEIVE = 1 << 18
 IDLE = 1 << 12
@@ -90,6 +91,8 @@ class Link(asyncio.BufferedProtocol):
     @classmethod
     async def begin(cls, sock: socket.socket) -> Self:
         """The same for a guest that may not be there yet: its greeting is still to be awaited."""
+        # The kernel doubles what it is asked for, up to its limit: then a whole piece of content goes in one call.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE)
         _, link = await asyncio.get_running_loop().create_connection(cls, sock=sock)
         return link
 
@@ -160,10 +163,10 @@ class Link(asyncio.BufferedProtocol):
             self._lose(BoxBroken(f"the guest broke its protocol: {error}", remedy="destroy the box and make a new one"))
 
     def eof_received(self) -> None:
-        self._lose(Unavailable("the guest closed the connection"))
+        self._lose(Unavailable("the guest closed the connection", details={"errno": errno.ECONNRESET}))
 
     def connection_lost(self, _error: Exception | None) -> None:
-        self._lose(Unavailable("the connection to the guest was lost"))
+        self._lose(Unavailable("the connection to the guest was lost", details={"errno": errno.ECONNRESET}))
 
     def pause_writing(self) -> None:
         self.congested = True

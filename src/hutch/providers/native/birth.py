@@ -70,6 +70,10 @@ STANDING_PLACE = "/sys"
 true of our own directories (a state directory may lie below a home of mode 0700)."""
 
 
+_PATIENCE = 1.0
+"""Seconds after which a rehearsal is broken off; one takes a millisecond."""
+
+
 class Setting(NamedTuple):
     """What is the same for every box of one spawner."""
 
@@ -251,10 +255,11 @@ class Child:
             return  # the spawner is gone, and with it whoever would have wanted to know
 
 
-def rehearse(setting: Setting) -> None:
+def rehearse(setting: Setting) -> bool:
     """Do once what an order and the first requests will ask for, in the process that children are cloned from.
 
     Code that has run a few times no longer writes to the objects it finds its names by, and so not to their pages.
+    False: it did not come to its end.
     """
     ours, theirs = socketpair()
     with socket(AF_UNIX, SOCK_STREAM) as listener, ours, theirs:
@@ -274,14 +279,18 @@ def rehearse(setting: Setting) -> None:
         options = Options("", workdir="/", env={"PATH": "/usr/bin:/bin"}, oom_fd=score, orphan_grace=1.0)
         guest = Guest(listener.fileno(), options)
         guest.welcome(theirs.detach())
+        answers: list[bytes] = []
 
         def heard(_events: int) -> None:
-            if b'"errno":' in (news := ours.recv(1 << 16)) or b'"exit_code":' in news:
+            answers.append(ours.recv(1 << 16))
+            if b'"exit_code":' in answers[-1] or b'"errno":' in answers[-1]:
                 guest.loop.stop()
 
         guest.loop.watch(ours.fileno(), READ, heard)
         ours.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["true"]}'))
+        guest.loop.after(_PATIENCE, guest.loop.stop)
         guest.run()
+        return any(b'"exit_code":' in answer for answer in answers)
 
 
 def _limit(kind: int, value: int) -> None:

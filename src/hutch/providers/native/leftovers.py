@@ -91,8 +91,7 @@ async def sweep(run: str) -> None:
             continue
         plan = read_plan(directory)
         record = InstanceRecord(provider=PROVIDER, box_id=BoxId(name), keeper="", data={"directory": directory, **plan})
-        await end_processes(record)
-        await remove(record)
+        await discard(record)
 
 
 def process_of(record: InstanceRecord) -> processes.Identity | None:
@@ -124,9 +123,15 @@ async def ends(process: processes.Identity) -> bool:
         os.close(pidfd)
 
 
-async def end_processes(record: InstanceRecord) -> None:
-    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
+async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
+    """End a box and remove what is left of it: groups, id range, directories."""
     facts = _facts(record)
+    await _end_processes(record, facts)
+    await _remove(record, facts, keep_store)
+
+
+async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any]) -> None:
+    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
     process = _process(facts)
     pidfd = process.open() if process else None
     if pidfd is None:
@@ -161,9 +166,7 @@ async def _ended(pidfd: int, box_id: str) -> None:
         loop.remove_reader(pidfd)
 
 
-async def remove(record: InstanceRecord, *, keep_store: bool = False) -> None:
-    """What is left of a box without processes: groups, id range, directories."""
-    facts = _facts(record)
+async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: bool) -> None:
     for path in reversed(_groups(facts)):
         try:
             os.rmdir(path)

@@ -332,8 +332,7 @@ class NativeProvider(Provider):
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
         self._guards.forget(record.box_id)
         self._inherited |= all(record.keeper != keeper for keeper, _ in self._spawners)
-        await leftovers.end_processes(record)
-        await leftovers.remove(record, keep_store=keep_store)
+        await leftovers.discard(record, keep_store=keep_store)
         if not keep_store:
             self._images.leave(record.box_id)
 

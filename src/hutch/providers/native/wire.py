@@ -8,7 +8,17 @@ import errno
 import os
 from array import array
 from os import close, fstat, pread
-from socket import AF_UNIX, CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOCK_SEQPACKET, SOL_SOCKET, socket, socketpair
+from socket import (
+    AF_UNIX,
+    CMSG_SPACE,
+    MSG_CMSG_CLOEXEC,
+    SCM_RIGHTS,
+    SOCK_SEQPACKET,
+    SOL_SOCKET,
+    SocketType,
+    socket,
+    socketpair,
+)
 from typing import Any
 
 from hutch.guest.payloads import decode, encode
@@ -25,7 +35,7 @@ def pair() -> tuple[socket, socket]:
     return socketpair(AF_UNIX, SOCK_SEQPACKET)
 
 
-def send(sock: socket, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
+def send(sock: SocketType, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
     """A message over 64 KB is refused (EMSGSIZE): whatever can be that large travels by descriptor."""
     data = encode(message)
     if len(data) > _LARGEST or len(fds) > _MOST_DESCRIPTORS:
@@ -34,7 +44,7 @@ def send(sock: socket, message: Message, fds: list[int] | tuple[int, ...] = ()) 
     sock.sendmsg([data], ancillary)
 
 
-def receive(sock: socket) -> tuple[Message, list[int]] | None:
+def receive(sock: SocketType) -> tuple[Message, list[int]] | None:
     """The next message and its descriptors (close-on-exec); None at the end."""
     data, ancillary, _, _ = sock.recvmsg(_LARGEST, _ROOM, MSG_CMSG_CLOEXEC)
     fds = array("i")

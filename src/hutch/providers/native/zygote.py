@@ -44,6 +44,8 @@ _DESCRIPTORS = 6
 _FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
 _ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
+_COLD = 2
+"""Boxes made before the warm-up, which takes as long as five of them."""
 _WARM_UP = 26
 """Runs after which the interpreter has specialised its code, so that children need not write to it any more.
 
@@ -109,7 +111,7 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         kernel.close_from(_FIRST)
         own = SocketType(_FAMILY, _KIND, 0, _FIRST - 1)
         gc.freeze()
-        if _clone_next(own, setting):
+        if all(_clone_next(own, setting) for _ in range(_COLD)):
             _warm_up(setting)
             while _clone_next(own, setting):
                 pass
@@ -118,10 +120,11 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
 
 
 def _warm_up(setting: Setting) -> None:
-    """After the first box, which may be the only one, and whose user waits (`hutch run`)."""
+    """After the first boxes, which may be the only ones, and whose user waits (`hutch run`)."""
     setting.command_line.show("hutch-zygote")
     for _ in range(_WARM_UP):
-        birth.rehearse(setting)
+        if not birth.rehearse(setting):
+            break
     signal.set_wakeup_fd(-1)
     guest.ignore_signals()
     # Now, not in a child: there the numbers of the descriptors these would close mean something else.

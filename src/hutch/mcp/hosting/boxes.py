@@ -1,0 +1,210 @@
+"""The box a server runs in: its own, its pipeline's, or that of the conversation that uses it (B10, B33)."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hutch.api import Box, Hutch
+from hutch.config.mcp import McpTable
+from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, Unavailable
+from hutch.logs import log
+from hutch.mcp.hosting import projects
+from hutch.mcp.hosting.registry import Entry
+from hutch.model.mcp import McpServer, Share
+from hutch.model.skills import NO_SKILL
+from hutch.model.spec import Mount
+from hutch.model.spec_kinds import MountMode
+from hutch.model.status import Status
+from hutch.policy import mounts
+
+LABEL = "mcp-server"
+SHARED_AT = "/workspace/.mcp"
+"""Files of servers that share a box: `/workspace/.mcp/NAME` (B10)."""
+MOUNTED_AT = "/mnt"
+MOST_COPIED = 512 << 20
+LEFT_OUT = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"})
+"""Not copied into a box: made anew there, or of no use."""
+
+
+@dataclass(frozen=True)
+class Room:
+    """A box, and where a server's host files are in it."""
+
+    box: Box
+    places: projects.Places
+    installing: asyncio.Lock
+    """One installation at a time: servers of a pipeline share caches."""
+
+
+async def check_usable(hutch: Hutch) -> None:
+    """Never on the host (lesson 39): where no box can be made, a server does not run. Disabled and Unavailable tell a
+    switch from a fault."""
+    status: Status = await hutch.status()
+    if not status.enabled:
+        raise Disabled(
+            f"MCP servers run in boxes, and boxes are switched off: {status.reason}",
+            remedy=status.remedy or "set enabled = true in hutch.toml",
+        )
+    if not status.available:
+        raise Unavailable(
+            f"MCP servers run in boxes, and none can be made here: {status.reason}",
+            retryable=False,
+            remedy=status.remedy or "hutch doctor",
+        )
+
+
+class Boxes:
+    """Makes and ends the boxes of one owner's servers."""
+
+    def __init__(self, hutch: Hutch, settings: McpTable) -> None:
+        self._hutch = hutch
+        self._settings = settings
+        self._pipelines: dict[str, _Pipeline] = {}
+
+    @asynccontextmanager
+    async def room(
+        self, name: str, entry: Entry, project: projects.Project, box: Box | None = None
+    ) -> AsyncIterator[Room]:
+        """A place for the server, until it is left. `box` is the conversation's, where it shares that one."""
+        server = entry.server
+        await check_usable(self._hutch)
+        if box is not None:
+            yield Room(box, await _copied(box, name, project), asyncio.Lock())
+        elif server.share is Share.PIPELINE:
+            pipeline = self._pipelines.setdefault(server.group, _Pipeline())
+            async with self._joined(pipeline, server) as shared:
+                yield Room(shared, await _copied(shared, name, project), pipeline.installing)
+        else:
+            async with self._own(name, entry, project) as own:
+                yield own
+
+    @asynccontextmanager
+    async def _own(self, name: str, entry: Entry, project: projects.Project) -> AsyncIterator[Room]:
+        server = entry.server
+        mode = server.mount
+        pairs = {shown.source: f"{MOUNTED_AT}/{shown.name}" for shown in project.data}
+        if project.root:
+            pairs[project.root] = f"{MOUNTED_AT}/project"
+        shown = [Mount(source=source, target=target, mode=mode) for source, target in pairs.items()]
+        with mounts.granted(*entry.roots):
+            box = await self._make(f"mcp-{name}", server, shown, {LABEL: name})
+        try:
+            yield Room(box, projects.places(pairs), asyncio.Lock())
+        finally:
+            await _end(box)
+
+    @asynccontextmanager
+    async def _joined(self, pipeline: "_Pipeline", server: McpServer) -> AsyncIterator[Box]:
+        async with pipeline.changing:
+            if pipeline.box is None or not await _alive(pipeline.box):
+                pipeline.box = await self._make(
+                    f"mcp-pipeline-{server.group}", server, [], {"mcp-pipeline": server.group}
+                )
+            box = pipeline.box
+            pipeline.users += 1
+        try:
+            yield box
+        finally:
+            pipeline.users -= 1
+            if not pipeline.users:
+                async with pipeline.changing:
+                    if not pipeline.users and pipeline.box is not None:
+                        ending, pipeline.box = pipeline.box, None
+                        await _end(ending)
+
+    async def _make(self, volume: str, server: McpServer, shown: list[Mount], labels: dict[str, str]) -> Box:
+        with suppress(Conflict):  # it is there from an earlier start: that is what it is for
+            await self._hutch.volumes.create(volume)
+        kept = [Mount(source=path, target=path, mode=MountMode.RO) for path in self._kept_paths()]
+        asked: dict[str, Any] = {
+            "profile": server.profile, "workspace": f"volume:{volume}:rw", "mounts": (*shown, *kept),
+            "labels": labels, "skills": NO_SKILL, "idle_timeout_sec": 0.0, "image": server.image,
+            "network": server.network, "read_only_root": server.read_only_root,
+        }  # fmt: skip
+        limits = {key: getattr(server, key) for key in ("cpus", "memory_mb", "pids", "disk_mb")}
+        asked |= {key: value for key, value in limits.items() if value is not None}
+        with mounts.granted(*self._kept_paths()):
+            return await self._hutch.create(**{key: value for key, value in asked.items() if value is not None})
+
+    def _kept_paths(self) -> tuple[str, ...]:
+        """Where packages come from, by the operator's word."""
+        extra = (self._settings.npm_cache,) if self._settings.npm_cache else ()
+        return tuple(dict.fromkeys((*self._settings.install_paths, *extra)))
+
+    async def sweep(self, names: frozenset[str]) -> None:
+        """End what an earlier run of ours has left: its servers are started anew (B37)."""
+        for info in await self._hutch.boxes():
+            if (labels := info.spec.labels).get(LABEL) not in names and "mcp-pipeline" not in labels:
+                continue
+            try:
+                await self._hutch.destroy(info.id)
+            except HutchError as error:  # another live process holds it: it is that one's
+                log("mcp").info("box of a server left alone", box=info.id, why=error.message)
+
+
+@dataclass
+class _Pipeline:
+    box: Box | None = None
+    users: int = 0
+    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Two servers that start at once make one box, and the last that leaves ends it."""
+    installing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+async def _alive(box: Box) -> bool:
+    try:
+        return (await box.exec(["true"], timeout=10)).ok
+    except HutchError:
+        return False
+
+
+async def _end(box: Box) -> None:
+    """Also when we are being cancelled: a box that nobody ends costs memory until its clocks do."""
+    ending = asyncio.ensure_future(box.destroy())
+    try:
+        await asyncio.shield(ending)
+    except asyncio.CancelledError:
+        await asyncio.wait({ending})
+        raise
+    except HutchError as error:
+        log("mcp").warning("box of a server not ended", box=box.id, error=error)
+
+
+async def _copied(box: Box, name: str, project: projects.Project) -> projects.Places:
+    """Host files as copies, in a box that others use too: it cannot be given mounts any more."""
+    pairs: dict[str, str] = {}
+    if project.root:
+        pairs[project.root] = f"{SHARED_AT}/{name}"
+    for shown in project.data:
+        pairs[shown.source] = f"{SHARED_AT}/{name}.data/{shown.name}"
+    for source, target in pairs.items():
+        if os.path.isdir(source):
+            await box.files.mkdir(target)
+            for path, relative in await asyncio.to_thread(_files, source):
+                await box.files.copy_in(path, f"{target}/{relative}")
+        else:
+            await box.files.copy_in(source, target)
+    return projects.places(pairs)
+
+
+def _files(top: str) -> list[tuple[Path, str]]:
+    """Of a project, without what is made anew in the box."""
+    found: list[tuple[Path, str]] = []
+    total = 0
+    for place, folders, names in os.walk(top):
+        folders[:] = sorted(set(folders) - LEFT_OUT)
+        for name in sorted(names):
+            path = Path(place, name)
+            if path.is_symlink() or not path.is_file():
+                continue
+            total += path.stat().st_size
+            if total > MOST_COPIED:
+                raise FileTooLarge(
+                    f"{top} has more than {MOST_COPIED >> 20} MB", remedy="give the server a box of its own"
+                )
+            found.append((path, os.path.relpath(path, top)))
+    return found

@@ -1,0 +1,22 @@
+"""Servers that run somewhere else: streamable HTTP and the older SSE transport, passed through."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from mcp.client import sse, streamable_http
+from mcp.client._transport import TransportStreams
+from mcp.shared._httpx_utils import create_mcp_http_client
+
+from hutch.model.mcp import McpServer, Transport
+
+
+@asynccontextmanager
+async def connected(server: McpServer) -> AsyncIterator[TransportStreams]:
+    """The SDK's streams to it; headers go with every request."""
+    if server.transport is Transport.SSE:
+        async with sse.sse_client(server.url, headers=dict(server.headers)) as streams:
+            yield streams
+        return
+    async with create_mcp_http_client(headers=dict(server.headers)) as client:
+        async with streamable_http.streamable_http_client(server.url, http_client=client) as streams:
+            yield streams

@@ -1,0 +1,87 @@
+"""A server that is killed and started again under many clients: they lose time, and nothing else (issue 4)."""
+
+import asyncio
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.leaks import cgroups_of
+from tests.proofs import write
+from tests.server.serving import Server, serving, until
+
+ROOT = Path(__file__).parents[2]
+
+
+async def under_load(server: Server, *, clients: int, seconds: float, kills: int) -> dict[str, Any]:
+    """What the clients counted. They are another process, and speak TCP; it ends badly if a promise was broken. Then
+    nothing is left of their boxes, whichever server made them."""
+    url = server.announcement["url"]
+    keepers = keepers_of(server)
+    loading = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.server.restart_load", url, str(clients), str(seconds),
+        env={**os.environ, "HUTCH_KEY": server.key("user", "load")}, cwd=ROOT,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        told = asyncio.create_task(loading.communicate())
+        for _ in range(kills):
+            done, _ = await asyncio.wait({told}, timeout=seconds / (kills + 1))
+            if done:
+                break
+            await asyncio.to_thread(killed_and_started, server, url)
+            keepers |= keepers_of(server)
+        out, errors = await told
+    finally:
+        if loading.returncode is None:
+            loading.kill()
+    assert loading.returncode == 0, errors.decode()[-8000:]
+    nothing_left(server, keepers)
+    counted: dict[str, Any] = json.loads(out)
+    return counted
+
+
+def killed_and_started(server: Server, url: str) -> None:
+    server.end(signal.SIGKILL)
+    (server.state / "server.json").unlink(missing_ok=True)  # the killed one could not
+    server.start("--port", url.rpartition(":")[2])
+
+
+def keepers_of(server: Server) -> set[str]:
+    return {path.name for path in (server.state / "keepers").iterdir()}
+
+
+def nothing_left(server: Server, keepers: set[str]) -> None:
+    """No box, and when the server has ended no directory of one, no process, no group."""
+    admin = server.unix(hutch_admin="yes")
+    until(lambda: not admin.good("GET", "/v1/boxes")["boxes"])
+    assert keepers
+    assert server.end() == 0
+    until(lambda: not guests_of(server))
+    assert [path.name for path in server.run.iterdir() if path.is_dir()] == ["keepers"]
+    assert not [path for keeper in keepers for path in cgroups_of(keeper)]
+
+
+def guests_of(server: Server) -> list[str]:
+    """Sockets on which processes of the server's boxes listen; the kernel's list holds those of removed files too."""
+    return [line for line in Path("/proc/net/unix").read_text().splitlines() if f" {server.run}/" in line]
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
+    """Issue 4, B24: only typed retryable errors; what was acknowledged is there, and was done once; streams go on."""
+    with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
+        seen = await under_load(server, clients=16, seconds=8.0, kills=2)
+        assert seen["acknowledged"] and seen["lines"] and seen["events"], seen
+
+
+@pytest.mark.proof
+async def test_many_clients_and_many_kills() -> None:
+    """Issue 4: 64 clients in another process for 60 s."""
+    with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
+        seen = await under_load(server, clients=64, seconds=60.0, kills=8)
+    write("server-restart", clients=64, seconds=60, kills=8, **seen)
