@@ -491,7 +491,7 @@ async def test_a_box_that_changes(open_hutch: Open) -> None:
 
 async def test_a_key_makes_a_retry_safe(open_hutch: Open) -> None:
     async with open_hutch() as hutch:
-        key = os.urandom(8).hex()
+        key = f"{os.urandom(8).hex()} é\r\nX-Evil: 1 %41"
         one, two = await asyncio.gather(hutch.create(key=key), hutch.create(key=key))
         assert one.id == two.id
         await one.destroy()

@@ -65,6 +65,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_LOG_LEVEL": "debug", "HUTCH_LOG_FORMAT": "json", "HUTCH_STORE": "memory", "HUTCH_LEASE_SEC": "60",
             "HUTCH_QUEUE_SEC": "3", "HUTCH_FALLBACK": "podman:e2b", "HUTCH_IDLE_ACTION": "pause",
             "HUTCH_SERVER_URL": "unix:/x", "HUTCH_SERVER_CA": "/ca", "HUTCH_KEY_FILE": "key",
+            "HUTCH_RECEIPTS": "strict", "HUTCH_RECEIPTS_DAYS": "1.5", "HUTCH_RECEIPTS_ROWS": "9",
         },
     )  # fmt: skip
     assert not config.enabled, "B20"
@@ -75,6 +76,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     assert (config.log_level, config.log_format) == ("debug", "json")
     assert (config.store, config.lease_sec, config.queue_sec, config.idle_action) == ("memory", 60, 3, "pause")
     assert config.fallback == ("podman", "e2b")
+    assert (config.receipts, config.receipts_days, config.receipts_rows) == ("strict", 1.5, 9)
     assert (config.server_url, config.server_ca, config.key_file) == ("unix:/x", Path("/ca"), tmp_path / "key")
     assert load(tmp_path, None, {"HUTCH_SERVER": "unix:/y"}).server_url == "unix:/y"
     shown = config.show()
@@ -237,7 +239,8 @@ def test_settings_of_a_provider_reach_it_and_it_alone(tmp_path: Path) -> None:
     text = '[providers.e2b]\napi_key = "hunter2"\nregion = "eu"\n[providers.native]\nstems = 3'
     config = load(tmp_path, text, None, state_dir="/s", run_dir="/r", providers={"e2b": {"region": "us"}})
     assert config.for_provider("e2b") == {"api_key": "hunter2", "region": "us"}
-    assert config.for_provider("docker") == {}
+    assert config.for_provider("docker") == {"state_dir": "/s"}
+    assert config.for_provider("nsjail") == {}
     assert config.for_provider("native") == {"state_dir": "/s", "run_dir": "/r", "images": config.images, "stems": 3}
 
 

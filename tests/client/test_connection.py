@@ -197,3 +197,19 @@ async def test_a_wrong_key_is_told(server: Server) -> None:
             await hutch.create()
         assert "key" in (await hutch.status()).reason
         assert news.told == []
+
+
+async def test_a_long_wait_has_all_patience_when_it_breaks(server: Server, wire: Path) -> None:
+    """Patience is for the outage, not for the request: a wait that was longer than it goes on after the loss."""
+    rhythm = Rhythm(beat_sec=0.05, retry_sec=0.05, longest_retry_sec=0.05, patience_sec=0.5, first_beat_sec=0.0)
+    async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=rhythm) as hutch:
+        async with hutch.box() as box:
+            job = await box.start("read line; exit 7")
+            waiting = asyncio.create_task(job.wait())
+            began = asyncio.get_running_loop().time()
+            while asyncio.get_running_loop().time() - began < 2 * rhythm.patience_sec:
+                assert await box.state()
+            middle.cut()
+            assert await box.state()
+            await job.write("x\n")
+            assert (await waiting).exit_code == 7

@@ -77,8 +77,8 @@ class MortalNative(NativeProvider):
             raise Crashed  # the dead start no process
         return super()._spawners_of(keeper, network)
 
-    def _instance(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
-        instance = super()._instance(record, spec)
+    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> NativeInstance:
+        instance = super()._instance(record, spec, fresh=fresh)
         self._made.append(instance)
         return instance
 

@@ -19,8 +19,8 @@ from tests.server.serving import PATIENCE, Server
 T = TypeVar("T")
 
 HUTCH = ("-m", "hutch.cli.main", "mcp")
-ERAS = ("legacy", "2026-07-28")
-"""With a handshake, and without."""
+ERAS = ("legacy", "auto")
+"""The handshake, and the newest that both sides know, which has none."""
 
 RULES = """\
 [[permissions."*".commands]]

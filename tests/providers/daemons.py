@@ -24,6 +24,7 @@ from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from tests.providers import rootfs
 
 PATIENCE = 60.0
+PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # What would be the machine's is made the daemon's own: mounts, interfaces, rules, and a /dev/null (runsc gives its
 # standard streams, which may be the machine's, to `nobody`).
 APART = (
@@ -42,7 +43,7 @@ class Daemon:
         self._surroundings = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--net", "--propagation", "private",
              "sh", "-c", APART, str(directory / "null")],
-            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, env={**os.environ, "PATH": PATH},
         )  # fmt: skip
         assert self._surroundings.stdout is not None
         assert self._surroundings.stdout.readline() == b"ready\n"
@@ -64,6 +65,7 @@ class Daemon:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env={**os.environ, "PATH": PATH},
             )
         deadline = time.monotonic() + PATIENCE
         while not self._answers():
@@ -109,7 +111,7 @@ def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
     with place() as directory:
         # gVisor makes its own network stack of an interface that it is given, and needs none here.
         arguments = {"runsc": ["--network=none"], "crun": []}
-        found = {name: shutil.which(name) for name in arguments}
+        found = {name: _found(name) for name in arguments}
         runtimes = {name: {"path": path, "runtimeArgs": arguments[name]} for name, path in found.items() if path}
         settings = directory / "daemon.json"
         settings.write_text(json.dumps({"runtimes": runtimes, "live-restore": live_restore}))
@@ -129,7 +131,7 @@ def podman() -> Iterator[Daemon]:
         argv = [
             "env", f"TMPDIR={directory}", "podman", "--root", str(directory / "root"),
             "--runroot", str(directory / "run"), "--tmpdir", str(directory / "tmp"), "--cgroup-manager=cgroupfs",
-            "--events-backend=none", "--runtime", shutil.which("runc") or "runc", "system", "service", "--time=0",
+            "--events-backend=none", "--runtime", _found("runc") or "runc", "system", "service", "--time=0",
             f"unix://{directory}/podman.sock",
         ]  # fmt: skip
         yield from _running(Daemon(directory, "podman", argv))
@@ -180,10 +182,13 @@ def provider(daemon: Daemon, state: Path | str, **settings: Any) -> DockerProvid
     return made
 
 
+def _found(program: str) -> str | None:
+    return shutil.which(program, path=PATH)
+
+
 def _needs(*programs: str) -> None:
-    os.environ["PATH"] += ":/usr/sbin:/sbin"
     if os.geteuid() != 0:
         pytest.skip("an engine of the tests' own needs root")
     for program in programs:
-        if shutil.which(program) is None:
+        if _found(program) is None:
             pytest.skip(f"{program} is not installed (tools/setup.sh)")

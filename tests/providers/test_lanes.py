@@ -3,15 +3,18 @@
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from hutch.errors import Unsupported
-from hutch.providers.docker import machine
+from hutch.providers.docker import machine, probing
 from hutch.providers.docker.endpoint import Endpoint, parse
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import read_head
+from hutch.providers.docker.ground import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
 from hutch.providers.planted.packing import HOME, plant
 from tests.providers import daemons, rootfs
@@ -124,11 +127,27 @@ async def test_a_command_of_the_box_cannot_use_its_guests_door(docker: daemons.D
 async def test_a_guest_needs_nothing_of_its_image(docker: daemons.Daemon, tmp_path: Path) -> None:
     """No C library, no shell, no Python: the canary's image has one empty directory, and files work in it."""
     provider = daemons.provider(docker, tmp_path)
-    from hutch.providers.docker.ground import BASE
-
     async with box(provider, image=f"oci:{BASE}") as made:
         await made.files.write("note", b"kept")
         assert await made.files.read("note") == b"kept"
         assert (await run(made, plant().python("print(6 * 7)"))).stdout == "42\n"
     async with box(provider, order(image=f"oci:{rootfs.SMALL}")) as made:
         assert (await run(made, "busybox | head -1")).stdout.startswith("BusyBox")
+
+
+def test_what_an_engine_does_not_hold_is_watched_or_said() -> None:
+    """A rootless engine without control groups: the guest holds memory and processes, and nobody holds processors."""
+    info = {"DefaultRuntime": "runc", "MemoryLimit": False, "PidsLimit": False, "CpuCfsQuota": False}
+    found = machine.read(info, {}, Endpoint(path="/s"), Settings())
+    grades = probing.grades(found)
+    assert (grades.memory_mb, grades.pids, grades.cpus) == ("watchdog", "watchdog", "none") and found.is_watched
+
+
+def test_the_plant_is_known_by_its_content() -> None:
+    """Two processes pack the same guest under the same name, so that an engine keeps it once."""
+    code = "from hutch.providers.planted.packing import plant; print(plant().digest)"
+    other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert other.stdout.strip() == plant().digest
+    names = {name for name, _ in plant().files}
+    assert {"bin/python3", plant().linker} <= names and any(name.endswith("hutch/guest/main.pyc") for name in names)
+    assert not [name for name in names if "msgspec" in name], "the guest stands alone"

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from hutch.errors import EngineError
+from hutch.errors import EngineError, Unsupported
 from hutch.model.spec import NetworkMode
 from hutch.providers.base import Command
 from hutch.providers.docker import naming, networks
 from hutch.providers.planted.packing import plant
 from tests.providers import daemons
-from tests.providers.making import box, run
+from tests.providers.making import box, order, run
 
 LISTEN = """
 import socket, sys
@@ -138,3 +138,12 @@ def test_the_walls_rules_name_the_box_and_what_it_may_reach() -> None:
     rules = networks.ruleset("b" * 20, forbidden, allowed, [])
     assert f'"{networks.bridge("b" * 20)}"' in rules and len(networks.bridge("b" * 20)) <= 15
     assert rules.index("10.1.0.0/16 } accept") < rules.index("@refused reject")
+
+
+async def test_a_network_that_cannot_be_kept_is_refused(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """Nothing opens under a name that promises a filter, and nothing is left of the attempt."""
+    provider = daemons.provider(docker, tmp_path)
+    wanted = order(network=NetworkMode.ALLOWLIST)
+    with pytest.raises(Unsupported):
+        await provider.create(wanted, provider.plan(wanted))
+    assert await daemons.engine_of(docker).networks(naming.BOX) == []

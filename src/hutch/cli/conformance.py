@@ -49,6 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _provider(name: str, config: Config) -> Provider:
     provider = registry.find(name)()
+    provider.settle(str(config.state_dir), str(config.run_dir))
     provider.configure(config.for_provider(name))
     return provider
 

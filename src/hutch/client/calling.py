@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, TypeVar
@@ -23,6 +23,8 @@ T = TypeVar("T")
 JSON = "application/json"
 BYTES = "application/octet-stream"
 NDJSON = "application/x-ndjson"
+BOXES_PER_BEAT = 1000
+"""More are named by several heartbeats: a server takes no more at once."""
 
 
 class Repeat(Enum):
@@ -86,13 +88,14 @@ class Server:
     ) -> tuple[bytes, Mapping[str, str]]:  # fmt: skip
         """The body of a good answer, whole, and its headers. `seconds` bounds the patience with a lost server."""
         sent = encoded(body) if body is not None else content
-        until = time.monotonic() + (self.life.rhythm.patience_sec if seconds is None else seconds)
+        outage = Outage(self.life.rhythm.patience_sec if seconds is None else seconds)
         while True:
+            outage.trying()
             try:
                 response = await self._send(method, path, headers, sent, query)
                 return await self._good(response), response.headers
             except Unavailable as error:
-                await self._come_back(error, repeat, until)
+                await self._come_back(error, repeat, outage.left())
 
     @asynccontextmanager
     async def open(
@@ -100,15 +103,16 @@ class Server:
         repeat: Repeat = Repeat.ALWAYS, **query: object,
     ) -> AsyncIterator[Response]:  # fmt: skip
         """A good answer that is read piece by piece; leaving breaks off what was not read."""
-        until = time.monotonic() + self.life.rhythm.patience_sec
+        outage = Outage(self.life.rhythm.patience_sec)
         while True:
+            outage.trying()
             try:
                 response = await self._send(method, path, headers, content, query)
                 if response.status >= 300:
                     await self._good(response)
                 break
             except Unavailable as error:
-                await self._come_back(error, repeat, until)
+                await self._come_back(error, repeat, outage.left())
         try:
             yield response
         finally:
@@ -143,7 +147,7 @@ class Server:
             return data
         raise _error(response.status, data)
 
-    async def _come_back(self, error: Unavailable, repeat: Repeat, until: float) -> None:
+    async def _come_back(self, error: Unavailable, repeat: Repeat, left: float) -> None:
         """Returns when the same request may be sent again, else raises its error."""
         met = isinstance(error, Unreached | Broken)
         if met:
@@ -151,7 +155,6 @@ class Server:
         elif not error.details.get("draining"):
             raise error
         sent = not isinstance(error, Unreached)
-        left = until - time.monotonic()
         if repeat is Repeat.NEVER or not self._reached or left <= 0 or (repeat is Repeat.UNSENT and sent):
             raise error
         if not met:
@@ -163,9 +166,14 @@ class Server:
 
     async def _beat(self) -> None:
         """Tells which leases are to be kept; any answer is one."""
+        held = [(*name, each.acquired_at) for name, each in self.handles.items()]
+        for first in range(0, len(held) or 1, BOXES_PER_BEAT):
+            await self._keep(held[first : first + BOXES_PER_BEAT])
+
+    async def _keep(self, held: Sequence[tuple[str, str, float]]) -> None:
         sessions: dict[str, dict[str, float]] = {}
-        for (session, box_id), held in self.handles.items():
-            sessions.setdefault(session, {})[box_id] = held.acquired_at
+        for session, box_id, acquired_at in held:
+            sessions.setdefault(session, {})[box_id] = acquired_at
         body = encoded({"sessions": sessions})
         status, told = await self._line.ask(self._head("POST", "/v1/session/presence", {}, body, {}), body)
         self._reached = True
@@ -205,6 +213,25 @@ class Server:
         await self.life.stop()
         self._line.close()
         self._pool.dispose()
+
+
+class Outage:
+    """How much patience is left with a server that does not answer. A request that had waited for long in good order
+    when its connection broke has all of it."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._begun = self._until = 0.0
+
+    def trying(self) -> None:
+        self._begun = time.monotonic()
+
+    def left(self) -> float:
+        """After a try that failed."""
+        now = time.monotonic()
+        if not self._until or now - self._begun > self._seconds:
+            self._until = now + self._seconds
+        return self._until - now
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,6 +1,7 @@
 """HTTP/1.1 from the caller's side: one connection, one request at a time, bodies that flow with back-pressure."""
 
 import asyncio
+import select
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import cast
@@ -118,6 +119,17 @@ class Connection(asyncio.Protocol):
     def usable(self) -> bool:
         """For another request: open, and nothing came that nobody asked for."""
         return self.reusable and not self._ended and not self._arrived
+
+    def has_news(self) -> bool:
+        """Whether something came that the event loop has not told yet: on an idle connection only that it is closed.
+        By poll: select ends at descriptor 1024."""
+        transport = self._transport
+        fd = -1 if transport is None else transport.get_extra_info("socket").fileno()
+        if fd < 0:
+            return True
+        poll = select.poll()
+        poll.register(fd, select.POLLIN)
+        return bool(poll.poll(0))
 
     async def ask(self, head: bytes, body: Body | None) -> Response:
         """Send a request, and the status and headers of its answer. An answer may come before all was sent."""

@@ -186,15 +186,23 @@ async def _put_away(handle: Handle, job: RemoteJob, *, ended: bool) -> None:
 
 
 async def _frames(response: Response) -> AsyncIterator[tuple[int, bytes]]:
-    rest = b""
+    """Each content is put together once, of the pieces in which it happened to come."""
+    parts: list[memoryview] = []
+    kind, missing = 0, FRAME.size  # kind 0: the head of the next frame
     async for piece in response.pieces():
-        rest = rest + piece if rest else piece
-        position = 0
-        while len(rest) - position >= FRAME.size:
-            kind, size = FRAME.unpack_from(rest, position)
-            end = position + FRAME.size + size
-            if len(rest) < end:
-                break
-            yield kind, rest[position + FRAME.size : end]
-            position = end
-        rest = rest[position:]
+        rest = memoryview(piece)
+        while rest:
+            part, rest = rest[:missing], rest[missing:]
+            parts.append(part)
+            missing -= len(part)
+            if missing:
+                continue
+            whole = b"".join(parts)
+            parts.clear()
+            if not kind:
+                kind, missing = FRAME.unpack(whole)
+                if missing:
+                    continue
+                whole = b""
+            yield kind, whole
+            kind, missing = 0, FRAME.size

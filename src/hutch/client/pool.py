@@ -22,7 +22,8 @@ class Pool:
         """Unreached: the server has not seen the request. Broken: it may have."""
         while self._idle:
             connection = self._idle.pop()
-            if connection.usable and asyncio.get_running_loop().time() - connection.idle_since < STALE_SECONDS:
+            fresh = asyncio.get_running_loop().time() - connection.idle_since < STALE_SECONDS
+            if fresh and connection.usable and not connection.has_news():
                 return await connection.ask(head, body)
             self._drop(connection)
         connection = await self.address.connect(self._done)

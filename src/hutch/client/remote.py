@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
+from urllib.parse import quote
 
 import msgspec
 
@@ -27,6 +28,8 @@ STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
 FAREWELL_SECONDS = 5.0
 EVENTS_AT_ONCE = 1000
+_IN_HEADERS = "!#$&'()*+,/:;=?@[]^`{|}~-._"
+"""Characters of a key that are sent as they are."""
 
 
 class Found(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +95,8 @@ class RemoteHutch:
 
     async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
         """A new box. Without a key of the caller's it has one of its own: a retry never makes two."""
-        headers = self._headers | {"Idempotency-Key": key or f"once:{secrets.token_hex(16)}"}
+        name = quote(key, safe=_IN_HEADERS) if key else f"once:{secrets.token_hex(16)}"
+        headers = self._headers | {"Idempotency-Key": name}
         making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec))
         try:
             info = await making

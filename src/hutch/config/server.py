@@ -6,6 +6,8 @@ The environment has the same as `HUTCH_SERVER_HOST`, `HUTCH_SERVER_PORT`, and so
 from hutch.errors import ConfigError
 from hutch.model.record import Record
 
+_NUMBERS = ("rate_per_sec", "max_body_mb", "max_upload_mb", "body_timeout_sec", "body_total_sec", "drain_sec")
+
 
 class ServerTable(Record, frozen=True, kw_only=True):
     """Every setting of the server, with its default."""
@@ -30,6 +32,10 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """Largest file that is written by one request."""
     body_timeout_sec: float = 60.0
     """How long a body may stand still, and how long the headers before it may take, until the request is given up."""
+    body_total_sec: float = 600.0
+    """How long a whole body may take, and one second more for each 64 KB of it that have come; 0: no limit."""
+    pulls: str = "admin"
+    """Who may have images pulled: `admin`, or `user` (then whoever has a key makes this machine call any registry)."""
     drain_sec: float = 10.0
     """How long requests may take to finish when the server is told to end."""
 
@@ -41,7 +47,9 @@ class ServerTable(Record, frozen=True, kw_only=True):
             raise ConfigError(
                 f"{origin}: server.tls_cert and server.tls_key belong together", details={"field": "server.tls_cert"}
             )
-        for field in ("rate_per_sec", "max_body_mb", "max_upload_mb", "body_timeout_sec", "drain_sec"):
+        if self.pulls not in ("admin", "user"):
+            raise ConfigError(f"{origin}: server.pulls is neither admin nor user", details={"field": "server.pulls"})
+        for field in _NUMBERS:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{origin}: server.{field} is negative", details={"field": f"server.{field}"})
 

@@ -28,6 +28,7 @@ class Engines:
         provider = self._providers.get(name)
         if provider is None:
             provider = registry.find(name)()
+            provider.settle(str(self._config.state_dir), str(self._config.run_dir))
             provider.configure(self._config.for_provider(name))
             self._providers[name] = provider
         return provider

@@ -206,6 +206,10 @@ class Provider(ABC):
     async def close(self) -> None:
         """Let go of the engine. Boxes go on."""
 
+    def settle(self, state_dir: str, run_dir: str) -> None:  # noqa: B027 most engines need no place on this machine
+        """Where files of its own may be: those that outlive the machine's restart, and those of running boxes. Called
+        once, before `configure`."""
+
     def configure(self, settings: Mapping[str, object]) -> None:
         """The table `[providers.NAME]` of the configuration. A key the provider does not know is a ConfigError."""
         if settings:

@@ -4,7 +4,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from hutch.errors import BoxBusy, Gone, HeldElsewhere, Invalid, LeaseLost, NotFound
+from hutch.errors import BoxBusy, Invalid, LeaseLost, NotFound
 from hutch.keeper.files import Guard
 from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.keeper import Keeper
@@ -19,16 +19,13 @@ from hutch.server.call import Call
 
 
 async def find(call: Call) -> Live:
-    """The box of the path. NotFound for another owner's: its existence is not this caller's business."""
+    """The box of the path. NotFound for another owner's: its existence is not this caller's business, and nothing
+    happens to it, not even that it is taken over from a keeper that has died."""
     box_id = call.params["box"]
     keeper = call.keeper
-    try:
-        live = await keeper.live(box_id)
-    except (Gone, HeldElsewhere) as error:
-        _check_owner(call, await _owner_in_store(keeper, box_id))
-        raise error
-    _check_owner(call, live.record.owner)
-    return live
+    held = keeper.held(BoxId(box_id))
+    _check_owner(call, held.record.owner if held is not None else await _owner_in_store(keeper, box_id))
+    return held or await keeper.live(box_id)
 
 
 @asynccontextmanager

@@ -133,19 +133,24 @@ class Exchange:
     async def _while_there(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
         """Work that ends when the client leaves: a command is killed, a stream closed. The body was read before,
         because the end of the connection is seen only behind it."""
-        working = asyncio.ensure_future(work)
         left = asyncio.ensure_future(call.left())
         try:
-            await asyncio.wait({working, left}, return_when=asyncio.FIRST_COMPLETED)
+            async with asyncio.timeout(None) as there:
+
+                def gone(_: object) -> None:
+                    there.reschedule(0.0)
+
+                left.add_done_callback(gone)
+                try:
+                    await work
+                finally:
+                    left.remove_done_callback(gone)
+        except TimeoutError:
+            if not there.expired():
+                raise
+            self._status = self._status or CLIENT_LEFT
         finally:
             left.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait({working})
-        if working.cancelled():
-            self._status = self._status or CLIENT_LEFT
-        else:
-            working.result()
 
     # --- sending --------------------------------------------------------------------------------------------
 

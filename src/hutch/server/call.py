@@ -1,6 +1,7 @@
 """One request as a handler sees it (`Call`) and its answer (`Reply`)."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -29,6 +30,8 @@ FILE_NAMES = frozenset({"path", "into"})
 """What a query says of files: their names may hold any byte."""
 NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="")
 """Before the door was asked."""
+SLOWEST = 64 << 10
+"""Bytes of a body for which it gets one more second."""
 
 
 @dataclass(slots=True)
@@ -114,8 +117,10 @@ class Call:
             raise _too_large(limit)
         total = 0
         more = True
+        begun = time.monotonic()
         while more:
             message = await self._next_message()
+            self._check_pace(total, time.monotonic() - begun)
             more = message.get("more_body", False)
             piece: bytes = message.get("body", b"")
             total += len(piece)
@@ -123,6 +128,12 @@ class Call:
                 raise _too_large(limit)
             if piece:
                 yield piece
+
+    def _check_pace(self, received: int, seconds: float) -> None:
+        """Pieces that come one by one, each in time, must not hold a connection for ever."""
+        allowed = self.service.config.server.body_total_sec
+        if allowed and seconds > allowed + received / SLOWEST:
+            raise Timeout(f"the body took more than {allowed:g} s", remedy="send it faster, or in parts")
 
     async def _next_message(self) -> Message:
         seconds = self.service.config.server.body_timeout_sec

@@ -2,6 +2,7 @@
 a connection, or our memory, by never finishing it; a body passes without being copied."""
 
 import asyncio
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -14,6 +15,50 @@ _REFUSALS = {
 }
 
 
+SMALL = 64 << 10
+"""What is worth joining to a head; more is better sent as it is."""
+
+
+class Corked:
+    """A transport that holds an answer's head until its body comes, which is mostly at once: one call of the kernel for
+    both, and one wakening of whoever reads."""
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._held = b""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            if len(data) < SMALL:
+                data = held + data
+            else:
+                self._transport.write(held)
+            self._transport.write(data)
+        elif len(data) < SMALL:
+            self._held = data
+            self._loop.call_soon(self.flush)
+        else:
+            self._transport.write(data)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, b""
+            self._transport.write(held)
+
+    def writelines(self, parts: Any) -> None:
+        self.flush()
+        self._transport.writelines(parts)
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 class BoundedHttp(HttpToolsProtocol):
     """uvicorn's protocol, which has neither bound of its own."""
 
@@ -23,7 +68,7 @@ class BoundedHttp(HttpToolsProtocol):
     _late: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(cast(asyncio.Transport, Corked(transport, self.loop)))
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:

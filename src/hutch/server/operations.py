@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from hutch.errors import Invalid, Unavailable
+from hutch.errors import Conflict, Invalid
 
 if TYPE_CHECKING:
     from hutch.server.call import Call, Reply
@@ -68,7 +68,7 @@ class Operations:
             work.close()
             return operation
         if call.header("hutch-again"):
-            raise Unavailable(
+            raise Conflict(
                 "the server does not know this operation any more: whether it was done cannot be said",
                 details={"operation": "unknown"},
                 remedy="look at what it was to change, and ask anew",

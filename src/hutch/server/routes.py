@@ -13,11 +13,12 @@ from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.mcp import McpServerInfo
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.status import Status
-from hutch.server import about, boxes, commands, events, files, jobs, receipts, sessions, skills
+from hutch.server import about, boxes, commands, events, files, jobs, mcp_servers, receipts, sessions, skills
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.door import Caller
 from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
@@ -97,6 +98,7 @@ _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
 _SKILL = "/v1/skills/{skill}"
+_MCP = "/v1/mcp-servers/{mcp_server}"
 
 # fmt: off
 ROUTES = (
@@ -151,6 +153,22 @@ ROUTES = (
           fails=(*OF_BOXES, *OF_FILES, *skills.FAILS)),
     Route("GET", "/v1/skill-bindings", skills.list_bindings, May.READ, skills.SkillBindings, fails=skills.FAILS),
     Route("PUT", "/v1/skill-bindings/{group}", skills.bind, May.CHANGE, SkillBinding, fails=skills.FAILS),
+    Route("GET", "/v1/mcp-servers", mcp_servers.list_servers, May.READ, mcp_servers.ServerList,
+          fails=mcp_servers.FAILS),
+    Route("POST", "/v1/mcp-servers", mcp_servers.add, May.CHANGE, McpServerInfo, status=(201,),
+          fails=mcp_servers.FAILS),
+    Route("POST", "/v1/mcp-servers/import", mcp_servers.import_servers, May.CHANGE, mcp_servers.ImportedServers,
+          status=(201,), fails=mcp_servers.FAILS),
+    Route("GET", _MCP, mcp_servers.get, May.READ, McpServerInfo, fails=mcp_servers.FAILS),
+    Route("DELETE", _MCP, mcp_servers.remove, May.CHANGE, fails=mcp_servers.FAILS),
+    Route("GET", f"{_MCP}/logs", mcp_servers.logs, May.READ, mcp_servers.ServerLogs, fails=mcp_servers.FAILS),
+    Route("GET", f"{_MCP}/tools", mcp_servers.tools, May.CHANGE, mcp_servers.ToolList, long=True,
+          fails=mcp_servers.FAILS),
+    Route("POST", f"{_MCP}/call", mcp_servers.call_tool, May.CHANGE, dict, long=True, fails=mcp_servers.FAILS),
+    Route("POST", f"{_MCP}/start", mcp_servers.start, May.CHANGE, McpServerInfo, long=True, fails=mcp_servers.FAILS),
+    Route("POST", f"{_MCP}/stop", mcp_servers.stop, May.CHANGE, McpServerInfo, fails=mcp_servers.FAILS),
+    Route("POST", f"{_MCP}/restart", mcp_servers.restart, May.CHANGE, McpServerInfo, long=True,
+          fails=mcp_servers.FAILS),
     Route("GET", "/v1/session/current", sessions.get_current, May.READ, sessions.Current),
     Route("PUT", "/v1/session/current", sessions.set_current, May.CHANGE, sessions.Current, fails=OF_BOXES),
     Route("DELETE", "/v1/session/current", sessions.leave_current, May.CHANGE),

@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import Coroutine
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hutch.config import Config
 from hutch.errors import HutchError, Unavailable
@@ -18,6 +18,10 @@ from hutch.server.creating import Creations
 from hutch.server.metrics import Metrics
 from hutch.server.operations import Operations
 from hutch.server.presence import Presence
+from hutch.tools import Questions
+
+if TYPE_CHECKING:
+    from hutch.server.mcp_hosting import Hostings
 
 T = TypeVar("T")
 
@@ -63,9 +67,13 @@ class Service:
         self.creations = Creations(keeper)
         self.operations = Operations()
         self.presence = Presence()
+        self.questions = Questions()
+        self.hostings: Hostings
+        """MCP servers in boxes; set by whoever serves, since they need all the rest."""
         self.bell = Bell()
         self.draining = asyncio.Event()
         """Set when the server was told to end: streams and waits that never end by themselves end now."""
+        self._waiting: set[asyncio.Timeout] = set()
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
         self._unusable: dict[str, tuple[float, Capabilities]] = {}
@@ -90,24 +98,30 @@ class Service:
                 self._unusable[name] = (time.monotonic(), found)
         return found
 
+    def drain(self) -> None:
+        """The end is near: whoever only waits is told now."""
+        self.draining.set()
+        for scope in self._waiting:
+            scope.reschedule(0.0)
+
     async def unless_draining(self, work: Coroutine[Any, Any, T]) -> T:
         """Work that only waits for something: given up when the server is about to end, so that the caller can go
         on waiting at the next one."""
-        working = asyncio.ensure_future(work)
-        ending = asyncio.ensure_future(self.draining.wait())
         try:
-            await asyncio.wait({working, ending}, return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                return working.result()
-            raise Unavailable(
-                "the server is about to end", retry_after=1.0, details={"draining": True},
-                remedy="ask again when it is back",
-            )  # fmt: skip
-        finally:
-            ending.cancel()
-            if not working.done():
-                working.cancel()
-                await asyncio.wait({working})
+            # No task beside it: streams pass here with every piece.
+            async with asyncio.timeout(0.0 if self.draining.is_set() else None) as scope:
+                self._waiting.add(scope)
+                try:
+                    return await work
+                finally:
+                    self._waiting.discard(scope)
+        except TimeoutError:
+            if not scope.expired():
+                raise
+        raise Unavailable(
+            "the server is about to end", retry_after=1.0, details={"draining": True},
+            remedy="ask again when it is back",
+        )  # fmt: skip
 
     @property
     def config(self) -> Config:

@@ -23,7 +23,9 @@ from hutch.server.app import App
 from hutch.server.door import Door
 from hutch.server.heads import BoundedHttp, patient
 from hutch.server.mcp_door import Mounts, OwnTools
+from hutch.server.mcp_hosting import HostedMount, Hostings
 from hutch.server.peers import UnixHttp, UnixWebSocket
+from hutch.server.routes import May
 from hutch.server.service import Service
 
 ORPHAN_GRACE_SECONDS = 900.0
@@ -77,6 +79,9 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
     table = config.server
     mounts = Mounts()
     mounts.mount("/mcp", lambda: OwnTools(service, path))
+    hostings = service.hostings = Hostings(service)
+    mounts.mount("/mcp/gateway", lambda: HostedMount(hostings, service), May.CHANGE)
+    mounts.mount("/mcp/servers/{name}", lambda: HostedMount(hostings, service), May.CHANGE)
     servers = [(_unix_server(service, mounts), announcing.unix_socket(path))]
     url = ""
     try:
@@ -94,9 +99,10 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
             await server.ready.wait()
         announcing.announce(config.state_dir, socket_path=path, url=url)
         log("server").info("ready", socket=str(path), url=url)
+        starting = asyncio.ensure_future(hostings.start())
         await asyncio.wait([asyncio.ensure_future(ending.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
-        service.draining.set()
+        service.drain()
         parting = asyncio.ensure_future(mounts.drain(table.drain_sec))
         await asyncio.wait({parting}, timeout=PARTING_SECONDS)
         for server, _ in servers:
@@ -105,6 +111,8 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
         # uvicorn cancels those that took too long, and does not wait for them: commands are being killed there.
         if late := [task for server, _ in servers for task in server.server_state.tasks]:
             await asyncio.wait(late, timeout=table.drain_sec)
+        starting.cancel()
+        await hostings.close()
         await service.creations.finish(table.drain_sec)
         await service.operations.finish()
     finally:

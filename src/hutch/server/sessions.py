@@ -17,7 +17,12 @@ from hutch.model.spec import Spec
 from hutch.server.access import find
 from hutch.server.call import Call, Reply
 
+MOST_BOXES = 1000
+"""That one heartbeat names; a client with more sends several."""
+
 SessionName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
+
+OpenBoxes = Annotated[dict[str, float], msgspec.Meta(max_length=MOST_BOXES)]
 
 
 class CurrentBody(Record, frozen=True, kw_only=True):
@@ -65,8 +70,10 @@ class FoundBox(Record, frozen=True, kw_only=True):
 
 
 class PresenceBody(Record, frozen=True, kw_only=True):
-    sessions: dict[SessionName, dict[str, float]] = msgspec.field(default_factory=dict)
-    """By session, the boxes it has open, each with the time its lease was acquired."""
+    sessions: Annotated[dict[SessionName, OpenBoxes], msgspec.Meta(max_length=MOST_BOXES)] = msgspec.field(
+        default_factory=dict
+    )
+    """By session, the boxes it has open, each with the time its lease was acquired; at most 1000 in all."""
 
 
 class PresenceView(Record, frozen=True, kw_only=True):
@@ -78,6 +85,8 @@ class PresenceView(Record, frozen=True, kw_only=True):
 
 async def presence(call: Call, body: PresenceBody) -> Reply:
     """A client's heartbeat: the leases of the boxes that it has open are kept alive for another minute."""
+    if sum(map(len, body.sessions.values())) > MOST_BOXES:
+        raise Invalid(f"a heartbeat names at most {MOST_BOXES} boxes", remedy="send several")
     kept = 0
     lost: dict[str, list[str]] = {}
     for session, boxes in body.sessions.items():

@@ -51,6 +51,10 @@ class RelayQuery(Record, frozen=True, kw_only=True):
     """Where in the job's output to begin; a client that comes back passes what it has had."""
 
 
+class NoQuery(Record, frozen=True, kw_only=True):
+    """Nothing can be said."""
+
+
 class Socket:
     """One WebSocket."""
 
@@ -96,6 +100,8 @@ class SocketRoute:
     """What a WebSocket at one path is for; what it takes stands in the signature."""
 
     talk: Talk
+    boxed: bool = True
+    """It is about a box, whose lease it needs."""
     query: type = field(init=False)
 
     def __post_init__(self) -> None:
@@ -103,7 +109,7 @@ class SocketRoute:
 
 
 class Sockets:
-    """Finds what a WebSocket is for. Every kind can change the box, so every kind needs its lease."""
+    """Finds what a WebSocket is for. Whatever is about a box can change it, so it needs its lease."""
 
     def __init__(self, service: Service, door: Door) -> None:
         self._service = service
@@ -116,8 +122,12 @@ class Sockets:
             route = await self._prepare(call, scope)
             with called_by(who_of(call.caller, current_operation())), telemetry.request(call.headers) as span:
                 telemetry.served(span, call.op, 101, current_operation())
-                async with using(call) as box:
-                    await route.talk(call, box, socket, call.query(route.query))
+                query: Record = call.query(route.query)
+                if not route.boxed:
+                    await route.talk(call, socket, query)
+                else:
+                    async with using(call) as box:
+                        await route.talk(call, box, socket, query)
             self._told(call, 101)
         except HutchError as error:
             await self._fail(call, socket, error)
@@ -136,7 +146,8 @@ class Sockets:
         call.caller = await self._door.caller(call.headers, scope["client"])
         parts = scope["path"].strip("/").split("/")
         for path, route in SOCKETS.items():
-            params = match(tuple(path.strip("/").split("/")), parts)
+            wanted = tuple(path.strip("/").split("/"))
+            params = match(wanted, parts) if len(wanted) == len(parts) else None
             if params is not None:
                 call.params, call.op = params, f"WS {path}"
                 check_role(May.CHANGE, call.caller, call.op)
@@ -187,7 +198,19 @@ async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
 
 
+async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
+    """A hosted MCP server: one text frame for each message of its protocol. Many may talk to it at once."""
+    name = call.params["name"]
+    hosted = await call.service.hostings.of(call.caller.owner)
+    await hosted.ready(name)
+    from hutch.mcp.hosting import frames  # the SDK is an extra
+
+    await socket.accept()
+    await frames.serve(hosted.front(name).server, socket.next, socket.send)
+
+
 SOCKETS = {
+    "/mcp/servers/{name}/ws": SocketRoute(hosted_lines, boxed=False),
     "/v1/boxes/{box}/terminal": SocketRoute(terminal),
     "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
 }

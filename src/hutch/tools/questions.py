@@ -4,13 +4,14 @@ import asyncio
 import secrets
 import time
 
-from hutch.errors import NotFound, Timeout
+from hutch.errors import NotFound, QuotaExceeded, Timeout
 from hutch.model.record import Record
 from hutch.policy.permissions import Answer
 from hutch.tools.gate import AskRequest
 
 WAIT_SECONDS = 300.0
-MAX_WAITING = 1000
+MOST_WAITING = 1000
+MOST_OF_ONE_OWNER = 100
 
 
 class Question(Record, frozen=True, kw_only=True):
@@ -19,6 +20,8 @@ class Question(Record, frozen=True, kw_only=True):
     id: str
     asked_at: float
     request: AskRequest
+    owner: str = ""
+    """Whose people may answer, where there are several owners."""
 
     @property
     def text(self) -> str:
@@ -35,32 +38,50 @@ class Questions:
 
     async def ask(self, request: AskRequest) -> Answer:
         """Waits for the answer. None in time counts as no: an agent must not hang for ever on somebody's lunch."""
-        if len(self._waiting) >= MAX_WAITING:
-            raise Timeout("too many questions wait already", op="ask")
-        question = Question(id=secrets.token_hex(8), asked_at=time.time(), request=request)
-        answered: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
-        self._waiting[question.id] = (question, answered)
+        question = self.put(request)
+        try:
+            return await self.wait(question)
+        finally:
+            self.drop(question)
+
+    def put(self, request: AskRequest, owner: str = "") -> Question:
+        """Shown from now on, until it is dropped."""
+        if len(self._waiting) >= MOST_WAITING or len(self.waiting(owner=owner)) >= MOST_OF_ONE_OWNER:
+            raise QuotaExceeded("too many questions wait already", op="ask", remedy="answer some of them first")
+        question = Question(id=secrets.token_hex(8), asked_at=time.time(), request=request, owner=owner)
+        self._waiting[question.id] = (question, asyncio.get_running_loop().create_future())
         self._tell()
+        return question
+
+    async def wait(self, question: Question) -> Answer:
+        """Its answer; Timeout if none came in time."""
+        _, answered = self._waiting[question.id]
         try:
             async with asyncio.timeout(self._wait_sec):
                 return await answered
         except TimeoutError:
             raise Timeout(f"nobody answered within {self._wait_sec:g} s", op="ask") from None
-        finally:
-            del self._waiting[question.id]
+
+    def drop(self, question: Question) -> None:
+        """Whoever asked has the answer, or does not want it any more."""
+        if self._waiting.pop(question.id, None) is not None:
             self._tell()
 
-    def waiting(self, agent: str = "") -> tuple[Question, ...]:
-        """Oldest first; of one agent, or of all."""
-        found = (question for question, _ in self._waiting.values())
-        return tuple(question for question in found if not agent or question.request.agent == agent)
+    def waiting(self, agent: str = "", *, owner: str | None = None) -> tuple[Question, ...]:
+        """Oldest first; of one agent, of one owner, or all."""
+        return tuple(
+            question
+            for question, answered in self._waiting.values()
+            if not answered.done() and agent in ("", question.request.agent) and owner in (None, question.owner)
+        )
 
-    def answer(self, question_id: str, answer: Answer | str) -> None:
-        """The first answer counts. NotFound if nobody waits for it any more."""
-        _, answered = self._waiting.get(question_id, (None, None))
-        if answered is None or answered.done():
+    def answer(self, question_id: str, answer: Answer | str, *, owner: str | None = None) -> Question:
+        """The first answer counts. NotFound if nobody waits for it any more, or another owner does."""
+        question, answered = self._waiting.get(question_id, (None, None))
+        if question is None or answered is None or answered.done() or owner not in (None, question.owner):
             raise NotFound(f"no question {question_id[:80]!r} waits", op="answer", remedy="it was answered, or gave up")
         answered.set_result(Answer(answer))
+        return question
 
     async def changed(self) -> None:
         """Returns when a question has come or gone."""

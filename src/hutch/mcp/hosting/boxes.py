@@ -6,14 +6,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from hutch.api import Box, Hutch
+from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, Unavailable
 from hutch.logs import log
 from hutch.mcp.hosting import projects
 from hutch.mcp.hosting.registry import Entry
+from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.mcp import McpServer, Share
 from hutch.model.skills import NO_SKILL
 from hutch.model.spec import Mount
@@ -30,6 +31,27 @@ LEFT_OUT = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".
 """Not copied into a box: made anew there, or of no use."""
 
 
+class Cellar(Protocol):
+    """Of `hutch.api.Volumes`, what a server needs."""
+
+    async def create(self, name: str) -> VolumeInfo: ...
+
+
+class Host(Protocol):
+    """Of `hutch.api.Hutch`, what a server needs; `hutch serve` gives each owner one of his own."""
+
+    @property
+    def volumes(self) -> Cellar: ...
+
+    async def create(self, /, *, key: str = "", **spec: Any) -> Box: ...
+
+    async def boxes(self) -> tuple[BoxInfo, ...]: ...
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> None: ...
+
+    async def status(self) -> Status: ...
+
+
 @dataclass(frozen=True)
 class Room:
     """A box, and where a server's host files are in it."""
@@ -40,10 +62,10 @@ class Room:
     """One installation at a time: servers of a pipeline share caches."""
 
 
-async def check_usable(hutch: Hutch) -> None:
+async def check_usable(hutch: Host) -> None:
     """Never on the host (lesson 39): where no box can be made, a server does not run. Disabled and Unavailable tell a
     switch from a fault."""
-    status: Status = await hutch.status()
+    status = await hutch.status()
     if not status.enabled:
         raise Disabled(
             f"MCP servers run in boxes, and boxes are switched off: {status.reason}",
@@ -60,7 +82,7 @@ async def check_usable(hutch: Hutch) -> None:
 class Boxes:
     """Makes and ends the boxes of one owner's servers."""
 
-    def __init__(self, hutch: Hutch, settings: McpTable) -> None:
+    def __init__(self, hutch: Host, settings: McpTable) -> None:
         self._hutch = hutch
         self._settings = settings
         self._pipelines: dict[str, _Pipeline] = {}

@@ -37,6 +37,7 @@ R = TypeVar("R", bound=BaseModel)
 Context = ServerRequestContext[Any, Any]
 
 _CALLED: TypeAdapter[Any] = TypeAdapter(types.CallToolResult)
+CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 LONGEST_LISTING = 100
 """Pages of one list: a server that always has a next page must not keep us reading."""
 
@@ -64,7 +65,6 @@ class Front:
         )  # fmt: skip
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
         self.server.middleware.append(self._met)
-        self.options = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
@@ -187,9 +187,12 @@ class Front:
     async def _met(self, ctx: Context, call_next: CallNext) -> HandlerResult:
         """Remember who is connected. The SDK gives handlers no other way to the connection itself."""
         self._connections.add(ctx.session._connection)
-        return await call_next(ctx)
+        try:
+            return await call_next(ctx)
+        except HutchError as error:
+            raise told(error) from error
 
-    # --- finding --------------------------------------------------------------------------------------------------------
+    # --- finding ----------------------------------------------------------------------------------------------
 
     def _shown(self, server: str, name: str) -> str:
         return f"{server}{SEPARATOR}{name}" if self._prefixed else name

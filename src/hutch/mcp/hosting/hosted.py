@@ -16,12 +16,12 @@ from typing import Any, Self
 from mcp import Client
 from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, ServerNotification
 
-from hutch.api import Box, Hutch
+from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, Invalid, NotFound
 from hutch.logs import log
 from hutch.mcp.hosting import forwarding, projects
-from hutch.mcp.hosting.boxes import Boxes
+from hutch.mcp.hosting.boxes import Boxes, Host
 from hutch.mcp.hosting.forwarding import Front
 from hutch.mcp.hosting.importing import Imported
 from hutch.mcp.hosting.registry import Entry, Registry
@@ -50,11 +50,16 @@ def sources_of(server: McpServer) -> tuple[str, ...]:
         return ()
 
 
+def _eager(server: McpServer) -> bool:
+    """A conversation's server waits for its conversation."""
+    return server.start is Start.EAGER and not server.disabled and server.share is not Share.SCOPE
+
+
 class Hosted:
     """Made inside the running event loop; `async with` starts the eager servers, and ends all at the end."""
 
     def __init__(
-        self, hutch: Hutch, *, directory: Path, settings: McpTable | None = None, origin: str = "hutch.toml",
+        self, hutch: Host, *, directory: Path, settings: McpTable | None = None, origin: str = "hutch.toml",
         include_configured: bool = True,
     ) -> None:  # fmt: skip
         self._settings = settings or McpTable()
@@ -105,10 +110,10 @@ class Hosted:
             log("mcp").warning("mount root added for an MCP server", server=name, root=root)
         self.registry.add(name, server, roots, replace=replace)
         await self._forget(name)
-        if server.start is Start.EAGER and not server.disabled and server.share is not Share.SCOPE:
+        if _eager(server):
             self._supervisor(name).start()
         await self._changed(name)
-        return self.info(name)
+        return await self.info(name)
 
     async def add_all(self, found: Imported, *, trusted: bool = True, replace: bool = False) -> list[McpServerInfo]:
         """Those of another client's table."""
@@ -121,17 +126,15 @@ class Hosted:
         await self._forget(name)
         await self._changed(name)
 
-    def all(self) -> tuple[McpServerInfo, ...]:
-        return tuple(self.info(name) for name in self.registry.all())
+    async def all(self) -> tuple[McpServerInfo, ...]:
+        """Those that have a place of their own, and then those that run in conversations' boxes."""
+        own = [self._supervisor(name).info() for name in self.registry.all()]
+        return (*own, *(each.info() for (_, box), each in self._running.items() if box))
 
-    def info(self, name: str) -> McpServerInfo:
+    async def info(self, name: str) -> McpServerInfo:
         return self._supervisor(name).info()
 
-    def infos_in_boxes(self) -> tuple[McpServerInfo, ...]:
-        """Of servers that run in conversations' boxes."""
-        return tuple(each.info() for (_, box), each in self._running.items() if box)
-
-    def logs(self, name: str) -> tuple[str, ...]:
+    async def logs(self, name: str) -> tuple[str, ...]:
         """What it wrote beside the protocol, lately."""
         return self._supervisor(name).preview.lines()
 
@@ -146,7 +149,7 @@ class Hosted:
     async def stop(self, name: str) -> McpServerInfo:
         for supervisor in self._all_of(name):
             await supervisor.stop()
-        return self.info(name)
+        return await self.info(name)
 
     async def restart(self, name: str) -> McpServerInfo:
         await self.stop(name)
@@ -163,12 +166,15 @@ class Hosted:
 
     async def call(
         self, name: str, tool: str, arguments: dict[str, Any] | None = None, box: Box | None = None
-    ) -> CallToolResult:
+    ) -> dict[str, Any]:
+        """The result as the protocol writes it; `session` gives the SDK's own."""
         supervisor = self._supervisor(name, box)
         if not forwarding.allowed(supervisor.entry.server, tool):
             raise NotFound(f"MCP server {name} has no tool {tool}")
         request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments or {}))
-        return await supervisor.request(request, CallToolResult)
+        result = await supervisor.request(request, CallToolResult)
+        plain: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
+        return plain
 
     @asynccontextmanager
     async def session(self, name: str, box: Box | None = None, **options: Any) -> AsyncIterator[Client]:
@@ -190,6 +196,7 @@ class Hosted:
         """What clients of one server talk to."""
         supervisor = self._supervisor(name, box)
         key = (name, box.id if box else "")
+        # It outlives a new definition of its server: clients that are connected go on with that.
         if key not in self._fronts:
             self._fronts[key] = Front(name, lambda: {name: self._supervisor(name, box)}, prefixed=False, wait_sec=0.0)
         front = self._fronts[key]
@@ -237,8 +244,6 @@ class Hosted:
     async def _forget(self, name: str) -> None:
         for key in [key for key in self._running if key[0] == name]:
             await self._running.pop(key).stop()
-        for key in [key for key in self._fronts if key[0] == name]:
-            del self._fronts[key]
 
     async def _changed(self, name: str) -> None:
         for (other, _), front in list(self._fronts.items()):

@@ -65,7 +65,8 @@ def from_text(
 def from_plain(
     plain: object, origin: str = "the table", *, environ: Mapping[str, str] | None = None, folder: str = ""
 ) -> Imported:
-    """The `mcpServers` object itself, or the document around it."""
+    """The `mcpServers` object itself, or the document around it. Without a folder no file is read; variables come from
+    `environ`, by default this process's."""
     table = _table(plain)
     if table is None:
         raise Invalid(f"{origin} has no table of MCP servers", remedy=f"it is expected under {', '.join(TABLES[:2])}")
@@ -136,6 +137,8 @@ class _Entry:
             plain["env"] = {key: str(value) for key, value in plain["env"].items() if value is not None}
         known = {*McpServer.__struct_fields__, *_URLS, *_UNUSED, "enabled", "timeout", "transport", "envFile"}
         self.notes += [f"{self.name}: {key} is not used here" for key in entry if key not in known]
+        if "envFile" in entry and not self._folder:
+            raise Invalid("has an envFile, which only its own machine has")
         if "envFile" in entry:
             plain["env"] = _env_file(Path(self._folder, entry["envFile"])) | plain.get("env", {})
         try:

@@ -65,7 +65,7 @@ class LineStreams:
         await self._group.__aenter__()
         self._group.start_soon(self._read)
         self._group.start_soon(self._write)
-        return self._incoming, self._outgoing  # type: ignore[return-value]  # it never sends an exception
+        return self._incoming, self._outgoing
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

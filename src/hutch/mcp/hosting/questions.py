@@ -1,4 +1,4 @@
-"""What a hosted server asks its client: a model's answer, a person's, the roots.
+"""What a hosted server asks its client: a model's answer, or a person's.
 
 One process serves many clients. A question belongs to a request in flight, and the protocol does not say to which: it
 is passed on where all requests in flight are one client's, and refused where two clients could be meant.
@@ -50,11 +50,6 @@ class Flying:
         self, context: ClientRequestContext, params: types.ElicitRequestParams
     ) -> types.ElicitResult | types.ErrorData:
         return await self._pass(types.ElicitRequest(params=params), types.ElicitResult)
-
-    async def roots(self, context: ClientRequestContext) -> types.ListRootsResult | types.ErrorData:
-        """A box's own files are the only ones a server can reach, and it knows them: a client's roots are paths of the
-        client's machine, which mean nothing in the box."""
-        return types.ListRootsResult(roots=[])
 
     async def _pass(self, request: Any, kind: type[R]) -> "R | types.ErrorData":
         ctx = self.asker()

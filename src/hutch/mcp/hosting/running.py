@@ -71,9 +71,7 @@ class Supervisor:
         self._error: McpFailure | None = None
         self._files: dict[str, str] = {}
         flying = self.flying
-        callbacks = Callbacks(
-            sampling=flying.sample, elicitation=flying.elicit, roots=flying.roots, message=self._message
-        )
+        callbacks = Callbacks(sampling=flying.sample, elicitation=flying.elicit, message=self._message)
         self._making = Making(name, entry, boxes, settings, self.preview, callbacks, self._told, box)
 
     # --- using --------------------------------------------------------------------------------------------------

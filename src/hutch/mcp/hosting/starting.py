@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from mcp import ClientSession, MCPError
-from mcp.client.session import ElicitationFnT, ListRootsFnT, MessageHandlerFnT, SamplingFnT
+from mcp.client.session import ElicitationFnT, MessageHandlerFnT, SamplingFnT
 from mcp.types import Implementation
 
 import hutch
@@ -37,11 +37,10 @@ END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who answers what a server asks its client."""
+    """Who answers what a server asks its client. Roots are not offered: a client's paths mean nothing in the box."""
 
     sampling: SamplingFnT
     elicitation: ElicitationFnT
-    roots: ListRootsFnT
     message: MessageHandlerFnT
 
 
@@ -76,13 +75,18 @@ class Making:
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Run]:
         """ServerFailed, which names the phase."""
+        failure: ServerFailed | None = None
         async with AsyncExitStack() as stack:
-            if self.entry.server.transport is Transport.STDIO:
-                run = await self._boxed(stack)
-            else:
-                run = await self._elsewhere(stack)
-            self.told(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
-            yield run
+            # Not through the stack: the task groups of the SDK in it would wrap the error in groups of their own.
+            try:
+                boxed = self.entry.server.transport is Transport.STDIO
+                run = await (self._boxed(stack) if boxed else self._elsewhere(stack))
+                self.told(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
+                yield run
+            except ServerFailed as error:
+                failure = error
+        if failure is not None:
+            raise failure
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
@@ -128,7 +132,7 @@ class Making:
         return ClientSession(
             read, write,  # type: ignore[arg-type]  # the streams of whichever transport it is
             sampling_callback=self.callbacks.sampling, elicitation_callback=self.callbacks.elicitation,
-            list_roots_callback=self.callbacks.roots, message_handler=self.callbacks.message,
+            message_handler=self.callbacks.message,
             client_info=Implementation(name="hutch", version=hutch.__version__),
         )  # fmt: skip
 

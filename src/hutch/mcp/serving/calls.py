@@ -18,8 +18,8 @@ from mcp.types import (
     InputRequiredResult,
 )
 
-from hutch.errors import Timeout
-from hutch.mcp.serving.clients import Context
+from hutch.errors import Refused, Timeout
+from hutch.mcp.serving.clients import Context, client_of
 from hutch.tools import Answer, AskRequest, ToolResult, Tools
 
 ANSWER_SECONDS = 300.0
@@ -87,6 +87,8 @@ class ToolCall:
     # --- asking -------------------------------------------------------------------------------------------------
 
     async def ask(self, request: AskRequest) -> Answer:
+        if not client_of(self.ctx).can_ask:
+            raise Refused("this client cannot ask its user", op="ask")
         if self.ctx.session.can_send_request:
             said = await self._elicit(request)
         else:

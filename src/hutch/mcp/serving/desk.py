@@ -11,7 +11,7 @@ from hutch.errors import HutchError
 from hutch.logs import log
 from hutch.mcp.serving import calls
 from hutch.mcp.serving.calls import Parked, ToolCall
-from hutch.mcp.serving.clients import Client, Context
+from hutch.mcp.serving.clients import Client, Context, client_of
 from hutch.mcp.serving.rendering import World, result_of, tool_of
 from hutch.mcp.serving.scopes import Place, Places
 from hutch.tools import AgentPermissions, AskRequest, ToolResult, Tools
@@ -40,7 +40,6 @@ class Desk:
         self._untold = self._crowded(scope)
         self.tools = Tools(
             hutch.for_session(self._place.session), agent=client.name, spec=spec, permissions=permissions,
-            ask=calls.ask if client.can_ask else None,
         )  # fmt: skip
         self._parked = Parked()
         self.busy = 0
@@ -104,6 +103,8 @@ class Desk:
     # --- calling --------------------------------------------------------------------------------------------------
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
+        # Where nobody can be asked the refusal says so. Without a session each request says anew whether somebody can.
+        self.tools.ask = calls.ask if client_of(ctx).can_ask else None
         goes_on = params.request_state is not None
         call = self._parked.take(ctx, params) if goes_on else ToolCall(self.tools, ctx, params)
         self.busy += 1

@@ -74,7 +74,7 @@ class VisitorDesks:
         assert ctx.request is not None
         visitor: Visitor = ctx.request.scope[VISITOR]
         client = client_of(ctx)
-        key = (visitor.owner, visitor.key_id, client.name, str(client.can_ask), str(sorted(visitor.query.items())))
+        key = (visitor.owner, visitor.key_id, client.name, str(sorted(visitor.query.items())))
         async with self._finding:
             await self._forget_idle()
             known = self._sessionless.get(key)

@@ -26,6 +26,8 @@ class Traits(NamedTuple):
     """Whether the limits of a live one can be changed."""
     walled: bool
     """Whether a kernel of its own is around it: the machine's counters see only that."""
+    watched: bool
+    """Whether its guest itself holds memory and processes."""
     pty: bool
     blind: bool
     """Whether we cannot see its first process: then the engine is asked when it ends."""
@@ -93,7 +95,7 @@ class ContainerInstance(LinkedInstance):
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         """What the engine's control groups hold changes at once; disk and open files would need a new container."""
         unchanged = await super().change_limits(limits)
-        if self._traits.walled:
+        if self._traits.watched:
             return await self._change_watched(limits, unchanged)
         live = {"cpus", "memory_mb", "pids"} & set(unchanged) if self._traits.updates else set()
         if live:

@@ -98,8 +98,9 @@ class EngineHttp:
         async with self._asked(method, path, query, None, timeout, headers) as (answer, reader):
             rest = b""
             async for piece in _content(answer, reader):
-                *whole, rest = (rest + piece).split(b"\n")
+                rest += piece
                 if answer.status < 300:
+                    *whole, rest = rest.split(b"\n")
                     for line in filter(None, map(bytes.strip, whole)):
                         yield json.loads(line)
             self._check(answer._replace(body=rest), method, path)

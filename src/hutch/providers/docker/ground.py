@@ -4,6 +4,7 @@ import asyncio
 import io
 import os
 import secrets
+import sys
 import tarfile
 import time
 from collections.abc import AsyncIterator
@@ -39,6 +40,8 @@ class Ground:
         """None: nobody here can keep a box from reaching private ranges."""
         self.pty = True
         """Whether programs get a controlling terminal, as a canary found."""
+        self.no_network = ""
+        """Why a box cannot have one, as a canary found; "" if it can."""
         self._planting = Planting(engine)
 
     @property
@@ -59,6 +62,12 @@ class Ground:
 
 async def meet(engine: Engine, settings: Settings) -> Ground:
     """Unavailable: nobody answers; Unsupported: its containers could not run our guest."""
+    if sys.platform != "linux":
+        raise Unsupported(
+            "our guest is packed from Hutch's own interpreter, and this one is not for Linux",
+            op="probe",
+            remedy="run Hutch itself in a Linux container that has the engine's socket",
+        )
     version, info = await asyncio.gather(engine.version(), engine.info())
     found = machine.read(info, version, engine.http.endpoint, settings)
     ours = os.uname().machine

@@ -10,6 +10,7 @@ from hutch.providers.docker.settings import LaneChoice, Settings
 
 DIRECT = ("runc", "crun")
 """Runtimes whose containers are ordinary processes of the engine's kernel. No other is ever entered past its wall."""
+_CONTROLLERS = {"cpus": "CpuCfsQuota", "memory": "MemoryLimit", "pids": "PidsLimit"}
 _WALLS = {"runsc": Isolation.GVISOR, "gvisor": Isolation.GVISOR, "kata": Isolation.VM}
 
 
@@ -30,6 +31,8 @@ class Machine(NamedTuple):
     rootless: bool
     storage: str
     backing: str
+    holds: frozenset[str]
+    """Which of cpus, memory and pids its control groups limit: a rootless engine often has none of them."""
     same_host: bool
     """Whether its containers' processes are processes we can see: proven for each container again."""
 
@@ -44,6 +47,11 @@ class Machine(NamedTuple):
     def is_walled(self) -> bool:
         """Whether there is another kernel than the machine's behind the wall."""
         return self.isolation is not Isolation.NAMESPACES
+
+    @property
+    def is_watched(self) -> bool:
+        """Whether the guest itself has to hold memory and processes."""
+        return self.is_walled or not {"memory", "pids"} <= self.holds
 
     @property
     def is_direct(self) -> bool:
@@ -62,10 +70,12 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
     program = os.path.basename(str(known.get("path") or runtime))
     kernel = str(info.get("KernelVersion") or "")
     storage = dict(pair for pair in info.get("DriverStatus") or () if len(pair) == 2)
+    product = "podman" if _is_podman(version) else "docker"
     return Machine(
-        product="podman" if _is_podman(version) else "docker",
+        product=product,
         version=str(version.get("Version") or ""),
-        engine_id=str(info.get("ID") or info.get("Name") or ""),
+        # Podman makes up another id for each answer.
+        engine_id=str(info.get("ID" if product == "docker" else "Name") or ""),
         architecture=str(info.get("Architecture") or ""),
         kernel=kernel,
         runtime=runtime,
@@ -75,6 +85,7 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
         rootless=any("rootless" in str(option) for option in info.get("SecurityOptions") or ()),
         storage=str(info.get("Driver") or ""),
         backing=str(storage.get("Backing Filesystem") or ""),
+        holds=frozenset(name for name, field in _CONTROLLERS.items() if info.get(field, True)),
         same_host=endpoint.is_local and kernel == os.uname().release,
     )
 

@@ -19,6 +19,7 @@ from hutch.providers.base import Command
 from hutch.providers.docker import machine
 from hutch.providers.docker.box import ContainerInstance
 from hutch.providers.docker.ground import Ground
+from hutch.providers.docker.machine import Machine
 from hutch.providers.planted.packing import Plant
 
 Canary = Callable[[NetworkMode], Awaitable["Sung"]]
@@ -84,7 +85,7 @@ async def probe(provider: str, ground: Ground, canary: Canary) -> Capabilities:
             )
         proof = Proof(pty=sung.pty, no_network=await _network_obstacle(canary))
         _remember(mark, proof)
-    ground.pty = proof.pty
+    ground.pty, ground.no_network = proof.pty, proof.no_network
     return capabilities(provider, ground, proof)
 
 
@@ -110,10 +111,10 @@ def softness(status: str, isolation: Isolation) -> str:
     return ""
 
 
-def grades(ground: Ground) -> Grades:
-    inside = EnforcedBy.WATCHDOG if ground.machine.is_walled else EnforcedBy.CGROUP
+def grades(found: Machine) -> Grades:
+    inside = EnforcedBy.WATCHDOG if found.is_watched else EnforcedBy.CGROUP
     return Grades(
-        cpus=EnforcedBy.CGROUP,
+        cpus=EnforcedBy.CGROUP if "cpus" in found.holds else EnforcedBy.NONE,
         memory_mb=inside,
         pids=inside,
         disk_mb=EnforcedBy.QUOTA,
@@ -138,7 +139,7 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
         images=("oci",),
         default_image=f"oci:{image}" if image else "",
         mounts=True,
-        grades=grades(ground),
+        grades=grades(found),
         missing=_missing(ground, proof),
         facts={
             "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
@@ -161,6 +162,14 @@ def _missing(ground: Ground, proof: Proof) -> tuple[Missing, ...]:
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
         Missing(what="ports", reason="ports of containers are not published", remedy="use the native provider"),
     ]
+    if "cpus" not in ground.machine.holds:
+        found.append(
+            Missing(
+                what="grades.cpus",
+                reason="the engine has no control group for processors",
+                remedy="run it as root, or delegate the cpu controller to its user (cgroup v2)",
+            )
+        )
     if not proof.pty:
         found.append(
             Missing(

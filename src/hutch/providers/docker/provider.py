@@ -20,6 +20,7 @@ from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.facts import AskedFacts, Facts, HostFacts
 from hutch.providers.docker.ground import BASE, Ground
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
+from hutch.providers.docker.settings import LaneChoice
 from hutch.providers.docker.shape import Bind, ImageFacts, Site
 from hutch.providers.linked.link import Link
 from hutch.providers.native.processes import Identity, boot_id, start_time
@@ -89,6 +90,7 @@ class DockerProvider(Provider):
 
     async def create(self, order: Order, planned: InstanceRecord) -> ContainerInstance:
         found = await self._met()
+        _check_network(order.spec, found)
         await found.prepare()
         image = await found.images.ensure(order.spec.image)
         binds = await places.binds(order, found)
@@ -120,8 +122,14 @@ class DockerProvider(Provider):
         await engine.start(name)
         inspected = await engine.inspect(name)
         record = planned.but(data={**planned.data, **self._identity(found, inspected)})
+        if self._settings.lane is LaneChoice.FAST and record.data["lane"] != FastLane.name:
+            raise Unsupported(
+                "lane fast cannot be had: the container's processes are not to be seen from here",
+                op="create",
+                remedy='set lane = "auto"',
+            )
         instance = self._instance(
-            found, record, order.spec, told=_guest_options(order, image, watched=found.machine.is_walled)
+            found, record, order.spec, told=_guest_options(order, image, watched=found.machine.is_watched)
         )
         try:
             await self._meet_guest(found, instance, order)
@@ -220,6 +228,7 @@ class DockerProvider(Provider):
         traits = Traits(
             updates=self.dialect.updates and not found.machine.is_walled,
             walled=found.machine.is_walled,
+            watched=found.machine.is_watched,
             pty=found.pty,
             blind=lane.name != FastLane.name,
         )
@@ -243,7 +252,7 @@ class DockerProvider(Provider):
             "box_id": record.box_id,
             "workdir": spec.workdir,
             "env": shape.environment(spec, image, record.box_id, user="root"),
-            "watched": shape.watched(spec.limits) if found.machine.is_walled else None,
+            "watched": shape.watched(spec.limits) if found.machine.is_watched else None,
         }
         await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
         return await lane.connect(DEPUTY_PLACE, json.dumps(told).encode())
@@ -318,6 +327,16 @@ class PodmanProvider(DockerProvider):
 
     name: ClassVar[str] = "podman"
     dialect: ClassVar[Dialect] = PODMAN
+
+
+def _check_network(spec: EffectiveSpec, found: Ground) -> None:
+    if spec.network is NetworkMode.OFF:
+        return
+    if spec.network is not NetworkMode.ON:
+        # Made with no filter it would be an open network under a name that promises another.
+        raise Unsupported(f"network {spec.network.value} is not available in containers", op="create")
+    if found.no_network:
+        raise Unsupported(f"network on is not available here: {found.no_network}", op="create")
 
 
 def _guest_options(order: Order, image: ImageFacts, *, watched: bool) -> bytes:

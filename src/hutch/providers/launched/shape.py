@@ -17,7 +17,10 @@ HOME = "/home/user"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_MB = 16
 """What the guest itself holds."""
-PIDS_HEADROOM = 4
+GUEST_TASKS = 4
+"""RLIMIT_NPROC counts the guest's threads too; and a box counts as full when the one who met the limit has ended."""
+UNHELD = 1 << 30
+"""Processes that the guest's watchdog lets live: the kernel counts them."""
 _OURS = (GUEST_PLACE, PLANTED, "/proc", "/dev", "/sys")
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
 _EMPTY = ("var", "srv", "mnt", "media", "root", "run", "home")
@@ -111,14 +114,18 @@ def environment(spec: EffectiveSpec, box_id: str) -> dict[str, str]:
 def told(order: Order, *, watched: bool) -> dict[str, Any]:
     """The guest's first orders. They go over its connection, because a command line is everybody's to read."""
     spec = order.spec
-    limits = {"memory_bytes": spec.limits.memory_mb << 20, "pids": spec.limits.pids}
+    held = {
+        "watched": {"memory_bytes": spec.limits.memory_mb << 20, "pids": UNHELD},
+        "tasks": spec.limits.pids + GUEST_TASKS,
+    }
     return {
         "box_id": order.box_id,
         "workdir": spec.workdir,
         "env": environment(spec, order.box_id),
         "orphan_grace": order.orphan_grace_sec,
         "ttl": spec.ttl_sec,
-        **({"watched": limits} if watched else {}),
+        "open_files": spec.limits.open_files,
+        **(held if watched else {}),
     }
 
 

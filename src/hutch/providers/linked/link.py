@@ -74,7 +74,7 @@ class Link(asyncio.BufferedProtocol):
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.setblocking(False)
         try:
-            _connect(sock, os.fspath(path))
+            connect_unix(sock, os.fspath(path))
         except OSError as error:
             sock.close()
             details: dict[str, Detail] = {"errno": error.errno}
@@ -287,7 +287,7 @@ def _error(wire: Fields) -> HutchError:
     return HutchError.of(wire)
 
 
-def _connect(sock: socket.socket, path: str) -> None:
+def connect_unix(sock: socket.socket, path: str) -> None:
     """sun_path holds 107 bytes, unix(7): a longer path is reached through its directory's descriptor."""
     if len(os.fsencode(path)) < 108:
         sock.connect(path)

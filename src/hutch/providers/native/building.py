@@ -112,13 +112,7 @@ class _Writer:
             self._attach(mount_point)
         else:
             # The real size comes with the order.
-            self._mount(
-                "tmpfs",
-                mount_point,
-                "tmpfs",
-                _QUIET,
-                "mode=0755,size=16m,nr_inodes=4096",
-            )
+            self._mount("tmpfs", mount_point, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
         self._add(_CHDIR, mount_point)
         self._make_store()
         names = [f"l{number}" for number, _ in enumerate(shape.lowers)]
@@ -175,29 +169,14 @@ class _Writer:
 
     def _places(self) -> list[tuple[str, int, bool]]:
         """The directories that are writable whatever the root is: name, mode, whether the user owns them."""
-        places = [
-            ("tmp", 0o1777, False),
-            ("run", 0o755, True),
-            ("var/tmp", 0o1777, False),
-            (HOME, 0o755, True),
-        ]
+        places = [("tmp", 0o1777, False), ("run", 0o755, True), ("var/tmp", 0o1777, False), (HOME, 0o755, True)]
         return [*places, (WORKSPACE, 0o755, True)] if self._shape.own_workspace else places
 
     def _mount_points(self) -> list[str]:
         devices = [f"dev/{device}" for device in DEVICES]
         binds = [name for _, name in (*self._shape.overlays, *self._shape.binds)]
         places = [name for name, _, _ in self._places()]
-        return [
-            "proc",
-            "dev",
-            "dev/pts",
-            "dev/shm",
-            *devices,
-            "etc/hosts",
-            "etc/resolv.conf",
-            *binds,
-            *places,
-        ]
+        return ["proc", "dev", "dev/pts", "dev/shm", *devices, "etc/hosts", "etc/resolv.conf", *binds, *places]
 
     def _show(self, name: str) -> None:
         """The image may lack the directory, or bring a link in its place."""
@@ -254,25 +233,9 @@ class _Writer:
 
     def _close(self, path: str) -> None:
         attributes = mount_attributes(MOUNT_ATTR_RDONLY)
-        self._add(
-            _SYSCALL,
-            NR["mount_setattr"],
-            AT_FDCWD,
-            fsencode(path),
-            0,
-            attributes,
-            len(attributes),
-            None,
-        )
+        self._add(_SYSCALL, NR["mount_setattr"], AT_FDCWD, fsencode(path), 0, attributes, len(attributes), None)
 
-    def _mount(
-        self,
-        source: str | None,
-        target: str,
-        kind: str | None,
-        flags: int,
-        options: str | None,
-    ) -> None:
+    def _mount(self, source: str | None, target: str, kind: str | None, flags: int, options: str | None) -> None:
         texts = [fsencode(text) if text is not None else None for text in (source, target, kind, options)]
         self._add(_MOUNT, *texts[:3], flags, texts[3])
 

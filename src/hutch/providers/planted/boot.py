@@ -41,6 +41,10 @@ def main() -> NoReturn:
         sys.exit(f"hutch: no keeper came with orders: {error}")
     # A time of the machine that started us would mean nothing on the engine's.
     ttl = told.pop("ttl", 0.0)
+    if files := told.pop("open_files", 0):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
+    if tasks := told.pop("tasks", 0):
+        resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
     if watched := told.pop("watched", None):
         insight.watchdog = Watchdog(**watched)
         insight.watchdog.start()

@@ -1,0 +1,110 @@
+"""`LaunchedInstance`: a box whose guest is reached by its socket, and whose processes are ours to see."""
+
+import os
+import socket
+import struct
+from typing import Any
+
+import msgspec
+
+from hutch.errors import Unavailable
+from hutch.model.limits import Limits
+from hutch.model.results import JobInfo, Result
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import Command, InstanceRecord
+from hutch.providers.docker.facts import AskedFacts, Facts
+from hutch.providers.launched import trees
+from hutch.providers.launched.shape import UNHELD
+from hutch.providers.linked.channel import Channel
+from hutch.providers.linked.instance import LinkedInstance
+from hutch.providers.linked.link import Link, connect_unix
+from hutch.providers.linked.process import LinkedProcess
+from hutch.providers.linked.verdicts import Counters
+from hutch.providers.native.processes import Identity
+from hutch.providers.planted.door import NAME
+
+_CREDENTIALS = struct.Struct("3i")
+
+
+class WatchedFacts(AskedFacts):
+    """Of a box whose guest counts what it killed for want of memory. Who met the limit of processes, nobody counts."""
+
+    def read(self) -> Counters:
+        return msgspec.structs.replace(super().read(), pids_hits=None)
+
+
+class LaunchedInstance(LinkedInstance):
+    """Counters that only the guest has are asked for before a command, and after one that failed."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        guest: Identity,
+        door: str,
+        facts: Facts,
+        *,
+        watched: bool,
+    ) -> None:
+        """`watched`: the guest itself holds the memory."""
+        async def connect() -> Link:
+            return await Link.connect(f"{door}/{NAME}")
+
+        super().__init__(record, spec, connect, facts)
+        self._guest = guest
+        self._counters = facts
+        self._watched = watched
+
+    async def run(self, command: Command) -> Result:
+        await self._counters.refresh(await self.link())
+        return await super().run(command)
+
+    async def start(self, command: Command) -> LinkedProcess:
+        await self._counters.refresh(await self.link())
+        return await super().start(command)
+
+    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: Any = None) -> Result:
+        if answer.get("exit_code") != 0:
+            await self._counters.refresh(link)
+        return await super().result(link, channel, answer, seen)
+
+    async def job_info(self, link: Link, answer: dict[str, Any]) -> JobInfo:
+        if answer.get("ended") and answer.get("exit_code") != 0:
+            await self._counters.refresh(link)
+        return await super().job_info(link, answer)
+
+    async def pause(self) -> None:
+        """By signals: everything but the guest stands still."""
+        try:
+            await trees.halt(self._guest)
+        except TimeoutError as error:
+            trees.go_on(self._guest)
+            raise Unavailable(f"box {self.record.box_id} starts processes faster than they can be stopped") from error
+
+    async def resume(self) -> None:
+        trees.go_on(self._guest)
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        unchanged = await super().change_limits(limits)
+        if not self._watched:
+            return unchanged
+        self.limits = self.limits.but(memory_mb=limits.memory_mb)
+        await (await self.link()).request("watch", memory_bytes=limits.memory_mb << 20, pids=UNHELD)
+        return tuple(name for name in unchanged if name != "memory_mb")
+
+    async def close(self) -> None:
+        await super().close()
+        self._counters.close()
+
+
+def knock(door: str) -> tuple[socket.socket, int]:
+    """The connection to whoever listens at the door, and its pid on this machine; OSError if nobody does."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    sock.setblocking(False)
+    try:
+        connect_unix(sock, os.path.join(door, NAME))
+    except BaseException:
+        sock.close()
+        raise
+    pid, _, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return sock, pid

@@ -1,0 +1,1 @@
+"""Boxes made with nsjail: one jail for each box, with our guest inside."""

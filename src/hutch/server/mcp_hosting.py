@@ -1,0 +1,187 @@
+"""MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
+from hutch.keeper.handles import BoxHandle
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.records import LOCAL_OWNER
+from hutch.keeper.showing import all_shown, condition
+from hutch.keeper.volumes import Volumes
+from hutch.logs import log
+from hutch.model.asking import ask
+from hutch.model.boxes import BoxInfo, VolumeInfo
+from hutch.model.status import Status
+from hutch.server.call import Receive, Scope, Send
+from hutch.server.service import Service
+
+if TYPE_CHECKING:
+    from hutch.mcp.hosting.forwarding import Front
+    from hutch.mcp.hosting.hosted import Hosted
+    from hutch.mcp.serving.http import HttpSessions, Opened, Visitor
+
+SESSION = "mcp-hosting"
+"""Holds the leases of all hosted servers' boxes; the same after a restart."""
+DIRECTORY = "mcp"
+
+
+class OwnerBoxes:
+    """One owner's boxes and volumes, as `hutch.mcp.hosting` needs them."""
+
+    def __init__(self, service: Service, owner: str) -> None:
+        self._service = service
+        self._owner = owner
+        self.volumes = OwnerVolumes(service.keeper.volumes, owner)
+
+    @property
+    def _keeper(self) -> Keeper:
+        return self._service.keeper
+
+    async def create(self, /, *, key: str = "", **spec: Any) -> BoxHandle:
+        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self._owner, key=key)
+        return BoxHandle(self._keeper, live, SESSION)
+
+    async def boxes(self) -> tuple[BoxInfo, ...]:
+        return await all_shown(self._keeper, self._owner)
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> None:
+        try:
+            await self._keeper.acquire(box_id, SESSION)
+        except Gone:
+            return
+        await self._keeper.destroy(box_id, "its MCP server starts anew")
+
+    async def status(self) -> Status:
+        engine = await self._service.engine()
+        return condition(self._keeper, engine, self._keeper.boxes(), self._service.started_at)
+
+
+class OwnerVolumes:
+    def __init__(self, volumes: Volumes, owner: str) -> None:
+        self._volumes = volumes
+        self._owner = owner
+
+    async def create(self, name: str) -> VolumeInfo:
+        return (await self._volumes.create(name, self._owner)).shown()
+
+
+class Hostings:
+    """The `Hosted` of each owner, made when it is needed first."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._opening: dict[str, asyncio.Task[Hosted]] = {}
+
+    async def start(self) -> None:
+        """Bring up the eager servers of everybody who has any (B32). Nobody waits for it."""
+        for owner in await asyncio.to_thread(self._owners):
+            try:
+                await self.of(owner)
+            except HutchError as error:
+                log("mcp").warning("MCP servers of an owner not started", owner=owner, error=error)
+
+    async def of(self, owner: str) -> "Hosted":
+        opening = self._opening.get(owner)
+        if opening is None or (opening.done() and (opening.cancelled() or opening.exception() is not None)):
+            opening = self._opening[owner] = asyncio.create_task(self._open(owner))
+        return await asyncio.shield(opening)
+
+    async def close(self) -> None:
+        for opening in self._opening.values():
+            opening.cancel()
+            await asyncio.wait({opening})
+            if not opening.cancelled() and opening.exception() is None:
+                await opening.result().close()
+        self._opening.clear()
+
+    async def _open(self, owner: str) -> "Hosted":
+        config = self._service.config
+        try:
+            hosted_kind = await asyncio.to_thread(_sdk)
+        except ImportError as error:
+            raise Unavailable(
+                f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
+            ) from error
+        hosted = hosted_kind(
+            OwnerBoxes(self._service, owner), directory=self._directory(owner), settings=config.mcp,
+            origin=config.origin("mcp"), include_configured=owner == LOCAL_OWNER,
+        )  # fmt: skip
+        await hosted.open()
+        return hosted
+
+    def _directory(self, owner: str) -> Path:
+        """By a digest: an owner's name may hold anything. Beside it lies the name itself."""
+        place = self._service.config.state_dir / DIRECTORY / hashlib.sha256(owner.encode()).hexdigest()[:24]
+        place.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (place / "owner").write_text(owner)
+        return place
+
+    def _owners(self) -> list[str]:
+        found = {LOCAL_OWNER} if self._service.config.mcp.servers else set()
+        for place in (self._service.config.state_dir / DIRECTORY).glob("*/servers.json"):
+            found.add((place.parent / "owner").read_text())
+        return sorted(found)
+
+
+def _sdk() -> "Callable[..., Hosted]":
+    from hutch.mcp.hosting.hosted import Hosted
+
+    return Hosted
+
+
+class HostedMount:
+    """An endpoint of streamable HTTP: `/mcp/gateway`, or `/mcp/servers/{name}`."""
+
+    def __init__(self, hostings: Hostings, service: Service) -> None:
+        self._hostings = hostings
+        self._service = service
+        self._sessions: dict[tuple[str, str, str], HttpSessions] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        from hutch.mcp.serving.http import VISITOR
+
+        visitor: Visitor = scope[VISITOR]
+        name, box_id = visitor.params.get("name", ""), visitor.query.get("box", "")
+        if unknown := sorted(visitor.query.keys() - {"box"}):
+            raise Invalid(f"{unknown[0]!r} means nothing here", remedy="`box` names a conversation's box")
+        key = (visitor.owner, name, box_id)
+        if key not in self._sessions:
+            front = await self._front(visitor.owner, name, box_id)
+            self._sessions.setdefault(key, self._made(front, visitor.owner, name))
+        hosted = await self._hostings.of(visitor.owner)
+        if name and not box_id:
+            await hosted.ready(name)  # its own words (instructions, version) go into the handshake
+            hosted.front(name)
+        await self._sessions[key](scope, receive, send)
+
+    async def drain(self, seconds: float) -> None:
+        await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
+
+    def _made(self, front: "Front", owner: str, name: str) -> "HttpSessions":
+        from hutch.mcp.serving.http import HttpSessions, Opened
+
+        async def opened(_: "Visitor") -> "Opened":
+            async def closed() -> None:
+                return None
+
+            return Opened(front.server, closed)
+
+        return HttpSessions(opened, front.server)
+
+    async def _front(self, owner: str, name: str, box_id: str) -> "Front":
+        hosted = await self._hostings.of(owner)
+        box = await conversation_box(self._service, owner, box_id) if box_id else None
+        return hosted.front(name, box) if name else hosted.gateway_front(box)
+
+
+async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:
+    """The box of a conversation, which its servers share (B10)."""
+    live = await service.keeper.live(box_id)
+    if live.record.owner != owner:
+        raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
+    holder = live.record.lease.holder if live.record.lease is not None else SESSION
+    return BoxHandle(service.keeper, live, holder)
