@@ -43,7 +43,7 @@ async def client(url: str, number: int, until: float) -> dict[str, int]:
                 got += (await anext(follow))[1]
                 seen["operations"] += 3
             except HutchError as error:
-                assert (error.code, error.retryable) == ("unavailable", True), error
+                assert (error.code, error.retryable) == ("unavailable", True), error.to_wire()
                 seen["refused"] += 1
         numbers = [int(line) for line in got.split(b"\n")[:-1]]
         assert numbers == list(range(1, len(numbers) + 1)), "the stream lost nothing and repeated nothing"

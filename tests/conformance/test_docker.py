@@ -41,7 +41,7 @@ needs_runsc = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is
 @part("capabilities", "life.create", "life.attach", "life.broken", "life.destroy_from_record", "exec.argv",
       "exec.timeout", "exec.default_signals", "streams.apart", "jobs.outlive_provider", "terminal.echo", "search.grep",
       "limits.memory", "limits.innocent", "limits.pids", "limits.cpus", "limits.change", "isolation.ordinary_user",
-      "isolation.read_only_root", "network.off", "mounts.read_only", "mounts.missing_source")  # fmt: skip
+      "isolation.read_only_root", "network.off", "network.on", "mounts.one_file", "mounts.missing_source")  # fmt: skip
 class TestGvisor(OnEngine):
     # The small image: Debian 12's runsc does not know the statx(2) of newer tools.
     image = f"oci:{rootfs.SMALL}"

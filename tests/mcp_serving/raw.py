@@ -29,7 +29,10 @@ class Raw:
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
-        self.process.communicate(timeout=PATIENCE)
+        self.process.wait(PATIENCE)
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
+            assert pipe is not None
+            pipe.close()
 
     def say(self, line: bytes) -> None:
         assert self.process.stdin is not None

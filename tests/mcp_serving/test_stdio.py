@@ -1,6 +1,5 @@
 """`hutch mcp`: whose box it is, what of the machine it shows, and how it bears a bad client and its own end."""
 
-import os
 import signal
 from pathlib import Path
 
@@ -175,10 +174,11 @@ def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
     package = top / "greet"
     package.mkdir()
     (package / "SKILL.md").write_text(
-        "---\nname: greet\ndescription: Says hello\ntools:\n  - name: hello\n    description: Says hello\n"
-        "    command: sh hello.sh\n---\nUse hello.\n"
+        "---\nname: greet\ndescription: Says hello\nhutch:\n  tools:\n  - name: hello\n"
+        "    description: Says hello\n    command: [hello.sh]\n---\nUse hello.\n"
     )
-    (package / "hello.sh").write_text("echo hello from a skill\n")
+    (package / "hello.sh").write_text("#!/bin/sh\necho hello from a skill\n")
+    (package / "hello.sh").chmod(0o755)
     hutch(top, "skill", "install", str(package))
     with Raw(top) as raw:
         assert "greet: Says hello" in raw.handshake()["instructions"]
@@ -195,7 +195,6 @@ def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
         assert answer["structuredContent"]["stdout"] == "hello from a skill\n"
 
 
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs /proc")
 def test_what_a_command_of_the_box_prints_stays_out_of_the_protocol(top: Path) -> None:
     """Everything on standard output is a message; logs, however many, go to standard error."""
     with Raw(top, "--verbose") as raw:

@@ -109,10 +109,8 @@ class Daemon:
 def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
     _needs("dockerd", "runc", "unshare", "nsenter", "ip", "curl")
     with place() as directory:
-        # gVisor makes its own network stack of an interface that it is given, and needs none here.
-        arguments = {"runsc": ["--network=none"], "crun": []}
-        found = {name: _found(name) for name in arguments}
-        runtimes = {name: {"path": path, "runtimeArgs": arguments[name]} for name, path in found.items() if path}
+        found = {name: _found(name) for name in ("runsc", "crun")}
+        runtimes = {name: {"path": path} for name, path in found.items() if path}
         settings = directory / "daemon.json"
         settings.write_text(json.dumps({"runtimes": runtimes, "live-restore": live_restore}))
         argv = [

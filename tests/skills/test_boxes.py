@@ -41,8 +41,10 @@ async def said(box: Any, command: str, **options: Any) -> str:
 
 async def test_shown_in_a_running_box(tmp_path: Path) -> None:
     """Lesson 40, B12: installed, changed and removed skills are seen without recreating the box."""
-    async with opened(tmp_path) as hutch, hutch.box() as box:
-        assert await said(box, f"ls -A {AT}") == ""
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(skill(tmp_path, "another"))
+        box = await hutch.create()
+        assert await said(box, f"ls -A {AT}") == "another\n"
         await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
         assert await said(box, f"{AT}/demo/run") == "one\n"
         await hutch.skills.write_file("demo", "run", "#!/bin/sh\necho two\n")
@@ -50,11 +52,26 @@ async def test_shown_in_a_running_box(tmp_path: Path) -> None:
         await hutch.skills.rollback("demo")
         assert await said(box, f"{AT}/demo/run") == "one\n"
         async with hutch.box() as later:
-            assert await said(later, f"ls {AT}") == "demo\n"
+            assert await said(later, f"ls {AT}") == "another\ndemo\n"
+        await hutch.skills.remove("demo")
+        assert await said(box, f"ls -A {AT}") == "another\n"
+        kinds = [event.reason.split(" from ")[0] for event in await hutch.events() if event.kind == "skill"]
+    assert kinds == ["installed another", "installed demo", "edited demo", "rolled back demo", "removed demo"]
+
+
+async def test_the_first_skill_reaches_boxes_that_were_made_without(tmp_path: Path) -> None:
+    """B12: whoever has no skill pays nothing for them, and still need not recreate a box for the first."""
+    work = tmp_path / "work"
+    work.mkdir(mode=0o777)
+    async with opened(tmp_path) as hutch, hutch.box() as box, hutch.box(workspace=str(work)):
+        assert await said(box, "ls -A /workspace") == ""
+        await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
+        assert await said(box, f"{AT}/demo/run") == "one\n"
+        await hutch.skills.write_file("demo", "run", "#!/bin/sh\necho two\n")
+        assert await said(box, f"{AT}/demo/run") == "two\n"
         await hutch.skills.remove("demo")
         assert await said(box, f"ls -A {AT}") == ""
-        kinds = [event.reason.split(" from ")[0] for event in await hutch.events() if event.kind == "skill"]
-    assert kinds == ["installed demo", "edited demo", "rolled back demo", "removed demo"]
+        assert os.listdir(work) == [], "a workspace of the host gets no files that nobody put there"
 
 
 async def test_never_writable(tmp_path: Path, rootless: bool) -> None:

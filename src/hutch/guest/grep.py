@@ -3,8 +3,8 @@
 The answer is lines of JSON: hits as they are found, `searched` now and then, and at the end a line with `done`.
 """
 
-import json
 import errno
+import json
 import os
 import re
 import signal

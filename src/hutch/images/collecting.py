@@ -32,15 +32,31 @@ def remove(store: Store, text: str, *, force: bool = False) -> tuple[Stored, Col
     with store.collecting():
         stored = store.find(text)
         others = any(each.manifest == stored.manifest and each.name != stored.name for each in store.named())
-        users = [box_id for box_id, use in uses.live(store).items() if use.image == stored.manifest]
-        if users and not others and not force:
-            raise Conflict(
-                f"image {text} is in use by {len(users)} box{'es' if len(users) > 1 else ''}: {', '.join(users)}",
-                remedy="destroy them first, or use --force to take only the name away",
-                details={"boxes": list(users)},
-            )
+        if not others and not force:
+            _refuse_if_used(store, text, stored.manifest)
         store.unname(stored.name)
         return stored, _collect(store, keep_steps=True)
+
+
+def remove_all_names(store: Store, digest: str, *, force: bool = False) -> tuple[tuple[Stored, ...], Collected]:
+    """As `remove`, of every name that this manifest has: all of them go, or none."""
+    with store.collecting():
+        if not force:
+            _refuse_if_used(store, digest, digest)
+        gone = tuple(each for each in store.named() if each.manifest == digest)
+        for each in gone:
+            store.unname(each.name)
+        return gone, _collect(store, keep_steps=True)
+
+
+def _refuse_if_used(store: Store, text: str, manifest: str) -> None:
+    users = [box_id for box_id, use in uses.live(store).items() if use.image == manifest]
+    if users:
+        raise Conflict(
+            f"image {text} is in use by {len(users)} box{'es' if len(users) > 1 else ''}: {', '.join(users)}",
+            remedy="destroy them first, or use --force to take only the name away",
+            details={"boxes": list(users)},
+        )
 
 
 def prune(store: Store) -> Collected:

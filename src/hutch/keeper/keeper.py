@@ -35,7 +35,7 @@ from hutch.keeper.reconcile import Reconciler
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.room import Room
 from hutch.keeper.sessions import Sessions
-from hutch.keeper.skill_boxes import SkillBoxes
+from hutch.keeper.skill_boxes import SkillBoxes, shows_skills
 from hutch.keeper.skills import Skills
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -434,8 +434,9 @@ class Keeper:
                 await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)
                 raise
             await self.states.change(
-                live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record
-            )
+                live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record,
+                skills_mounted=shows_skills(order),
+            )  # fmt: skip
         await self.skill_boxes.settle(live)
         self._clocks.start()
 

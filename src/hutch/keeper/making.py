@@ -11,7 +11,7 @@ from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.room import Room
-from hutch.keeper.skill_boxes import SkillBoxes
+from hutch.keeper.skill_boxes import SkillBoxes, shows_skills
 from hutch.keeper.states import States
 from hutch.keeper.volumes import Volumes
 from hutch.keeper.whole import whole
@@ -78,7 +78,7 @@ class Maker:
             id=order.box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
             instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
             labels=effective.labels, place="" if provider.portable else self._liveness.place,
-            grace_sec=order.orphan_grace_sec,
+            grace_sec=order.orphan_grace_sec, skills_mounted=shows_skills(order),
         )  # fmt: skip
         live = Live(record, secrets=tuple(effective.secrets.values()))
         conceal(live.secrets)

@@ -38,6 +38,8 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     """The application's `created` hooks have succeeded for it; they run again until they have (P10)."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
+    skills_mounted: bool = False
+    """Its skills are a mount: what changes there is in the box by itself. Else they are copied in."""
     grace_sec: float = 0.0
     """Its dead-man's clock: how long it lives without any keeper."""
     left_at: float = 0.0

@@ -27,9 +27,9 @@ from hutch.model.ids import BoxId
 from hutch.model.places import CheckedMount, CheckedMounts
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
-from hutch.model.spec import EffectiveSpec, MountMode
+from hutch.model.spec import EffectiveSpec, MountMode, Order
 from hutch.model.state import State
-from hutch.skills.places import box_view, stale_mark, view_place
+from hutch.skills.places import box_view, keeps_skills, stale_mark, view_place
 
 if TYPE_CHECKING:
     from hutch.keeper.skill_workshop import End, Make, Workshop
@@ -62,7 +62,7 @@ class SkillBoxes:
         self._make = make
         self._end = end
         self._copied: dict[BoxId, dict[str, str]] = {}
-        """On engines without mounts: which version of which skill each box has."""
+        """Where they are not mounted: which version of which skill each box has."""
         skills.followers.append(self._follow)
 
     @cached_property
@@ -74,8 +74,13 @@ class SkillBoxes:
     # --- a box's life ---------------------------------------------------------------------------------------
 
     async def place(self, box_id: BoxId, spec: EffectiveSpec, owner: str, places: CheckedMounts) -> CheckedMounts:
-        """The box's places with its skills among them, where the engine can mount."""
-        if spec.skills == NO_SKILL or not (await self._engines.capabilities(spec.provider)).mounts:
+        """The box's places with its skills among them, where the engine can mount. An owner who has no skill pays
+        nothing for them; the first one is copied into the boxes that are there."""
+        if (
+            spec.skills == NO_SKILL
+            or not self._any(owner)
+            or not (await self._engines.capabilities(spec.provider)).mounts
+        ):
             return places
         if places.workspace is not None and not await self._mount_point(places.workspace, spec, box_id, owner):
             return places
@@ -94,19 +99,24 @@ class SkillBoxes:
         return places.but(mounts=(*places.mounts, mount))
 
     async def settle(self, live: Live) -> None:
-        """A box has come up: on an engine without mounts its skills are copied in now (P11)."""
+        """A box has come up: where they are not mounted, its skills are copied in now (P11). Never into a workspace
+        that others have too: they would find files there that they did not put."""
         record = live.record
-        if record.spec.skills == NO_SKILL or (await self._engines.capabilities(record.spec.provider)).mounts:
+        if record.skills_mounted or record.spec.skills == NO_SKILL or record.spec.workspace.source != "own":
             return
-        await self._copy(live)
+        if self._any(record.owner):
+            await self._copy(live)
 
     async def claimed(self, live: Live) -> None:
         """A box of the pool has an owner now."""
         record = live.record
-        if record.spec.skills != NO_SKILL and (await self._engines.capabilities(record.spec.provider)).mounts:
+        if record.skills_mounted:
             await in_thread(self._skills.store.give_box_view, record.id, record.owner, record.spec.skills)
         else:
             await self.settle(live)
+
+    def _any(self, owner: str) -> bool:
+        return keeps_skills(self._skills.root, None if owner == POOL_OWNER else owner)
 
     async def gone(self, record: BoxRecord) -> None:
         """A box was destroyed: its own view goes, and the mount point that we made for it in the host's directory."""
@@ -202,6 +212,10 @@ class SkillBoxes:
         return SkillPlace(
             name=name, digest=skill.digest, path=path, state=state, env=env, warnings=tuple(warnings)
         )  # fmt: skip
+
+
+def shows_skills(order: Order) -> bool:
+    return any(mount.target == INSTALLED_AT for mount in order.places.mounts)
 
 
 def _works_in(record: BoxRecord, real: str, body: bytes) -> bool:

@@ -51,7 +51,7 @@ class Event(Record, frozen=True, kw_only=True):
     box_id: BoxId
     owner: str
     kind: str
-    """created | state | gone | warning | lease"""
+    """created | state | gone | warning | lease | claimed | changed | adopted | skill | asked | answered"""
     old: str = ""
     new: str = ""
     reason: str = ""

@@ -35,6 +35,8 @@ _WHAT = {
     "key": ("The id of a key, never the key itself.", "^k[0-9a-f]{12}$"),
     "volume": ("The name of a volume.", f"^{NAME.pattern}$"),
     "skill": ("The name of a skill.", "^[a-z0-9]+(-[a-z0-9]+)*$"),
+    "question": ("The id of a question that waits.", "^[0-9a-f]{16}$"),
+    "image": ("The digest of an image, or the beginning of it.", "^sha256:[0-9a-f]{8,64}$"),
     "group": ("The name of a group of skills.", f"^{NAME.pattern}$"),
 }
 """Variables of paths."""

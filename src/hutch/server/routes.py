@@ -13,12 +13,26 @@ from hutch.errors import Invalid, NotFound, Refused
 from hutch.keeper.keys import Key, Role
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.images import ImageDetails
 from hutch.model.mcp import McpServerInfo
 from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.status import Status
-from hutch.server import about, boxes, commands, events, files, jobs, mcp_servers, receipts, sessions, skills
+from hutch.server import (
+    about,
+    boxes,
+    commands,
+    events,
+    files,
+    images,
+    jobs,
+    mcp_servers,
+    questions,
+    receipts,
+    sessions,
+    skills,
+)
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.door import Caller
 from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
@@ -98,6 +112,7 @@ _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
 _SKILL = "/v1/skills/{skill}"
+_IMAGE = "/v1/images/{image}"
 _MCP = "/v1/mcp-servers/{mcp_server}"
 
 # fmt: off
@@ -123,6 +138,15 @@ ROUTES = (
     Route("POST", "/v1/volumes", about.create_volume, May.CHANGE, VolumeInfo, status=(201,), fails=("conflict",)),
     Route("GET", "/v1/volumes/{volume}", about.get_volume, May.READ, VolumeInfo),
     Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE, fails=("conflict",)),
+    Route("GET", "/v1/questions", questions.list_questions, May.READ, questions.QuestionList),
+    Route("POST", "/v1/questions", questions.ask, May.CHANGE, questions.Answered, long=True, fails=OF_BOXES),
+    Route("POST", "/v1/questions/{question}", questions.answer, May.CHANGE),
+    Route("GET", "/v1/images", images.list_images, May.READ, images.ImageList),
+    Route("POST", "/v1/images", images.pull_image, May.CHANGE, ImageDetails, long=True,
+          streams={NDJSON: images.PullLine}, fails=images.FAILS),
+    Route("POST", "/v1/images/prune", images.prune, May.ADMIN, images.Removed, fails=images.FAILS),
+    Route("GET", _IMAGE, images.get, May.READ, ImageDetails, fails=images.FAILS),
+    Route("DELETE", _IMAGE, images.remove, May.ADMIN, images.Removed, fails=images.FAILS),
     Route("GET", "/v1/skills", skills.list_skills, May.READ, skills.SkillList, fails=skills.FAILS),
     Route("POST", "/v1/skills", skills.install, May.CHANGE, SkillInfo, long=True, status=(201,),
           fails=(*OF_BOXES, *skills.FAILS)),

@@ -18,6 +18,7 @@ from hutch.server.creating import Creations
 from hutch.server.metrics import Metrics
 from hutch.server.operations import Operations
 from hutch.server.presence import Presence
+from hutch.server.pulling import Pulls
 from hutch.tools import Questions
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Service:
         self.operations = Operations()
         self.presence = Presence()
         self.questions = Questions()
+        self.pulls = Pulls()
         self.hostings: Hostings
         """MCP servers in boxes; set by whoever serves, since they need all the rest."""
         self.bell = Bell()

@@ -9,6 +9,12 @@ def owner_folder(owner: str) -> str:
     return hashlib.sha256(f"owner {owner}".encode()).hexdigest()[:24]
 
 
+def keeps_skills(root: Path, owner: str | None) -> bool:
+    """Whether this owner (None: any) has ever had a skill."""
+    owners = root / "owners"
+    return (owners if owner is None else owners / owner_folder(owner)).is_dir()
+
+
 def view_place(root: Path, owner: str, view: str) -> Path:
     """`root` is that of all skills; `view` a group, or a single box's."""
     return root / "views" / owner_folder(owner) / view

@@ -14,7 +14,7 @@ import time
 
 import msgspec
 
-from hutch.errors import FileMissing, Refused, Unsupported
+from hutch.errors import FileMissing, Refused
 from hutch.model.places import CheckedMount
 from hutch.model.spec import MountMode, Order
 from hutch.providers.docker import shape
@@ -101,22 +101,19 @@ def _check(place: CheckedMount) -> None:
 
 
 async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
-    """By a file that only the right directory has."""
-    if not os.path.isdir(place.real):
-        raise Unsupported(
-            f"{place.real} is a single file, of which it cannot be proven that the engine sees the same",
-            op="create",
-            remedy="mount the directory that it is in",
-        )
+    """By a file that only the right directory has; of a single file, the directory that it is in."""
+    directory, source = place.real, bind.source
+    if not os.path.isdir(directory):
+        directory, source = os.path.dirname(directory), os.path.dirname(source)
     mark = f".hutch-probe-{secrets.token_hex(8)}"
-    path = os.path.join(place.real, mark)
+    path = os.path.join(directory, mark)
     try:
         _write(path, mark)
     except OSError as error:
         raise Refused(
             f"whether the engine sees {place.real} could not be proven: {error.strerror}", op="create"
         ) from error
-    mount = {"Type": "bind", "Source": bind.source, "Target": "/probe", "ReadOnly": True}
+    mount = {"Type": "bind", "Source": source, "Target": "/probe", "ReadOnly": True}
     try:
         async with thrown_away(ground.engine, [mount]) as container:
             found = await ground.engine.get_archive(container, f"/probe/{mark}")

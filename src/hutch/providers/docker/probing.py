@@ -49,6 +49,8 @@ class Sung(NamedTuple):
 
     status: str
     pty: bool
+    interfaces: frozenset[str]
+    """Of its network, without the loopback."""
 
 
 class Proof(Record, frozen=True, kw_only=True):
@@ -91,10 +93,10 @@ async def probe(provider: str, ground: Ground, canary: Canary) -> Capabilities:
 
 async def _network_obstacle(canary: Canary) -> str:
     try:
-        await canary(NetworkMode.ON)
+        sung = await canary(NetworkMode.ON)
     except HutchError as error:
         return f"a network for a box could not be made: {error.message}"
-    return ""
+    return "" if sung.interfaces else "the runtime gives a box no interface"
 
 
 def softness(status: str, isolation: Isolation) -> str:

@@ -68,7 +68,10 @@ class DockerProvider(Provider):
         try:
             await box.check()
             status = (await box.files.read("/proc/self/status")).decode("utf-8", "replace")
-            return probing.Sung(status, pty=await probing.has_terminal(box, found.plant))
+            devices = (await box.files.read("/proc/net/dev")).decode("utf-8", "replace").splitlines()[2:]
+            interfaces = frozenset(line.partition(":")[0].strip() for line in devices) - {"lo"}
+            pty = await probing.has_terminal(box, found.plant)
+            return probing.Sung(status, pty=pty, interfaces=interfaces)
         finally:
             await box.close()
             await self.destroy(box.record)

@@ -27,8 +27,12 @@ def open_door(place: str) -> socket.socket:
     with suppress(FileNotFoundError):  # left by an earlier life of the same container
         os.unlink(path)
     door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    door.bind(path)
-    os.chmod(path, 0o666)  # a relay is root without any capability: to the box's user it is a stranger
+    # Open to all from its first moment: a relay is root without any capability, to the box's user it is a stranger.
+    mask = os.umask(0)
+    try:
+        door.bind(path)
+    finally:
+        os.umask(mask)
     door.listen(_BACKLOG)
     return door
 
