@@ -7,6 +7,7 @@ from bench.measures.create import create
 from bench.measures.docker_lane import docker_lane
 from bench.measures.durable import durable
 from bench.measures.execs import execs
+from bench.measures.http import http
 from bench.measures.keeping import found, handle
 from bench.measures.many import burst, idle, rate
 from bench.measures.output import output
@@ -26,5 +27,6 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "rate": rate,
     "idle": idle,
     "output": output,
+    "http": http,
     "tools": tools,
 }

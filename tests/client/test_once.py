@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Conflict
+from hutch.errors import Unavailable
 from tests.client.conftest import QUICK
 from tests.client.proxy import Proxy, proxy
 from tests.client.test_connection import restart, unix
@@ -78,9 +78,9 @@ async def test_an_exec_of_a_killed_server_is_not_run_again() -> None:
             while not await box.files.exists("runs"):
                 await asyncio.sleep(0.01)
             await asyncio.to_thread(restart, server, signal.SIGKILL)
-            with pytest.raises(Conflict) as unknown:
+            with pytest.raises(Unavailable) as unknown:
                 await running
-            assert (unknown.value.details["operation"], unknown.value.retryable) == ("unknown", False)
+            assert (unknown.value.details["operation"], unknown.value.retryable) == ("unknown", True)
             assert await box.files.read("runs") == b"run\n"
 
 

@@ -46,15 +46,3 @@ class TestGvisor(OnEngine):
     # The small image: Debian 12's runsc does not know the statx(2) of newer tools.
     image = f"oci:{rootfs.SMALL}"
     settings: ClassVar[dict[str, Any]] = {"runtime": "runsc", "image": rootfs.SMALL}
-
-
-@pytest.mark.proof
-class TestWholeApiLane(OnEngine):
-    settings: ClassVar[dict[str, Any]] = {"lane": "api"}
-
-
-@needs_runsc
-@pytest.mark.proof
-class TestWholeGvisor(OnEngine):
-    image = f"oci:{rootfs.SMALL}"
-    settings: ClassVar[dict[str, Any]] = {"runtime": "runsc", "image": rootfs.SMALL}

@@ -17,7 +17,12 @@ from hutch.providers.base import Command, InstanceRecord, Process, Provider
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance
 from tests.conformance.test_native import native
 
-NEEDS = {check.needs: check.name for check in checks() if check.needs and not check.needs.startswith("grades.")}
+NEEDS = {
+    need: check.name
+    for check in checks()
+    for need in check.needs.split()
+    if need != "isolation" and not need.startswith("grades.")
+}
 
 
 def without(found: Capabilities, need: str, reason: str = "not here") -> Capabilities:
@@ -139,7 +144,7 @@ def test_an_unknown_check_is_refused_with_the_nearest() -> None:
 
 def test_a_need_names_a_field_of_the_capabilities() -> None:
     """A misspelled need would turn its checks into refusals for ever."""
-    nothing = Capabilities(provider="none", networks=(), users=())
+    nothing = Capabilities(provider="none", isolation=Isolation.NONE, networks=(), users=())
     for check in checks():
         assert has(nothing, check.needs) is (not check.needs or check.needs == "grades.timeout_sec")
 

@@ -21,13 +21,3 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
       "network", "isolation.ordinary_user", "isolation.read_only_root", "isolation.writable_root")  # fmt: skip
 class TestPodman(OnEngine):
     settings: ClassVar[dict[str, Any]] = {"lane": "auto"}
-
-
-@pytest.mark.proof
-class TestWholePodman(OnEngine):
-    settings: ClassVar[dict[str, Any]] = {"lane": "auto"}
-
-
-@pytest.mark.proof
-class TestWholePodmanApiLane(OnEngine):
-    settings: ClassVar[dict[str, Any]] = {"lane": "api"}

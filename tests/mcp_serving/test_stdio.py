@@ -172,13 +172,13 @@ def test_it_is_a_client_of_the_server_that_owns_the_directory() -> None:
 def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
     """B38: a skill's tools join the list while it is active, and `tools/list_changed` says so."""
     package = top / "greet"
-    package.mkdir()
+    (package / "scripts").mkdir(parents=True)
     (package / "SKILL.md").write_text(
         "---\nname: greet\ndescription: Says hello\nhutch:\n  tools:\n  - name: hello\n"
-        "    description: Says hello\n    command: [hello.sh]\n---\nUse hello.\n"
+        "    description: Says hello\n    command: [scripts/hello.sh]\n---\nUse hello.\n"
     )
-    (package / "hello.sh").write_text("#!/bin/sh\necho hello from a skill\n")
-    (package / "hello.sh").chmod(0o755)
+    (package / "scripts" / "hello.sh").write_text("#!/bin/sh\necho hello from a skill\n")
+    (package / "scripts" / "hello.sh").chmod(0o755)
     hutch(top, "skill", "install", str(package))
     with Raw(top) as raw:
         assert "greet: Says hello" in raw.handshake()["instructions"]
@@ -192,7 +192,7 @@ def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
         assert {each.get("method", each.get("id")) for each in said} == {"notifications/tools/list_changed", "skill"}
         assert "greet__hello" in {tool["name"] for tool in raw.ask("tools/list")["result"]["tools"]}
         answer = raw.ask("tools/call", name="greet__hello", arguments={})["result"]
-        assert answer["structuredContent"]["stdout"] == "hello from a skill\n"
+        assert answer["structuredContent"].get("stdout") == "hello from a skill\n", answer
 
 
 def test_what_a_command_of_the_box_prints_stays_out_of_the_protocol(top: Path) -> None:
@@ -200,6 +200,6 @@ def test_what_a_command_of_the_box_prints_stays_out_of_the_protocol(top: Path) -
     with Raw(top, "--verbose") as raw:
         raw.handshake()
         for _ in range(3):
-            raw.run("echo '{\"jsonrpc\": \"2.0\"}'; echo noise >&2; echo noise > /dev/stdout")
+            raw.run('echo \'{"jsonrpc": "2.0"}\'; echo noise >&2; echo noise > /dev/stdout')
         assert raw.close() == 0
         assert raw.process.stderr is not None and b"client came" in raw.process.stderr.read()

@@ -1,4 +1,4 @@
-"""What every way to the tools must do, whatever the transport and the era: list, call, progress, cancel, elicitation."""
+"""What every way to the tools must do, whatever transport and era: list, call, progress, cancel, elicitation."""
 
 import asyncio
 import base64

@@ -13,6 +13,7 @@ from websockets.exceptions import InvalidStatus
 from hutch.server.routes import ROUTES, May
 from hutch.server.sockets import SOCKETS
 from tests.server.serving import Answer, Client, Server, serving, until
+from tests.server.test_questions import asking
 from tests.server.test_sockets import attached
 
 _BOX = "/v1/boxes/{box}"
@@ -34,6 +35,7 @@ class Try:
     """Names of one's own: another owner's are neither found nor missed, and the answer is always the same."""
 
 
+NO_IMAGE = f"sha256:{'0' * 64}"
 HARM = "touch harm; cat victim.txt; kill -9 -1"
 RECIPES: dict[str, Try] = {
     "GET /healthz": Try(),
@@ -102,6 +104,14 @@ RECIPES: dict[str, Try] = {
     f"POST {_FILES}/digest": Try(body={"path": "victim.txt"}),
     f"WS {_BOX}/terminal": Try("?command=touch%20harm"),
     f"WS {_JOB}/ws": Try(),
+    "GET /v1/questions": Try(),
+    "POST /v1/questions": Try(body={"agent": "harm", "tool": "exec", "box": "{box}"}),
+    "POST /v1/questions/{question}": Try(body={"answer": "allow"}),
+    "GET /v1/images": Try(),
+    "POST /v1/images": Try(body={"name": "no name"}),
+    "POST /v1/images/prune": Try(),
+    "GET /v1/images/{image}": Try(reads=False),
+    "DELETE /v1/images/{image}": Try(),
     "GET /v1/skills": Try(),
     "POST /v1/skills/preview": Try(body={"git": "https://127.0.0.1:9/none"}),
     "POST /v1/skills/archive": Try("?name={skill}", body=b"harm"),
@@ -134,7 +144,7 @@ RECIPES: dict[str, Try] = {
     "PUT /v1/skill-bindings/{group}": Try(body={"skills": ["{skill}"]}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
-NAMED_IN_BODY = {"PUT /v1/session/current", "PUT /v1/default", "GET /v1/find"}
+NAMED_IN_BODY = {"PUT /v1/session/current", "PUT /v1/default", "GET /v1/find", "POST /v1/questions"}
 
 
 def test_every_route_has_its_recipe() -> None:
@@ -167,16 +177,18 @@ class Victim:
         )  # fmt: skip
         until(lambda: "victim-output" in client.good("GET", f"{self.at}/jobs/{job['id']}/output?wait=10")["text"])
         assert client.call("GET", f"{self.at}/files/stat?path=victim-missing").status == 404
+        self._asking = asking(client, agent="victim-agent", what="victim-command", box=box)
+        _, question = self._asking.__enter__()
         self.names = {
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
-            "epoch": str(client.good("GET", self.at)["epoch"]),
+            "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
-        named = {value for name, value in self.names.items() if name != "epoch"}
+        named = {value for name, value in self.names.items() if name not in ("epoch", "image")}
         self.marks = {
             *named, scoped, "victim-content", "victim-output", "victim-env", "victim-label", "victim-missing",
-            "victim.txt", "victim-key", "victim-described", "victim-instructions",
+            "victim.txt", "victim-agent", "victim-command", "victim-key", "victim-described", "victim-instructions",
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
@@ -199,6 +211,7 @@ class Victim:
             "skills": look.good("GET", "/v1/skills"),
             "groups": look.good("GET", "/v1/skill-bindings"),
             "default": look.good("GET", "/v1/default"),
+            "questions": look.good("GET", "/v1/questions"),
             "events": look.good("GET", "/v1/events?limit=1000")["events"],
             "notes": self._notes(),
         }
@@ -292,7 +305,8 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     before = victim.snapshot()
     # Keys of every owner are an admin's to keep.
     keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
-    absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none"}
+    absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none",
+              "question": "0" * 16}  # fmt: skip
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
         for op, answer, sent in _walk(client, names, but=keeps_keys):
@@ -301,11 +315,11 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
             assert answer.status < 500, (op, answer)
             if RECIPES[op].blind and answer.status != 403:
                 assert answer.status == 204, (op, answer)
-            elif {"{box}", "{volume}", "{skill}"} & set(op.split("/")) or op in NAMED_IN_BODY:
+            elif {"{box}", "{volume}", "{skill}", "{question}"} & set(op.split("/")) or op in NAMED_IN_BODY:
                 expected = 404 if _may(op) is May.READ or role != "observer" else 403
                 assert answer.status == expected, (op, answer)
                 told = f"{answer.status} {answer.body.decode()}"
-                for value in (names["box"], names["volume"], names["skill"]):
+                for value in (names["box"], names["volume"], names["skill"], names["question"]):
                     told = told.replace(value, "…")
                 answers.setdefault(op, []).append(told)
         for box in client.good("GET", "/v1/boxes")["boxes"]:
@@ -340,7 +354,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
-             "skill": "s", "group": "g"}  # fmt: skip
+             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 
@@ -352,7 +366,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     admin = server.tcp(key)
     # What acts on names of one's own acts on nobody else's.
     blind = {"POST /v1/keys", *(op for op, attempt in RECIPES.items() if attempt.blind)}
-    later = {f"DELETE {_BOX}", *(op for op in RECIPES if op.startswith("WS "))} | blind
+    later = {f"DELETE {_BOX}", "POST /v1/questions", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):
         assert "{box}" not in op or answer.status == 404, (op, answer)
     assert logged() == set()
@@ -360,6 +374,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     over = admin.saying(hutch_admin="yes")
     with attached(over, f"/v1/boxes/{box}/terminal?command=true"), attached(over, f"/v1/boxes/{box}/jobs/{job}/ws"):
         pass
+    with asking(over, box=box) as (_, question):
+        over.good("POST", f"/v1/questions/{question}", {"answer": "deny"})
     for op, answer, _ in _walk(over, names, but=later):
         absent = answer.status == 404 and "no box" in answer.json()["message"]
         assert "{box}" not in op or not absent, (op, answer)

@@ -1,14 +1,24 @@
 """What generated requests need to get anywhere: a box that is there, its jobs, files, keys, volumes; made again when
 a request has used them up."""
 
+import contextlib
+import http.client
 import io
+import json
+import threading
+import time
 import zipfile
 from itertools import count
 from typing import Any
 
+from hutch.images.importing import import_stream
+from hutch.images.store import Store
 from hutch.server.routes import Route
-from tests.server.serving import Server
+from tests.images import registries
+from tests.server.serving import Server, until
 
+WORLD = "world"
+"""The agent whose questions are left to generated requests."""
 FILE = "notes.txt"
 TEXT = b"alpha beta\ngamma\n"
 
@@ -24,19 +34,34 @@ def archive(name: str) -> bytes:
 class World:
     """One owner's things on a server, kept in order by an admin."""
 
-    def __init__(self, server: Server, owner: str) -> None:
+    def __init__(self, server: Server, owner: str, registry: registries.Server) -> None:
         self.owner = owner
+        self._images = Store(server.state / "images")
+        self._registry = registry
+        self._asked: list[http.client.HTTPConnection] = []
         self._admin = server.unix(hutch_admin="yes", hutch_session="world")
         self._user = server.tcp(server.key("user", owner))
         self._box = ""
         self._job = ""
         self._ended = ""
         self._number = count(1)
+        threading.Thread(target=self._answer_all, daemon=True).start()
+
+    def _answer_all(self) -> None:
+        """A person who says yes to whatever generated requests ask, as long as there is a server."""
+        with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
+            while True:
+                answer = self._admin.call("GET", "/v1/questions")
+                for each in answer.json().get("questions", ()):
+                    if each["owner"] == self.owner and each["agent"] != WORLD:
+                        self._admin.call("POST", f"/v1/questions/{each['id']}", {"answer": "allow"})
+                time.sleep(0.05)
 
     def value(self, name: str, route: Route) -> str:
         """For a variable of the route's path."""
         makers = {"box": self.box, "job": self.job, "key": self.key, "volume": self.volume, "operation": self.operation,
-                  "skill": self.skill, "group": lambda _: "pipeline"}  # fmt: skip
+                  "skill": self.skill, "group": lambda _: "pipeline", "question": self.question,
+                  "image": self.image}  # fmt: skip
         made = makers.get(name)
         assert made is not None, f"the world does not know what a {name} is ({route.op})"
         return made(route)
@@ -109,8 +134,31 @@ class World:
             self._admin.good("PUT", f"/v1/boxes/{self._box}/files/content?path={edited}", text)
         return name
 
+    def question(self, _: Route) -> str:
+        """One that waits, because nobody but a generated request answers it."""
+        known = {each["id"] for each in self._user.good("GET", "/v1/questions")["questions"]}
+        connection = self._user.connect()
+        asked = json.dumps({"agent": WORLD, "tool": "exec"})
+        connection.request("POST", "/v1/questions", asked, self._user.headers)
+        self._asked.append(connection)
+        (found,) = until(lambda: [
+            each["id"] for each in self._user.good("GET", "/v1/questions")["questions"]
+            if each["agent"] == WORLD and each["id"] not in known
+        ])  # fmt: skip
+        return str(found)
+
+    def image(self, _: Route) -> str:
+        """One with a single file; another each time, because a request may remove it."""
+        number = next(self._number)
+        archive = registries.tar_of((f"file-{self.owner}-{number}", {"data": b"x"}))
+        (made,) = import_stream(self._images, io.BytesIO(archive), f"world/{self.owner}:{number}")
+        return made.digest
+
     def tidy(self) -> None:
         """Only the one box stays: what requests have made must not fill the machine."""
+        for connection in self._asked:
+            connection.close()
+        self._asked.clear()
         for skill in self._user.good("GET", "/v1/skills")["skills"]:
             self._user.good("DELETE", f"/v1/skills/{skill['name']}")
         for box in self._admin.good("GET", "/v1/boxes")["boxes"]:
@@ -129,6 +177,9 @@ class World:
             "POST /v1/session/working": {"memory_mb": 64},
             "POST /v1/scopes": {"template": "{chat}", "values": {"chat": "c"}, "spec": {"memory_mb": 64}},
             "POST /v1/receipts/verify": {"box": self._box},
+            "POST /v1/questions": {"agent": "generated", "tool": "exec", "box": ""},
+            "POST /v1/questions/{question}": {"answer": "allow"},
+            "POST /v1/images": {"name": f"{self._registry.address}/world:latest", "platform": ""},
             "PATCH /v1/boxes/{box}": {"idle_timeout_sec": 600},
             "POST /v1/boxes/{box}/receipts": {"op": "note.test"},
             "POST /v1/skills": {"name": f"s{next(self._number)}", "description": "made for a test"},

@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hutch.client.calling import Repeat, Server
 from hutch.client.http import Body, Broken, Response
-from hutch.errors import HutchError, LeaseLost, Refused
+from hutch.errors import Conflict, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 
 T = TypeVar("T")
@@ -63,6 +63,11 @@ class Handle:
                 if not await self.server.life.there(self.server.life.rhythm.patience_sec):
                     raise
                 headers["Hutch-Again"] = "true"
+            except Conflict as error:
+                if error.details.get("operation") != "unknown":
+                    raise
+                # For the caller it is the loss that counts: the server was another one when the connection was back.
+                raise Unavailable(error.message, op=error.op, details=error.details, remedy=error.remedy) from error
             except asyncio.CancelledError:
                 await asyncio.shield(self._cancel(operation))
                 raise

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from enum import StrEnum
 
 from hutch.conformance.claims import Broken
-from hutch.conformance.registry import Check, chosen, has, refusal_of
+from hutch.conformance.registry import Check, chosen, lacking, refusal_of
 from hutch.conformance.workbench import Workbench
 from hutch.errors import HutchError, Unavailable
 from hutch.model.record import Record
@@ -112,11 +112,12 @@ async def judge(check: Check, bench: Workbench) -> Finding:
 async def perform(check: Check, bench: Workbench) -> Outcome:
     """Run the check, or the refusal in its place; raises what went wrong."""
     try:
-        if has(bench.capabilities, check.needs):
+        lacks = lacking(bench.capabilities, check.needs)
+        if not lacks:
             await check.body(bench)
             return Outcome.PASSED
-        explain(bench, check.needs)
-        refused = refusal_of(check.needs)
+        explain(bench, lacks)
+        refused = refusal_of(lacks)
         if refused is not None:
             await refused(bench)
         return Outcome.REFUSED

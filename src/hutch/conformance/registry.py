@@ -1,7 +1,8 @@
 """Which checks there are: each a coroutine with its theme, its name and the capability it needs.
 
 A need is spelled like `Missing.what`: a field of the capabilities, with the value where there are several (`pty`,
-`networks.on`, `users.root`, `grades.memory_mb`). If the provider lacks it, the need's refusal runs instead.
+`networks.on`, `users.root`, `grades.memory_mb`); several are separated by spaces. If the provider lacks one, its refusal
+runs instead. A check that tries the wall needs `isolation`: where there is none it would hit the machine itself.
 """
 
 from collections.abc import Awaitable, Callable
@@ -83,10 +84,17 @@ def refusal_of(need: str) -> Body | None:
     return _refusals.get(need)
 
 
-def has(capabilities: Capabilities, need: str) -> bool:
+def lacking(capabilities: Capabilities, needs: str) -> str:
+    """The first need that the provider does not claim; "" if it claims all of them."""
+    return next((need for need in needs.split() if not _claims(capabilities, need)), "")
+
+
+def has(capabilities: Capabilities, needs: str) -> bool:
     """Whether the provider claims what a check needs."""
-    if not need:
-        return True
+    return not lacking(capabilities, needs)
+
+
+def _claims(capabilities: Capabilities, need: str) -> bool:
     field, _, value = need.partition(".")
     claimed = getattr(capabilities, field)
     if isinstance(claimed, tuple):

@@ -37,7 +37,11 @@ class Engines:
         """Probed once; an engine that was not usable is asked again, because it may have come up since (B26)."""
         known = self._capabilities.get(name)
         if known is None or not known.usable:
-            known = self._capabilities[name] = await self.provider(name).probe()
+            provider = self.provider(name)
+            known = await provider.probe()
+            if prompt := provider.prompt():
+                known = known.but(facts=known.facts | {"prompt": prompt})
+            self._capabilities[name] = known
         return known
 
     async def asked(self, name: str) -> Capabilities:

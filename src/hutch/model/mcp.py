@@ -1,6 +1,7 @@
 """MCP servers that Hutch hosts: what a server is defined as, and what is known of it while it runs."""
 
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
@@ -157,4 +158,4 @@ class McpTool(Record, frozen=True, kw_only=True):
     server: str
     name: str
     description: str
-    schema: dict[str, object]
+    schema: dict[str, Any]

@@ -7,7 +7,7 @@ that is needed to find a box again is in the `InstanceRecord`, which the keeper 
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import msgspec
 
@@ -156,10 +156,17 @@ class Provider(ABC):
     contract: ClassVar[int] = CONTRACT
     portable: ClassVar[bool] = False
     """Whether its boxes can be reached from every machine, so that a keeper on any may take over a dead one's."""
+    settings: ClassVar[type[msgspec.Struct] | None] = None
+    """The model of its table `[providers.NAME]`, for `configure` and for whoever shows a configuration."""
 
     @abstractmethod
     async def probe(self) -> Capabilities:
         """What can be done here, verified by doing it once; never raises: an unusable engine says why."""
+
+    def prompt(self) -> str:
+        """What a model should know about boxes of this engine; told while one of them is current. Tools of its own a
+        package brings through the entry point group `hutch.provider_tools`."""
+        return ""
 
     async def image(self, reference: str) -> ImageDefaults | None:
         """How commands of this image run if nobody says otherwise; None: the engine sees to that itself, or the image
@@ -214,3 +221,18 @@ class Provider(ABC):
         """The table `[providers.NAME]` of the configuration. A key the provider does not know is a ConfigError."""
         if settings:
             raise ConfigError(f"provider {self.name} has no setting {next(iter(settings))!r}")
+
+
+Settings = TypeVar("Settings", bound=msgspec.Struct)
+
+
+def read_settings(provider: str, model: type[Settings], table: Mapping[str, object]) -> Settings:
+    """The table of a provider as its model; ConfigError names what is wrong, and what there is."""
+    for name in table:
+        if name not in model.__struct_fields__:
+            known = ", ".join(model.__struct_fields__)
+            raise ConfigError(f"provider {provider} has no setting {name!r}", remedy=f"it has: {known}")
+    try:
+        return msgspec.convert(dict(table), model)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"provider {provider}: {error}") from error

@@ -11,6 +11,8 @@ BUILT_IN = {
     "native": "hutch.providers.native.provider:NativeProvider",
     "docker": "hutch.providers.docker.provider:DockerProvider",
     "podman": "hutch.providers.docker.provider:PodmanProvider",
+    "nsjail": "hutch.providers.nsjail.provider:NsjailProvider",
+    "host": "hutch.providers.host.provider:HostProvider",
 }
 """Where each is: imported when it is first asked for, and without the 10 ms that reading entry points costs."""
 

@@ -59,7 +59,7 @@ class PullLine(Record, frozen=True, kw_only=True):
     error: Error | msgspec.UnsetType = msgspec.UNSET
 
 
-class RemoveQuery(Record, frozen=True, kw_only=True):
+class RemoveImageQuery(Record, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(max_length=500)] = ""
     """Take away only this one of its names."""
     force: bool = False
@@ -108,7 +108,7 @@ async def pull_image(call: Call, body: PullBody) -> Reply:
     return Reply(image)
 
 
-async def remove(call: Call, query: RemoveQuery) -> Reply:
+async def remove(call: Call, query: RemoveImageQuery) -> Reply:
     """With the layers that no other image needs; a conflict while a box stands on it."""
     store, digest = _store(call), _digest(call)
 

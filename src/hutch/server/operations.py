@@ -83,6 +83,8 @@ class Operations:
             return
         task.exception()  # told to whoever waits; nobody else is interested
         self._bytes += _size(task)
+        if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
+            return
         for old, operation in list(self._known.items()):
             if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
                 break

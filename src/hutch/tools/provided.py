@@ -2,13 +2,18 @@
 
 import msgspec
 
+from hutch.errors import Invalid
 from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.tools.definition import Tool
 
 
+GROUP = "hutch.provider_tools"
+"""Entry points of packages: the provider's name, and its ProviderKit."""
+
+
 class ProviderKit(Record, frozen=True, kw_only=True):
-    """Given to `Tools(provider_tools={NAME: ProviderKit(...)})`."""
+    """Given to `Tools(provider_tools={NAME: ProviderKit(...)})`, or found through the entry point group."""
 
     tools: tuple[Tool, ...] = ()
     prompt: str = ""
@@ -16,6 +21,19 @@ class ProviderKit(Record, frozen=True, kw_only=True):
     def marked(self, provider: str) -> tuple[Tool, ...]:
         """Shown by origin; they are part of the provider and no ordinary tools."""
         return tuple(msgspec.structs.replace(tool, origin=f"provider:{provider}") for tool in self.tools)
+
+
+def installed() -> dict[str, ProviderKit]:
+    """What the packages of this environment bring for their providers."""
+    from importlib.metadata import entry_points
+
+    found = {}
+    for point in entry_points(group=GROUP):
+        kit = point.load()
+        if not isinstance(kit, ProviderKit):
+            raise Invalid(f"entry point {point.value} of {GROUP} is no ProviderKit", remedy="correct that package")
+        found[point.name] = kit
+    return found
 
 
 def prompt_of(provider: str, kit: ProviderKit | None, capabilities: tuple[Capabilities, ...]) -> str:

@@ -23,7 +23,7 @@ from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
 from hutch.tools.output import OUTPUT_BYTES
-from hutch.tools.provided import ProviderKit
+from hutch.tools.provided import ProviderKit, installed
 from hutch.tools.result import ToolResult, failed, finished
 from hutch.tools.schemas import View, rendered
 from hutch.tools.skills import skill_tools
@@ -74,7 +74,7 @@ class Tools:
         self.default_agent = agent
         self.spec = dict(spec or {})
         self.profiles = tuple(profiles)
-        self.provider_tools = dict(provider_tools or {})
+        self.provider_tools = installed() if provider_tools is None else dict(provider_tools)
         self.output_bytes = output_bytes
         self.hold_sec = hold_sec
         self.attachments = Attachments()

@@ -6,10 +6,10 @@ from typing import ClassVar
 
 import msgspec
 
-from hutch.errors import ConfigError
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
+from hutch.providers.base import read_settings
 from hutch.providers.launched.provider import LaunchedProvider
 from hutch.providers.launched.shape import Kind, Shown, Site, shown
 
@@ -47,10 +47,7 @@ class BubblewrapProvider(LaunchedProvider):
         self._settings = Settings()
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        try:
-            self._settings = msgspec.convert(dict(settings), Settings)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"provider {self.name}: {error}") from error
+        self._settings = read_settings(self.name, Settings, settings)
 
     def prompt(self) -> str:
         return "This box has no network, and its system is read-only. Work in /workspace."

@@ -48,7 +48,7 @@ async def check_exit_code(bench: Workbench) -> None:
             same(result.verdict.cause, Cause.OK if code == 0 else Cause.EXIT, f"cause of exit code {code}")
 
 
-@check("exec")
+@check("exec", needs="isolation")
 async def check_cwd(bench: Workbench) -> None:
     """A command starts in the box's workdir; its own cwd may be absolute or relative to that."""
     async with bench.box() as box:
@@ -57,7 +57,7 @@ async def check_cwd(bench: Workbench) -> None:
             same(await bench.output(box, ("pwd",), cwd=cwd), f"{wanted}\n".encode(), f"working directory for {cwd!r}")
 
 
-@check("exec")
+@check("exec", needs="isolation")
 async def check_workdir(bench: Workbench) -> None:
     """The spec's workdir is where commands start, and where relative paths of files start too."""
     async with bench.box(workdir="/tmp") as box:
@@ -208,7 +208,7 @@ async def check_default_signals(bench: Workbench) -> None:
         same(found, {b"SigBlk": 0, b"SigIgn": 0}, "signal masks")
 
 
-@check("exec")
+@check("exec", needs="isolation")
 async def check_nothing_persists(bench: Workbench) -> None:
     """Nothing but files and jobs stays between two commands: not the directory, not a variable, not a umask."""
     async with bench.box() as box:

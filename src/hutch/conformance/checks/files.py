@@ -277,7 +277,7 @@ async def check_bad_paths(bench: Workbench) -> None:
         same(await box.files.list("."), [], "what was made")
 
 
-@check("files")
+@check("files", needs="isolation")
 async def check_builtin_errors(bench: Workbench) -> None:
     """File errors are also the builtin ones: missing, a directory, no directory, not permitted."""
     async with bench.box() as box:
@@ -294,7 +294,7 @@ async def check_builtin_errors(bench: Workbench) -> None:
             await box.files.read("locked")
 
 
-@check("files")
+@check("files", needs="isolation")
 async def check_rights(bench: Workbench) -> None:
     """File operations have the rights of the box's user: system files are not written, whoever asks."""
     async with bench.box() as box:
@@ -303,7 +303,7 @@ async def check_rights(bench: Workbench) -> None:
                 await box.files.write(path, b"x")
 
 
-@check("files")
+@check("files", needs="isolation")
 async def check_links_stay_inside(bench: Workbench) -> None:
     """A symlink means what it means inside the box; no path leads to the host's files."""
     marker = bench.scratch / "marker"

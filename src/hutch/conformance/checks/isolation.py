@@ -14,7 +14,7 @@ from hutch.model.spec import Isolation, MountMode, Workspace
 DOORS = ("/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_ordinary_user(bench: Workbench) -> None:
     """Commands run as an ordinary user without any capability, and files they make belong to it."""
     async with bench.box() as box:
@@ -25,7 +25,7 @@ async def check_ordinary_user(bench: Workbench) -> None:
         await bench.output(box, 'touch mine && test -O mine && [ "$(stat -c %u mine)" = "$(id -u)" ]')
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_no_new_privileges(bench: Workbench) -> None:
     """No program can gain privileges, setuid or not."""
     async with bench.box() as box:
@@ -35,7 +35,7 @@ async def check_no_new_privileges(bench: Workbench) -> None:
         holds(b"NoNewPrivs:\t1" in status, "no_new_privs is not set")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_host_name(bench: Workbench) -> None:
     """Each box has a host name of its own."""
     async with bench.box() as one, bench.box() as two:
@@ -44,7 +44,7 @@ async def check_host_name(bench: Workbench) -> None:
     holds(socket.gethostname() not in names, "a box has the host's name")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_host_processes(bench: Workbench) -> None:
     """No process of the host is seen inside."""
     mark = f"host-process-{os.getpid()}"
@@ -60,7 +60,7 @@ async def check_host_processes(bench: Workbench) -> None:
         await process.wait()
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_own_processes(bench: Workbench) -> None:
     """A box sees its own processes."""
     async with bench.box() as box:
@@ -69,7 +69,7 @@ async def check_own_processes(bench: Workbench) -> None:
         holds((await job.info()).pid > 0, "the job has no pid")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_host_files(bench: Workbench) -> None:
     """No file of the host is seen that nobody mounted, and no engine's socket."""
     marker = bench.scratch / "marker"
@@ -81,7 +81,7 @@ async def check_host_files(bench: Workbench) -> None:
             holds((await bench.run(box, ("test", "-S", path))).exit_code != 0, f"the socket {path} is seen inside")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_host_environment(bench: Workbench) -> None:
     """No variable of the caller's environment is seen inside."""
     name, value = "CONFORMANCE_MARK", "of-the-host"
@@ -100,7 +100,7 @@ async def check_host_environment(bench: Workbench) -> None:
     holds(value.encode() not in seen, "a variable of the host is seen inside")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_descriptors(bench: Workbench) -> None:
     """A command inherits its three streams and no other descriptor."""
     async with bench.box() as box:
@@ -111,7 +111,7 @@ async def check_descriptors(bench: Workbench) -> None:
         same(got, b"", "descriptors beside 0, 1 and 2")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_other_boxes(bench: Workbench) -> None:
     """Two boxes share no file and see none of each other's processes."""
     async with bench.box() as one, bench.box() as two:
@@ -122,7 +122,7 @@ async def check_other_boxes(bench: Workbench) -> None:
         same(await bench.processes(two, "7422"), 0, "processes of another box")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_read_only_root(bench: Workbench) -> None:
     """A read-only root holds everywhere, while the workspace, /tmp and HOME are writable."""
     async with bench.box(read_only_root=True) as box:
@@ -153,7 +153,7 @@ async def check_writable_root(bench: Workbench) -> None:
     holds(not os.path.exists("/etc/conformance"), "the host sees the changed root")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_read_only_workspace(bench: Workbench) -> None:
     """A read-only workspace cannot be written, by commands nor by file operations."""
     async with bench.box(workspace=Workspace(mode=MountMode.RO)) as box:
@@ -164,7 +164,7 @@ async def check_read_only_workspace(bench: Workbench) -> None:
         same(await box.files.exists("/workspace/new"), False, "whether the file is there")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_kernel_knobs(bench: Workbench) -> None:
     """The kernel's switches and the hardware cannot be reached: sysctls, kernel memory, block devices."""
     async with bench.box() as box:
@@ -176,7 +176,7 @@ async def check_kernel_knobs(bench: Workbench) -> None:
             holds(result.exit_code != 0, f"{path} can be read")
 
 
-@check("isolation")
+@check("isolation", needs="isolation")
 async def check_usual_devices(bench: Workbench) -> None:
     """The devices that every program expects are there: null, zero, full, urandom, and a place for shared memory."""
     async with bench.box() as box:

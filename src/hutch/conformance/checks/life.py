@@ -140,8 +140,8 @@ async def check_broken(bench: Workbench) -> None:
 async def check_death_during_command(bench: Workbench) -> None:
     """A command whose box dies under it comes back with an error or a verdict; it does not wait for ever."""
     async with bench.box() as box:
-        call = asyncio.ensure_future(bench.run(box, ("sh", "-c", "echo up >/tmp/up; sleep 7433"), timeout_sec=600))
-        await bench.until(lambda: box.files.exists("/tmp/up"), "the start of the command")
+        call = asyncio.ensure_future(bench.run(box, ("sh", "-c", "echo up >up; sleep 7433"), timeout_sec=600))
+        await bench.until(lambda: box.files.exists("up"), "the start of the command")
         await bench.provider.destroy(box.record)
         try:
             async with bench.within("the end of a command whose box is gone"):

@@ -149,7 +149,7 @@ async def check_box_usage(bench: Workbench) -> None:
         holds(peak is None or 0.1 < peak < 100_000, f"the box's peak memory is {peak} MB")
 
 
-@check("limits", needs="grades.open_files")
+@check("limits", needs="grades.open_files grades.pids")
 async def check_change(bench: Workbench) -> None:
     """Changed limits hold for the live box, except those whose names are returned: these stay as they were."""
     async with bench.box(memory_mb=48, disk_mb=16, pids=16, open_files=64) as box:

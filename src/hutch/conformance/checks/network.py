@@ -11,7 +11,7 @@ from hutch.model.spec import NetworkMode
 from hutch.providers.base import Instance
 
 
-@check("network")
+@check("network", needs="isolation")
 async def check_off(bench: Workbench) -> None:
     """With network off a box has its loopback and nothing else: no other interface, no route."""
     async with bench.box() as box:
@@ -21,7 +21,7 @@ async def check_off(bench: Workbench) -> None:
         same(routes, [], "routes")
 
 
-@check("network")
+@check("network", needs="isolation")
 async def check_off_host_loopback(bench: Workbench) -> None:
     """With network off what listens on the host's loopback is not reached."""
     async with listener() as (port, calls), bench.box() as box:
@@ -29,7 +29,7 @@ async def check_off_host_loopback(bench: Workbench) -> None:
         same(calls, [], "calls that reached the host")
 
 
-@check("network")
+@check("network", needs="isolation")
 async def check_own_loopback(bench: Workbench) -> None:
     """The loopback interface of a box is up, so that its own programs can talk to each other."""
     async with bench.box() as box:
@@ -41,7 +41,7 @@ async def check_own_loopback(bench: Workbench) -> None:
             holds(int(flags.stdout, 16) & 1, "loopback is down")
 
 
-@check("network", needs="networks.on")
+@check("network", needs="isolation networks.on")
 async def check_on(bench: Workbench) -> None:
     """With network on a box has an interface of its own and a default route."""
     async with bench.box(network=NetworkMode.ON) as box:
@@ -50,7 +50,7 @@ async def check_on(bench: Workbench) -> None:
         holds(any(line.split()[1] == b"00000000" for line in routes), "no default route")
 
 
-@check("network", needs="networks.on")
+@check("network", needs="isolation networks.on")
 async def check_on_host_loopback(bench: Workbench) -> None:
     """With network on the host's loopback is still not reached: not by its address, not through the gateway."""
     async with listener() as (port, calls), bench.box(network=NetworkMode.ON) as box:

@@ -324,9 +324,15 @@ async def _pages(supervisor: Supervisor, request: Any, kind: type[R]) -> list[R]
     return pages
 
 
+_OURS = ("progressToken", "progress_token")
+_OF_THE_CONNECTION = "io.modelcontextprotocol/"
+"""Of the era without handshakes: what each request says of its own connection, which is not the server's."""
+
+
 def _passed(params: Any, **changes: Any) -> Any:
     """The client's parameters for the server, under our own ids: its progress token is not the server's."""
-    meta = {key: value for key, value in (params.meta or {}).items() if key not in ("progressToken", "progress_token")}
+    told: dict[str, Any] = dict(params.meta or {})
+    meta = {key: told[key] for key in told if key not in _OURS and not key.startswith(_OF_THE_CONNECTION)}
     return params.model_copy(update={"meta": meta or None, **changes})
 
 

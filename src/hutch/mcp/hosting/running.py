@@ -143,6 +143,7 @@ class Supervisor:
         if self._task is None or self._task.done():
             self._settled.clear()
             self._retries = 0
+            self._move(ServerState.STARTING)
             self._task = asyncio.create_task(self._keep(), name=f"mcp-server {self.name}")
 
     async def stop(self) -> None:

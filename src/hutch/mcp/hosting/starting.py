@@ -4,6 +4,7 @@ Each phase has its own time and its own error, and whatever happens, what an ear
 """
 
 import asyncio
+import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -31,8 +32,8 @@ T = TypeVar("T")
 
 CREATE_SECONDS = 60.0
 START_SECONDS = 30.0
-END_SECONDS = 5.0
-"""How long a server may take to end by itself when its input has closed."""
+END_SECONDS = 2.0
+"""How long a server may take to end when its input has closed, and again when it was asked to."""
 
 
 @dataclass(frozen=True)
@@ -223,14 +224,17 @@ def _said(preview: Preview) -> str:
 
 
 async def _put_away(box: Box, job: Job) -> None:
-    """Its input closes, which tells a well-behaved server to end; then it is killed. The box may be gone already."""
+    """Its input closes, which tells a well-behaved server to end; then it is asked, then killed. The box may be gone
+    already."""
     try:
         await job.close_stdin()
-        try:
-            await job.wait(END_SECONDS)
-        except TimeoutError:
-            await job.signal(9)
-            await job.wait(END_SECONDS)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                await job.wait(END_SECONDS)
+                break
+            except TimeoutError:
+                await job.signal(number)
+        await job.wait(END_SECONDS)
         await box.forget(job.id)
     except HutchError as error:
         log("mcp").debug("job of a server not put away", box=box.id, job=job.id, why=error.message)

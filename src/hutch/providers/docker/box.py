@@ -122,7 +122,8 @@ class ContainerInstance(LinkedInstance):
 
     async def _still(self) -> None:
         """End every process of the box but its guests."""
-        for link in [await self.link(), *self._links.values()]:
+        await self.link()
+        for link in tuple(self._links.values()):
             if link.usable:
                 await link.request("kill_all")
 

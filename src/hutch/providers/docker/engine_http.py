@@ -37,9 +37,6 @@ class Answer(NamedTuple):
     headers: dict[str, str]
     body: bytes
 
-    def json(self) -> Any:
-        return json.loads(self.body) if self.body else None
-
 
 class EngineHttp:
     """Requests to one engine. `prefix` is the version of the API, such as /v1.40."""
@@ -59,16 +56,9 @@ class EngineHttp:
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         """One request, its answer's JSON. `body` is sent as it is if it is bytes (a tar), else as JSON."""
-        async with self._asked(method, path, query, body, timeout, headers) as (answer, reader):
-            collected = bytearray()
-            async for piece in _content(answer, reader):
-                collected += piece
-                if len(collected) > MOST:
-                    raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
-            whole = answer._replace(body=bytes(collected))
-        self._check(whole, method, path)
+        whole = await self._whole(method, path, query, body, timeout, headers)
         try:
-            return whole.json()
+            return json.loads(whole) if whole else None
         except ValueError:
             return None  # some answers are plain words, such as "OK"
 
@@ -76,8 +66,19 @@ class EngineHttp:
         self, method: str, path: str, *, query: Mapping[str, object] | None = None, timeout: float = TIMEOUT
     ) -> bytes:
         """One request, its answer as it is (an archive, a log)."""
-        async with self._asked(method, path, query, None, timeout, None) as (answer, reader):
-            collected = bytearray()
+        return await self._whole(method, path, query, None, timeout, None)
+
+    async def _whole(
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, object] | None,
+        body: object,
+        timeout: float | None,
+        headers: Mapping[str, str] | None,
+    ) -> bytes:
+        collected = bytearray()
+        async with self._asked(method, path, query, body, timeout, headers) as (answer, reader):
             async for piece in _content(answer, reader):
                 collected += piece
                 if len(collected) > MOST:
@@ -184,7 +185,7 @@ class EngineHttp:
         if answer.status < 400:
             return
         try:
-            message = str(answer.json()["message"])
+            message = str(json.loads(answer.body)["message"])
         except (ValueError, KeyError, TypeError):
             message = answer.body.decode("utf-8", "replace").strip()[:500]
         raise EngineRefused(answer.status, message or f"{method} {path}: {answer.status}", path)

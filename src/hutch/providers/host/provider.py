@@ -62,8 +62,11 @@ class HostProvider(LaunchedProvider):
             images=("host",),
             grades=Grades(open_files=EnforcedBy.RLIMIT),
             missing=_MISSING,
-            facts={"warning": WARNING, "prompt": WARNING},
+            facts={"warning": WARNING},
         )
+
+    def prompt(self) -> str:
+        return WARNING
 
     @property
     def _has_ids(self) -> bool:
@@ -74,13 +77,16 @@ class HostProvider(LaunchedProvider):
         return (sys.executable, "-I", "-S", "-X", "utf8", "-c", code, str(_SOURCE), site.door)
 
     def command(self, order: Order, site: Site) -> list[str]:
-        Path(site.directory, "workspace").mkdir()
+        """Nothing is built: the guest itself is the program."""
+        for name in ("workspace", "home", "tmp"):
+            Path(site.directory, name).mkdir()
         return list(site.guest)
 
     def told(self, order: Order, site: Site) -> dict[str, Any]:
         spec, place = order.spec, f"{site.directory}/workspace"
-        known = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "SHELL", "TMPDIR")
-        env = {name: os.environ[name] for name in known if name in os.environ}
+        env = {name: os.environ[name] for name in ("PATH", "USER", "LOGNAME", "LANG", "SHELL") if name in os.environ}
+        # A home of its own: what programs leave in one goes with the box.
+        env |= {"HOME": f"{site.directory}/home", "TMPDIR": f"{site.directory}/tmp"}
         return {
             "box_id": order.box_id,
             "workdir": translated(spec.workdir, place),

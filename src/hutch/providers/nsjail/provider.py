@@ -7,11 +7,10 @@ from typing import ClassVar
 
 import msgspec
 
-from hutch.errors import ConfigError
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
-from hutch.providers.base import InstanceRecord
+from hutch.providers.base import InstanceRecord, read_settings
 from hutch.providers.docker.facts import Facts, HostFacts
 from hutch.providers.launched.box import WatchedFacts
 from hutch.providers.launched.provider import LaunchedProvider
@@ -52,10 +51,7 @@ class NsjailProvider(LaunchedProvider):
         self._groups: argv.Groups | None = None
 
     def configure(self, settings: Mapping[str, object]) -> None:
-        try:
-            self._settings = msgspec.convert(dict(settings), Settings)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"provider {self.name}: {error}", remedy="it has: program, policy") from error
+        self._settings = read_settings(self.name, Settings, settings)
 
     @property
     def groups(self) -> argv.Groups:
