@@ -34,8 +34,8 @@ class Hutch:
     """`async with Hutch() as hutch: async with hutch.box() as box: ...`
 
     Without an address this process keeps its own boxes, unless a server owns the state directory: then it becomes that
-    server's client, and the server's configuration counts. `Hutch("http://host:7300", key=…)`, `Hutch("https://…", key=…, ca=…)` and `Hutch("unix:/path")`
-    are clients, with the same methods.
+    server's client, and the server's configuration counts. `Hutch("http://host:7300", key=…)`, `Hutch("https://…",
+    key=…, ca=…)` and `Hutch("unix:/path")` are clients, with the same methods.
 
     `session` names who holds the leases; `told` is called when a server is lost and when it is back; `keeper` is one
     that the application has made itself. All other keyword arguments are fields of the configuration (`state_dir=`,

@@ -51,8 +51,8 @@ def test_an_empty_spec_gets_the_profile_and_no_adjustment(name: str) -> None:
 def test_what_is_asked_and_allowed_is_given() -> None:
     spec = Spec(
         image="oci:alpine:3.20", workdir="/srv", user="1234", network=NetworkMode.ON, read_only_root=False,
-        env={"A": "1"}, secrets={"B": "2"}, labels={"team": "x"}, ports=(8080,), name="my-box", skills="pipeline-1", ttl_sec=60,
-        idle_timeout_sec=0, retention=Retention.PERSISTENT, allow_private=("10.1.0.0/16",),
+        env={"A": "1"}, secrets={"B": "2"}, labels={"team": "x"}, ports=(8080,), name="my-box", skills="pipeline-1",
+        ttl_sec=60, idle_timeout_sec=0, retention=Retention.PERSISTENT, allow_private=("10.1.0.0/16",),
         limits=LimitsAsked(cpus=2, memory_mb=2048, timeout_sec=100),
         mounts=(Mount(source="/srv/data", target="/data"),), workspace=Workspace(source="volume:notes"),
     )  # fmt: skip

@@ -25,7 +25,7 @@ class ServerTable(Record, frozen=True, kw_only=True):
     origins: tuple[str, ...] = ()
     """Origins whose pages may call, such as https://bots.example.org; a server's own origin always may."""
     rate_per_sec: float = 1000.0
-    """Requests a key may make each second, with twice as many at once, and an address without a good key; 0: no limit."""
+    """Requests each second of a key, or of an address without one; twice as many at once. 0: no limit."""
     max_body_mb: int = 16
     """Largest body that is not a file."""
     max_upload_mb: int = 16384

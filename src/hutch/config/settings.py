@@ -346,8 +346,8 @@ class _Loading:
             self.permissions[name] = decode(AgentPermissions, table, source, "permissions", name)
             self.origins[f"permissions.{name}"] = source.origin("permissions", name)
         if "server" in plain:
-            table = decode(ServerTable, plain["server"], source, "server")
-            self.server |= {key: getattr(table, key) for key in plain["server"]}
+            written_server = decode(ServerTable, plain["server"], source, "server")
+            self.server |= {key: getattr(written_server, key) for key in plain["server"]}
             self.origins["server"] = source.origin("server")
         if "images" in plain:
             decode(ImageSettings, plain["images"], source, "images")

@@ -1,4 +1,5 @@
-"""Where the server is: its Unix socket, the lock that keeps a second one away, and `server.json` for whoever looks."""
+"""Where the server is: its Unix socket, the lock that keeps a second one away, `server.json` for whoever looks, and a
+word to the service manager."""
 
 import fcntl
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 import hutch
 from hutch.config.announcement import ANNOUNCEMENT, read
 from hutch.errors import ConfigError, HeldElsewhere
+from hutch.logs import log
 
 FIRST_KEY = "first-key"
 
@@ -80,6 +82,20 @@ def announce(state_dir: Path, *, socket_path: Path, url: str) -> None:
 def withdraw(state_dir: Path, socket_path: Path) -> None:
     (state_dir / ANNOUNCEMENT).unlink(missing_ok=True)
     socket_path.unlink(missing_ok=True)
+
+
+def notify(**told: str) -> None:
+    """Tell systemd, or whoever set NOTIFY_SOCKET (sd_notify(3)): READY, STOPPING, STATUS."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as out:
+        try:
+            # A leading @ stands for the zero byte of an abstract address, unix(7).
+            out.connect("\0" + address[1:] if address.startswith("@") else address)
+            out.send("\n".join(f"{name.upper()}={value}" for name, value in told.items()).encode())
+        except OSError as error:
+            log("server").warning("the service manager cannot be told", why=str(error), socket=address)
 
 
 def write_private(path: Path, text: str) -> None:

@@ -37,6 +37,7 @@ _WHAT = {
     "skill": ("The name of a skill.", "^[a-z0-9]+(-[a-z0-9]+)*$"),
     "question": ("The id of a question that waits.", "^[0-9a-f]{16}$"),
     "image": ("The digest of an image, or the beginning of it.", "^sha256:[0-9a-f]{8,64}$"),
+    "name": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
     "mcp_server": ("The name of an MCP server.", "^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,39}$"),
     "group": ("The name of a group of skills.", f"^{NAME.pattern}$"),
 }

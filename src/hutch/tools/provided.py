@@ -7,7 +7,6 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.tools.definition import Tool
 
-
 GROUP = "hutch.provider_tools"
 """Entry points of packages: the provider's name, and its ProviderKit."""
 

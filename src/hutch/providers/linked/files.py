@@ -10,7 +10,16 @@ from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
 from hutch.providers.linked import trees
 from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.file_shapes import Copied, Digest, Done, Existence, LinesEnd, Notes, SearchEnd, SearchProgress
+from hutch.providers.linked.file_shapes import (
+    Copied,
+    Digest,
+    Done,
+    Existence,
+    LinesEnd,
+    Notes,
+    SearchEnd,
+    SearchProgress,
+)
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.rows import content_of, rows_of
 from hutch.providers.linked.shapes import checked
