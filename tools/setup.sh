@@ -20,11 +20,14 @@ packages=(
   busybox-static      # the smallest image that can do something
   debootstrap         # a real distribution's image, in `make prove`
   chromium            # the browser that tries to drive a local server
+  nodejs              # MCP: the Inspector, and servers from the registry
   docker.io runc crun             # containers: the tests start engines of their own
   podman containernetworking-plugins
   runsc                           # gVisor, as a runtime of Docker
   curl                            # asking an engine whether it is up
 )
+# Some builds of nodejs bring their own npm, beside which Debian's cannot be installed.
+command -v npm >/dev/null || packages+=(npm)
 
 missing_packages() {
   local name

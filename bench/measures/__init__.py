@@ -10,6 +10,7 @@ from bench.measures.execs import execs
 from bench.measures.http import http
 from bench.measures.keeping import found, handle
 from bench.measures.many import burst, idle, rate
+from bench.measures.mcp import mcp
 from bench.measures.output import output
 from bench.measures.tools import tools
 from bench.numbers import Number
@@ -29,4 +30,5 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "output": output,
     "http": http,
     "tools": tools,
+    "mcp": mcp,
 }

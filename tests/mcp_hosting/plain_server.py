@@ -6,7 +6,20 @@ import sys
 import threading
 import time
 
-TOOLS = ("echo", "environment", "where", "progress", "sleep", "die", "eat", "large", "junk", "ask", "endless", "cancels")
+TOOLS = (
+    "echo",
+    "environment",
+    "where",
+    "progress",
+    "sleep",
+    "die",
+    "eat",
+    "large",
+    "junk",
+    "ask",
+    "endless",
+    "cancels",
+)
 cancelled = []
 answers = {}
 answered = threading.Condition()
@@ -60,7 +73,7 @@ def call(request):
     if name == "large":
         return text("é" * given["characters"])
     if name == "junk":
-        sys.stdout.buffer.write("Willkommen! ist kein JSON\n{\"half\": \n".encode())
+        sys.stdout.buffer.write(b'Willkommen! ist kein JSON\n{"half": \n')
         sys.stdout.buffer.flush()
         return text("after the junk")
     if name == "endless":

@@ -95,7 +95,7 @@ async def test_a_real_exit_is_one(tmp_path: Path) -> None:
     """B36, lesson 38: three more tries, then it has failed; the phase, the exit code and its last words are told."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("broken", plain(tmp_path / "p", env={"EXIT_AT_START": "yes"}))
-        with pytest.raises(ServerFailed, match="exited with 7.*I cannot work like this"):
+        with pytest.raises(ServerFailed, match=r"exited with 7.*I cannot work like this"):
             await hosted.start("broken")
         info = await hosted.info("broken")
         assert (info.state, info.starts, info.retries) == (ServerState.FAILED, 4, 3)

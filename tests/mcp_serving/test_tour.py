@@ -13,7 +13,7 @@ from tests.server.serving import Server, serving
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     config = environ(tmp_path_factory.mktemp("rules"))["HUTCH_CONFIG"]
-    with serving(HUTCH_CONFIG=config) as started:
+    with serving(HUTCH_CONFIG=config, HUTCH_SERVER_ANSWER_SEC="0") as started:
         yield started
 
 

@@ -4,8 +4,10 @@ import asyncio
 import base64
 from typing import Any
 
+import pytest
 from mcp import Client
-from mcp.types import ElicitRequestParams, ElicitResult
+from mcp.shared.exceptions import MCPError
+from mcp.types import BlobResourceContents, ElicitRequestParams, ElicitResult, ResourceLink
 
 from tests.mcp_serving.connecting import Connect, eventually, pictures, run, text
 
@@ -31,6 +33,19 @@ async def shows_pictures(client: Client) -> None:
     assert not (await client.call_tool("write", wrote)).is_error
     (picture,) = pictures(await client.call_tool("read", {"path": "dot.png"}))
     assert (picture.mime_type, base64.b64decode(picture.data)) == ("image/png", PNG)
+
+
+async def sends_files(client: Client) -> None:
+    """What the model sends is a resource, which the client can fetch; nothing else of the box is."""
+    sent = await client.call_tool("send_file", {"path": "dot.png", "name": "Bild 1.png"})
+    (link,) = [each for each in sent.content if isinstance(each, ResourceLink)]
+    assert (link.name, link.mime_type, link.size) == ("Bild 1.png", "image/png", len(PNG))
+    assert [each.uri for each in (await client.list_resources()).resources] == [link.uri]
+    (content,) = (await client.read_resource(link.uri)).contents
+    assert isinstance(content, BlobResourceContents) and base64.b64decode(content.blob) == PNG
+    with pytest.raises(MCPError):
+        await client.read_resource(link.uri.replace("Bild%201.png", "../../../etc/passwd"))
+    await run(client, ["rm", "-r", "outbox"])
 
 
 async def tells_errors_as_data(client: Client) -> None:
@@ -116,6 +131,7 @@ async def tour(connect: Connect, era: str) -> None:
         user.says = ElicitResult(action="accept", content={"decision": "allow"})
         await lists_and_calls(client)
         await shows_pictures(client)
+        await sends_files(client)
         await tells_errors_as_data(client)
         await tells_progress(client)
         await cancels(client)

@@ -71,6 +71,16 @@ def test_whoever_leaves_kills_his_command(client: Client) -> None:
                 until(lambda alive=alive: client.good("POST", f"{box}/exec", alive)["exit_code"] != 0)
 
 
+def test_an_operation_nobody_knows_is_not_begun(client: Client) -> None:
+    """Asked again for what the server never heard of: whether it was done cannot be said, and it is not done now."""
+    with client.box() as box:
+        headers = {"hutch_operation": "never", "hutch_again": "yes"}
+        told = client.call("POST", f"{box}/exec", {"command": "touch begun"}, **headers)
+        assert (told.status, told.json()["code"], told.json()["retryable"]) == (409, "conflict", False)
+        assert told.json()["details"] == {"operation": "unknown"}
+        assert client.call("GET", f"{box}/files/stat?path=begun").status == 404
+
+
 def test_jobs_live_on_their_own(client: Client) -> None:
     """B28: started, fed, read from any cursor, signalled, waited for, forgotten; by separate connections."""
     with client.box() as box:

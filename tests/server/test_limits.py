@@ -1,6 +1,7 @@
 """How much and how long anybody may ask for: requests, bodies, heads, time."""
 
 import json
+import select
 import socket
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ BODY_MB = 1
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with small limits."""
     config = tmp_path_factory.mktemp("strict") / "hutch.toml"
-    config.write_text(f"[server]\nmax_body_mb = {BODY_MB}\nmax_upload_mb = 2\nbody_timeout_sec = 1\n")
+    config.write_text(
+        f"[server]\nmax_body_mb = {BODY_MB}\nmax_upload_mb = 2\nbody_timeout_sec = 1\nbody_total_sec = 2\n"
+    )
     with serving(HUTCH_CONFIG=str(config)) as server:
         yield server
 
@@ -71,6 +74,33 @@ def test_bodies_that_stand_still(strict: Server) -> None:
             status, body = _answer(_raw(client, f"{head}Authorization: {key}\r\n\r\n{{".encode()))
             assert (status, json.loads(body)["code"], json.loads(body)["retryable"]) == (408, "timeout", True), line
         assert client.call("GET", f"{box}/files/content?path=f").body == b"whole"
+
+
+def test_bodies_that_trickle(strict: Server) -> None:
+    """A byte now and then, each in time, does not hold a connection for ever; a body that keeps coming may go on."""
+    client = strict.tcp(strict.key("user", "trickling"))
+    head = "POST /v1/boxes HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: 100000\r\n"
+    connection = _raw(client, f"{head}Authorization: {client.headers['authorization']}\r\n\r\n{{".encode())
+    for _ in range(100):
+        if select.select([connection], [], [], 0.2)[0]:
+            break
+        connection.sendall(b" ")
+    else:
+        pytest.fail("it was read for 20 s")
+    status, body = _answer(connection)
+    assert (status, json.loads(body)["code"]) == (408, "timeout")
+
+
+def test_heartbeats_have_a_size(strict: Server) -> None:
+    """One names at most a thousand boxes, however they are spread over sessions."""
+    client = strict.tcp(strict.key("user", "many"))
+    for sessions in (1, 10):
+        boxes = {str(each): 1.0 for each in range(1000 // sessions)}
+        body = {"sessions": {f"s{each}": boxes for each in range(sessions)}}
+        assert client.good("POST", "/v1/session/presence", body)["kept"] == 0
+        body["sessions"]["one more"] = {"x": 1.0}
+        refused = client.call("POST", "/v1/session/presence", body)
+        assert (refused.status, refused.json()["code"]) == (400, "invalid")
 
 
 @pytest.mark.parametrize(

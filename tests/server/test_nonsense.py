@@ -84,7 +84,8 @@ def test_what_is_not_http_is_dropped(server: Server) -> None:
 
 
 def _path(route: Route, chance: random.Random, box: str, job: str, strange: float) -> str:
-    values = {"box": box, "job": job, "key": "k", "volume": "v", "skill": "s", "group": "g", "operation": "o"}
+    values = {"box": box, "job": job, "key": "k", "volume": "v", "skill": "s", "group": "g", "operation": "o",
+              "question": "q", "image": "i", "mcp_server": "m"}  # fmt: skip
     if chance.random() < strange / 3:
         name = chance.choice(list(values))
         values[name] = quote(str(chance.choice(STRANGE)).encode("utf-8", "replace"), safe="") or "x"

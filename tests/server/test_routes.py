@@ -1,20 +1,34 @@
 """Every route does its work, and every error has its shape and its status."""
 
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
+import pytest
 
 from hutch.errors import HutchError
 from hutch.server.routes import ROUTES, May
 from hutch.server.statuses import STATUS
+from tests.images import registries
+from tests.mcp_hosting.hosting import project
 from tests.server.serving import Answer, Client, Server
+from tests.server.test_questions import asking
 from tests.server.world import archive
 
 SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy"}
 
 
-def test_every_route_answers(server: Server, client: Client) -> None:
+@pytest.fixture(scope="module")
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Server]:
+    with registries.serving(tmp_path_factory.mktemp("registry")) as started:
+        yield started
+
+
+def test_every_route_answers(
+    server: Server, client: Client, registry: registries.Server, tmp_path: Path
+) -> None:
     """B23, lesson 15: nothing is in the table that does not work end to end."""
     done: set[str] = set()
 
@@ -27,13 +41,36 @@ def test_every_route_answers(server: Server, client: Client) -> None:
 
     for path in ("/healthz", "/readyz", "/metrics", "/v1/openapi.json", "/v1/status", "/v1/profiles", "/v1/providers",
                  "/v1/events", "/v1/errors", "/v1/receipts", "/v1/keys", "/v1/volumes", "/v1/session/current",
-                 "/v1/boxes"):  # fmt: skip
+                 "/v1/boxes", "/v1/questions", "/v1/images"):  # fmt: skip
         good(f"GET {path}", path)
     key = good("POST /v1/keys", "/v1/keys", {"role": "observer", "owner": "someone"})["key"]
     good("DELETE /v1/keys/{key}", f"/v1/keys/{key['id']}")
     good("POST /v1/volumes", "/v1/volumes", {"name": "routes"})
     good("GET /v1/volumes/{volume}", "/v1/volumes/routes")
     good("DELETE /v1/volumes/{volume}", "/v1/volumes/routes")
+
+    with asking(client) as (connection, question):
+        good("POST /v1/questions/{question}", f"/v1/questions/{question}", {"answer": "allow"})
+        assert connection.getresponse().status == 200
+        done.add("POST /v1/questions")
+    name = registry.push("routes", registries.image(registries.tar_of(("file", {"data": b"x"}))))
+    image = good("POST /v1/images", "/v1/images", {"name": name})["digest"]
+    good("GET /v1/images/{image}", f"/v1/images/{image}")
+    good("DELETE /v1/images/{image}", f"/v1/images/{image}")
+    good("POST /v1/images/prune", "/v1/images/prune")
+
+    hosted, one_hosted = "/v1/mcp-servers/routes", "/v1/mcp-servers/{mcp_server}"
+    definition = {"command": "python3", "args": [str(project(tmp_path / "mcp") / "server.py")]}
+    good("POST /v1/mcp-servers", "/v1/mcp-servers", {"name": "routes", "definition": definition})
+    good("POST /v1/mcp-servers/import", "/v1/mcp-servers/import", {"servers": {"other": {"command": "true"}}})
+    for path in ("/start", "/restart", "/stop"):
+        good(f"POST {one_hosted}{path}", hosted + path)
+    good(f"POST {one_hosted}/call", f"{hosted}/call", {"tool": "echo", "arguments": {"text": "hi"}})
+    for path in ("", "/logs", "/tools"):
+        good(f"GET {one_hosted}{path}", hosted + path)
+    good("GET /v1/mcp-servers", "/v1/mcp-servers")
+    good(f"DELETE {one_hosted}", hosted)
+    good(f"DELETE {one_hosted}", "/v1/mcp-servers/other")
 
     skill, one_skill = "/v1/skills/routes", "/v1/skills/{skill}"
     good("POST /v1/skills/preview", "/v1/skills/preview", {"name": "routes", "description": "one"})

@@ -20,6 +20,7 @@ _BOX = "/v1/boxes/{box}"
 _JOB = f"{_BOX}/jobs/{{job}}"
 _FILES = f"{_BOX}/files"
 _SKILL = "/v1/skills/{skill}"
+_MCP = "/v1/mcp-servers/{mcp_server}"
 
 
 @dataclass(frozen=True)
@@ -133,6 +134,16 @@ RECIPES: dict[str, Try] = {
     f"POST {_SKILL}/save": Try(body={"box": "{box}", "path": "."}),
     f"POST {_SKILL}/prepare": Try(body={"box": "{box}"}),
     "GET /v1/skill-bindings": Try(),
+    "GET /v1/mcp-servers": Try(),
+    f"GET {_MCP}": Try(),
+    f"GET {_MCP}/logs": Try(),
+    f"GET {_MCP}/tools": Try(),
+    f"POST {_MCP}/call": Try(body={"tool": "harm"}),
+    f"POST {_MCP}/start": Try(),
+    f"POST {_MCP}/stop": Try(),
+    f"POST {_MCP}/restart": Try(),
+    f"DELETE {_MCP}": Try(),
+    "WS /mcp/servers/{mcp_server}/ws": Try(),
     # Last: from here on a foreign owner has things of the same names.
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
@@ -142,8 +153,11 @@ RECIPES: dict[str, Try] = {
     "POST /v1/volumes": Try(body={"name": "{volume}"}),
     "POST /v1/skills": Try(body={"name": "{skill}", "description": "harm"}),
     "PUT /v1/skill-bindings/{group}": Try(body={"skills": ["{skill}"]}),
+    "POST /v1/mcp-servers": Try(body={"name": "{mcp_server}", "definition": {"command": "harm"}, "replace": True}),
+    "POST /v1/mcp-servers/import": Try(body={"servers": {"{mcp_server}": {"command": "harm"}}, "replace": True}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+NAMED_IN_PATH = {"{box}", "{volume}", "{skill}", "{question}", "{mcp_server}"}
 NAMED_IN_BODY = {"PUT /v1/session/current", "PUT /v1/default", "GET /v1/find", "POST /v1/questions"}
 
 
@@ -168,6 +182,8 @@ class Victim:
         skill = {"name": "victim-skill", "description": "victim-described", "body": "victim-instructions"}
         client.good("POST", "/v1/skills", skill)
         client.good("PUT", "/v1/skill-bindings/victim-group", {"skills": ["victim-skill"]})
+        mcp_server = {"name": "victim-mcp", "definition": {"command": "victim-program", "env": {"A": "victim-env"}}}
+        client.good("POST", "/v1/mcp-servers", mcp_server)
         scope = {"template": "{chat}", "values": {"chat": "victim-chat"}, "spec": {"memory_mb": 128}}
         scoped = client.good("POST", "/v1/scopes", scope)["box"]["id"]
         client.good("PUT", f"{self.at}/files/content?path=victim.txt", b"victim-content\n")
@@ -183,12 +199,14 @@ class Victim:
             "box": box, "job": job["id"], "key": made["key"]["id"], "volume": "victim-volume",
             "session": "victim-session", "name": "victim-name", "idempotency": "victim-idempotency",
             "chat": "victim-chat", "operation": "victimoperation", "skill": "victim-skill", "group": "victim-group",
+            "mcp_server": "victim-mcp",
             "epoch": str(client.good("GET", self.at)["epoch"]), "question": question, "image": NO_IMAGE,
         }  # fmt: skip
         named = {value for name, value in self.names.items() if name not in ("epoch", "image")}
         self.marks = {
             *named, scoped, "victim-content", "victim-output", "victim-env", "victim-label", "victim-missing",
             "victim.txt", "victim-agent", "victim-command", "victim-key", "victim-described", "victim-instructions",
+            "victim-program",
         }  # fmt: skip
 
     def snapshot(self) -> dict[str, Any]:
@@ -209,6 +227,7 @@ class Victim:
                 if each["who"].get("role") != "observer"
             ],
             "skills": look.good("GET", "/v1/skills"),
+            "mcp_servers": look.good("GET", "/v1/mcp-servers"),
             "groups": look.good("GET", "/v1/skill-bindings"),
             "default": look.good("GET", "/v1/default"),
             "questions": look.good("GET", "/v1/questions"),
@@ -306,7 +325,7 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
     # Keys of every owner are an admin's to keep.
     keeps_keys = {op for op in RECIPES if "/v1/keys" in op and role == "admin"}
     absent = {**victim.names, "box": "a" * 20, "volume": "no-such", "key": "k" + "0" * 12, "skill": "none",
-              "question": "0" * 16}  # fmt: skip
+              "question": "0" * 16, "mcp_server": "none"}  # fmt: skip
     answers: dict[str, list[str]] = {}
     for names in (victim.names, absent):
         for op, answer, sent in _walk(client, names, but=keeps_keys):
@@ -315,11 +334,11 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
             assert answer.status < 500, (op, answer)
             if RECIPES[op].blind and answer.status != 403:
                 assert answer.status == 204, (op, answer)
-            elif {"{box}", "{volume}", "{skill}", "{question}"} & set(op.split("/")) or op in NAMED_IN_BODY:
+            elif NAMED_IN_PATH & set(op.split("/")) or op in NAMED_IN_BODY:
                 expected = 404 if _may(op) is May.READ or role != "observer" else 403
                 assert answer.status == expected, (op, answer)
                 told = f"{answer.status} {answer.body.decode()}"
-                for value in (names["box"], names["volume"], names["skill"], names["question"]):
+                for value in (names[part.strip("{}")] for part in NAMED_IN_PATH):
                     told = told.replace(value, "…")
                 answers.setdefault(op, []).append(told)
         for box in client.good("GET", "/v1/boxes")["boxes"]:
@@ -328,6 +347,8 @@ def test_foreign_owners(place: tuple[Server, Victim], role: str) -> None:
             client.good("DELETE", f"/v1/volumes/{volume['name']}")
         for skill in client.good("GET", "/v1/skills")["skills"]:
             client.good("DELETE", f"/v1/skills/{skill['name']}")
+        for mcp_server in client.good("GET", "/v1/mcp-servers")["servers"]:
+            client.good("DELETE", f"/v1/mcp-servers/{mcp_server['name']}")
     for op, told in answers.items():
         assert told[0] == told[1], f"{op} tells that it is there"
     assert victim.snapshot() == before
@@ -354,7 +375,7 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
     job = owner.good("POST", f"/v1/boxes/{box}/jobs", {"command": "sleep 10000"})["id"]
     names = {"box": box, "job": job, "key": "k" + "0" * 12, "volume": "none", "session": "s", "name": "n",
              "idempotency": "i", "chat": "c", "operation": "o", "epoch": "1",
-             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE}  # fmt: skip
+             "skill": "s", "group": "g", "question": "0" * 16, "image": NO_IMAGE, "mcp_server": "m"}  # fmt: skip
     key = server.key("admin", "operators")
     key_id = key.split("_")[1]
 
@@ -365,7 +386,8 @@ def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> 
 
     admin = server.tcp(key)
     # What acts on names of one's own acts on nobody else's.
-    blind = {"POST /v1/keys", *(op for op, attempt in RECIPES.items() if attempt.blind)}
+    own = {"POST /v1/keys", "WS /mcp/servers/{mcp_server}/ws"}
+    blind = own | {op for op, attempt in RECIPES.items() if attempt.blind}
     later = {f"DELETE {_BOX}", "POST /v1/questions", *(op for op in RECIPES if op.startswith("WS "))} | blind
     for op, answer, _ in _walk(admin, names, but=later):
         assert "{box}" not in op or answer.status == 404, (op, answer)

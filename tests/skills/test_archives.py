@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hutch.errors import HutchError, Refused
+from hutch.errors import FileTooLarge, HutchError, Refused
 from hutch.skills import content
 from hutch.skills.sources import Zip
 from hutch.skills.store import SkillStore
@@ -138,3 +138,10 @@ def _nothing_is_left(top: Path) -> None:
     left = [path for path in top.rglob("*") if not path.is_dir() and path.name != "lock"]
     assert left == []
     assert not Path("/tmp/escape").exists()
+
+
+def test_a_directory_of_a_million_entries_is_not_even_read(tmp_path: Path) -> None:
+    """Each entry costs its sender 50 bytes and its reader an object."""
+    many = zipped(*((f"{number}", b"") for number in range(4001)), method=zipfile.ZIP_STORED)
+    with pytest.raises(FileTooLarge, match="4001 entries"):
+        SkillStore(tmp_path / "skills").install("me", Zip("sent.zip", many))

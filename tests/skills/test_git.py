@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.errors import HutchError, Invalid, NotFound, Refused
+from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.front import Hutch
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.skill_workshop import fetched
@@ -148,3 +148,16 @@ async def test_from_the_front_door(repository: Repository, tmp_path: Path) -> No
     async with Hutch(state_dir=tmp_path / "s", run_dir=run_dir(tmp_path)) as hutch:
         assert (await hutch.skills.preview(repository.top, local_git=True)).name == "demo"
         assert (await hutch.skills.install(repository.top, local_git=True)).name == "demo"
+
+
+def test_trees_that_hold_each_other_are_no_list_without_end(repository: Repository, store: SkillStore) -> None:
+    """A few hundred bytes of objects that unfold to a billion files: refused while git still counts."""
+    held = f"100644 blob {repository.run('hash-object', '-w', 'demo/SKILL.md')}"
+    for _ in range(9):
+        listed = "".join(f"{held}\t{name}\n" for name in "abcdefghij")
+        made = subprocess.run(["git", "mktree"], cwd=repository.top, input=listed.encode(), capture_output=True)
+        held = f"040000 tree {made.stdout.decode().strip()}"
+    repository.run("update-ref", "refs/heads/bomb", repository.run("commit-tree", "-m", "bomb", held.split()[-1]))
+    with pytest.raises(FileTooLarge, match="without end"):
+        store.install(ME, repository.source("bomb"))
+    assert store.all(ME) == ()

@@ -22,6 +22,7 @@ from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
     from hutch.client.receipts import RemoteReceipts
+    from hutch.client.mcp_servers import RemoteMcpServers
     from hutch.client.skills import RemoteSkills
 
 STATUS_SECONDS = 10.0
@@ -207,6 +208,12 @@ class RemoteHutch:
         from hutch.client.skills import RemoteSkills  # few need them
 
         return RemoteSkills(self._ask, self._get)
+
+    @property
+    def mcp_servers(self) -> "RemoteMcpServers":
+        from hutch.client.mcp_servers import RemoteMcpServers  # few need them
+
+        return RemoteMcpServers(self._ask)
 
     async def _get(self, path: str, /, **query: Any) -> bytes:
         data, _ = await self._server.get("GET", path, headers=self._headers, **query)

@@ -6,7 +6,15 @@ The environment has the same as `HUTCH_SERVER_HOST`, `HUTCH_SERVER_PORT`, and so
 from hutch.errors import ConfigError
 from hutch.model.record import Record
 
-_NUMBERS = ("rate_per_sec", "max_body_mb", "max_upload_mb", "body_timeout_sec", "body_total_sec", "drain_sec")
+_NUMBERS = (
+    "rate_per_sec",
+    "max_body_mb",
+    "max_upload_mb",
+    "body_timeout_sec",
+    "body_total_sec",
+    "answer_sec",
+    "drain_sec",
+)
 
 
 class ServerTable(Record, frozen=True, kw_only=True):
@@ -34,6 +42,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """How long a body may stand still, and how long the headers before it may take, until the request is given up."""
     body_total_sec: float = 600.0
     """How long a whole body may take, and one second more for each 64 KB of it that have come; 0: no limit."""
+    answer_sec: float = 60.0
+    """How long an agent waits until one of its owner's people has answered its question; 0: nobody is asked."""
     pulls: str = "admin"
     """Who may have images pulled: `admin`, or `user` (then whoever has a key makes this machine call any registry)."""
     drain_sec: float = 10.0

@@ -29,6 +29,10 @@ def check(name: str, server: McpServer) -> None:
     for text in (server.command, *server.args, server.cwd, server.host_path):
         if "\0" in text:
             raise _wrong(name, "args", "holds a NUL character")
+    for field in ("cwd", "host_path"):
+        path = getattr(server, field)
+        if path and not path.startswith("/") and "\\" not in path:
+            raise _wrong(name, field, f"has the {field} {path!r}, which is not an absolute path")
     values.check_environment("env", server.env)
     for key, value in server.headers.items():
         if not key or not (key + value).isprintable() or ":" in key or not key.isascii():

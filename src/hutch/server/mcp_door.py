@@ -8,6 +8,7 @@ application with `drain(seconds)`, such as `hutch.mcp.serving.http.HttpSessions`
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,6 +17,7 @@ from hutch.keeper.callers import called_by
 from hutch.model.spec_kinds import NetworkMode
 from hutch.server.call import Call, Message, Receive, Scope, Send
 from hutch.server.door import key_text
+from hutch.server.questions import asked
 from hutch.server.receipts import who_of
 from hutch.server.routes import May, WrongMethod, check_role, match
 from hutch.server.service import Service
@@ -23,6 +25,7 @@ from hutch.server.service import Service
 if TYPE_CHECKING:
     from hutch.api import Hutch
     from hutch.mcp.serving.http import Visitor
+    from hutch.tools.gate import Ask
 
 METHODS = ("GET", "POST", "DELETE")
 
@@ -145,8 +148,11 @@ class OwnTools:
         def network(profile: str) -> bool:
             return service.config.resolve_profile(profile or None).network is not NetworkMode.OFF
 
+        def ask(visitor: "Visitor") -> "Ask | None":
+            return partial(asked, service, visitor.owner) if service.config.server.answer_sec else None
+
         self._socket = socket
-        self._desks = VisitorDesks(self._hutch, service.config.permissions, network)
+        self._desks = VisitorDesks(self._hutch, service.config.permissions, network, ask)
         self._sessions = HttpSessions(self._desks.open, self._desks.sessionless())
 
     def _hutch(self, visitor: "Visitor") -> "Hutch":

@@ -1,9 +1,7 @@
 """MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
 
 import asyncio
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
@@ -13,6 +11,7 @@ from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.showing import all_shown, condition
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log
+from hutch.mcp.hosting import registry
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.status import Status
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
 
 SESSION = "mcp-hosting"
 """Holds the leases of all hosted servers' boxes; the same after a restart."""
-DIRECTORY = "mcp"
 
 
 class OwnerBoxes:
@@ -107,24 +105,15 @@ class Hostings:
                 f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
             ) from error
         hosted = hosted_kind(
-            OwnerBoxes(self._service, owner), directory=self._directory(owner), settings=config.mcp,
-            origin=config.origin("mcp"), include_configured=owner == LOCAL_OWNER,
+            OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
+            directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
         )  # fmt: skip
         await hosted.open()
         return hosted
 
-    def _directory(self, owner: str) -> Path:
-        """By a digest: an owner's name may hold anything. Beside it lies the name itself."""
-        place = self._service.config.state_dir / DIRECTORY / hashlib.sha256(owner.encode()).hexdigest()[:24]
-        place.mkdir(parents=True, exist_ok=True, mode=0o700)
-        (place / "owner").write_text(owner)
-        return place
-
     def _owners(self) -> list[str]:
-        found = {LOCAL_OWNER} if self._service.config.mcp.servers else set()
-        for place in (self._service.config.state_dir / DIRECTORY).glob("*/servers.json"):
-            found.add((place.parent / "owner").read_text())
-        return sorted(found)
+        configured = {LOCAL_OWNER} if self._service.config.mcp.servers else set()
+        return sorted(configured | registry.owners(self._service.config.state_dir))
 
 
 def _sdk() -> "Callable[..., Hosted]":

@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
-from hutch.errors import Conflict, Invalid
+from hutch.errors import Conflict, HutchError, Invalid
 
 if TYPE_CHECKING:
     from hutch.server.call import Call, Reply
@@ -20,14 +20,37 @@ KEPT_BYTES = 64 << 20
 
 
 class Operation:
-    """One of them."""
+    """One of them: while it runs a task, then only its answer, because a task that has ended still holds on to all of
+    its call."""
 
-    __slots__ = ("giving_up", "task", "waiting")
+    __slots__ = ("answer", "giving_up", "task", "waiting")
 
     def __init__(self, task: "asyncio.Task[Reply]") -> None:
-        self.task = task
+        self.task: asyncio.Task[Reply] | None = task
+        self.answer: Reply | HutchError | None = None
         self.waiting = 0
         self.giving_up: asyncio.TimerHandle | None = None
+
+    async def result(self) -> "Reply":
+        """For as many as ask; leaving ends nothing."""
+        if self.task is not None:
+            return await asyncio.shield(self.task)
+        if isinstance(self.answer, HutchError):
+            raise _fresh(self.answer)
+        assert self.answer is not None
+        return self.answer
+
+    def ended(self, task: "asyncio.Task[Reply]") -> None:
+        error = task.exception()
+        if error is None:
+            self.answer = task.result()
+        else:
+            self.answer = _fresh(error) if isinstance(error, HutchError) else HutchError("internal error")
+        self.task = None
+
+    def size(self) -> int:
+        body = None if self.answer is None or isinstance(self.answer, HutchError) else self.answer.body
+        return len(body) if isinstance(body, bytes) else 1024
 
 
 class Operations:
@@ -52,10 +75,10 @@ class Operations:
             operation.giving_up.cancel()
             operation.giving_up = None
         try:
-            return await asyncio.shield(operation.task)
+            return await operation.result()
         finally:
             operation.waiting -= 1
-            if not operation.waiting and not operation.task.done():
+            if not operation.waiting and operation.task is not None and not operation.task.done():
                 loop = asyncio.get_running_loop()
                 operation.giving_up = loop.call_later(RETURN_SECONDS, operation.task.cancel)
 
@@ -73,35 +96,37 @@ class Operations:
                 details={"operation": "unknown"},
                 remedy="look at what it was to change, and ask anew",
             )
-        operation = self._known[full] = Operation(asyncio.ensure_future(work))
-        operation.task.add_done_callback(lambda task: self._ended(full, task))
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda task: self._ended(full, task))
+        operation = self._known[full] = Operation(task)
         return operation
 
     def _ended(self, full: tuple[str, str], task: "asyncio.Task[Reply]") -> None:
+        operation = self._known[full]
         if task.cancelled():
-            self._known.pop(full, None)
+            del self._known[full]
             return
-        task.exception()  # told to whoever waits; nobody else is interested
-        self._bytes += _size(task)
+        operation.ended(task)
+        self._bytes += operation.size()
         if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
             return
-        for old, operation in list(self._known.items()):
+        for old, known in list(self._known.items()):
             if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
                 break
-            if operation.task.done():
-                self._bytes -= _size(operation.task)
+            if known.task is None:
+                self._bytes -= known.size()
                 del self._known[old]
 
     async def cancel(self, call: "Call", name: str) -> None:
         """Nobody waits for it any more; one that is not known has ended."""
         operation = self._known.get((_place(call), name))
-        if operation is not None and not operation.task.done():
+        if operation is not None and operation.task is not None:
             operation.task.cancel()
             await asyncio.wait({operation.task})
 
     async def finish(self) -> None:
         """The server ends, and with it what nobody came back for."""
-        running = [operation.task for operation in self._known.values() if not operation.task.done()]
+        running = [operation.task for operation in self._known.values() if operation.task is not None]
         for task in running:
             task.cancel()
         if running:
@@ -114,8 +139,6 @@ def _place(call: "Call") -> str:
     return "\0".join((caller.key_id, str(caller.over_all), caller.owner, caller.session, call.params["box"]))
 
 
-def _size(task: "asyncio.Task[Reply]") -> int:
-    if task.cancelled() or task.exception() is not None:
-        return 0
-    body = task.result().body
-    return len(body) if isinstance(body, bytes) else 1024
+def _fresh(error: HutchError) -> HutchError:
+    """The same error without its traceback, whose frames hold all that was in hand when it was raised."""
+    return HutchError.of(error.to_wire())

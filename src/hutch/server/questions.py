@@ -88,8 +88,8 @@ async def list_questions(call: Call) -> Reply:
 
 
 async def ask(call: Call, body: QuestionBody) -> Reply:
-    """Put a question, and wait for its answer; `timeout` if nobody answers within five minutes. Leaving withdraws
-    it."""
+    """Put a question, and wait for its answer; `timeout` if nobody does within `server.answer_sec`. Leaving
+    withdraws it."""
     if body.box:
         call.params = {"box": body.box}
         await find(call)
@@ -97,8 +97,7 @@ async def ask(call: Call, body: QuestionBody) -> Reply:
         agent=body.agent, tool=body.tool, action=body.action, what=body.what, reason=body.reason,
         arguments=body.arguments, box=body.box,
     )  # fmt: skip
-    answer = await call.service.unless_draining(asked(call.service, call.caller.owner, request))
-    return Reply(Answered(answer=answer))
+    return Reply(Answered(answer=await asked(call.service, call.caller.owner, request)))
 
 
 async def answer(call: Call, body: AnswerBody) -> Reply:
@@ -112,6 +111,10 @@ async def answer(call: Call, body: AnswerBody) -> Reply:
 async def asked(service: Service, owner: str, request: AskRequest) -> Answer:
     """The answer of one of the owner's people. For whoever serves agents and cannot ask by a way of its own; raises
     what counts as no."""
+    return await service.unless_draining(_asked(service, owner, request))
+
+
+async def _asked(service: Service, owner: str, request: AskRequest) -> Answer:
     question = service.questions.put(_pictured(request), owner)
     try:
         await _tell(service, question, ASKED, "", question.text)

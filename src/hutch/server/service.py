@@ -68,7 +68,7 @@ class Service:
         self.creations = Creations(keeper)
         self.operations = Operations()
         self.presence = Presence()
-        self.questions = Questions()
+        self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()
         self.hostings: Hostings
         """MCP servers in boxes; set by whoever serves, since they need all the rest."""

@@ -200,7 +200,7 @@ async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -
 
 async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
     """A hosted MCP server: one text frame for each message of its protocol. Many may talk to it at once."""
-    name = call.params["name"]
+    name = call.params["mcp_server"]
     hosted = await call.service.hostings.of(call.caller.owner)
     await hosted.ready(name)
     from hutch.mcp.hosting import frames  # the SDK is an extra
@@ -210,7 +210,7 @@ async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
 
 
 SOCKETS = {
-    "/mcp/servers/{name}/ws": SocketRoute(hosted_lines, boxed=False),
+    "/mcp/servers/{mcp_server}/ws": SocketRoute(hosted_lines, boxed=False),
     "/v1/boxes/{box}/terminal": SocketRoute(terminal),
     "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
 }

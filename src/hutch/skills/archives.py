@@ -17,6 +17,8 @@ RATIO_FROM = 1 << 20
 MOST_ENTRIES = 2 * MOST_FILES
 """With directories and what is left out."""
 _PIECE = 1 << 16
+_CENTRAL = b"PK\x01\x02"
+"""Before each entry of the archive's directory."""
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
@@ -25,6 +27,8 @@ def unpack(archive: Path, into: Path) -> None:
     """Raises Refused, FileTooLarge or Invalid, with the entry's name; then `into` may hold a part."""
     if archive.stat().st_size > MOST_BYTES:
         raise FileTooLarge(f"the archive has more than {MOST_BYTES >> 20} MB", details={"limit": MOST_BYTES})
+    # The library makes an object of each entry before anybody can ask how many there are: a million would be a gigabyte.
+    _check_count(archive.read_bytes().count(_CENTRAL))
     try:
         with zipfile.ZipFile(archive) as opened:
             _unpack(opened, into)
@@ -34,8 +38,6 @@ def unpack(archive: Path, into: Path) -> None:
 
 def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
     entries = archive.infolist()
-    if len(entries) > MOST_ENTRIES:
-        raise FileTooLarge(f"the archive has {len(entries)} entries, and {MOST_ENTRIES} are allowed")
     _check_overlaps(entries)
     budget = Budget()
     seen: set[str] = set()
@@ -52,6 +54,11 @@ def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
         with archive.open(entry) as reading:
             data = b"".join(_bounded(reading, entry, budget))
         write_file(os.path.join(into, name), data, executable=bool((entry.external_attr >> 16) & 0o111))
+
+
+def _check_count(entries: int) -> None:
+    if entries > MOST_ENTRIES:
+        raise FileTooLarge(f"the archive has {entries} entries, and {MOST_ENTRIES} are allowed")
 
 
 def _checked_name(entry: zipfile.ZipInfo) -> str | None:

@@ -6,18 +6,25 @@ are read by their ids, so a link or a submodule is seen as what it is and refuse
 
 import os
 import re
+import signal
 import subprocess
+import tempfile
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from hutch.errors import HutchError, Invalid, NotFound, Refused, Timeout, Unavailable
-from hutch.skills.content import LEFT_OUT, Budget, write_file
+from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused, Timeout, Unavailable
+from hutch.skills.content import LEFT_OUT, MOST_BYTES, Budget, write_file
 
 FETCH_SECONDS = 120.0
 READ_SECONDS = 60.0
 _MOST_BLOCKS = 1 << 19
 """Of 512 bytes or more, for any file that git writes: `ulimit -f` has the shell's own idea of a block."""
+_MOST_TOLD = MOST_BYTES + (16 << 20)
+"""Bytes that git may say: a package with its headers, or the list of a large repository. A few small trees that hold
+each other many times are a list without end."""
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SCP = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^:]+")
@@ -135,18 +142,53 @@ def environment(protocols: tuple[str, ...]) -> dict[str, str]:
 
 def _git(words: list[str], where: Path, protocols: tuple[str, ...], seconds: float, given: bytes = b"") -> bytes:
     passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as complaint:
+        asked.write(given)
+        asked.seek(0)
+        try:
+            running = subprocess.Popen(
+                command(words), cwd=where, env=passed | environment(protocols), stdin=asked, stdout=subprocess.PIPE,
+                stderr=complaint, start_new_session=True,
+            )  # fmt: skip
+        except FileNotFoundError as error:
+            raise Unavailable("there is no shell on this machine", retryable=False, remedy="install git") from error
+        told = _heard(running, seconds)
+        if running.returncode:
+            complaint.seek(0)
+            raise failed(running.returncode, complaint.read(1 << 16).decode(errors="replace"))
+        return told
+
+
+def _heard(running: "subprocess.Popen[bytes]", seconds: float) -> bytes:
+    """What it says to its end; with it ends whatever it has started."""
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _kill(running)
+
+    clock = threading.Timer(seconds, end)
+    clock.start()
     try:
-        done = subprocess.run(
-            command(words), cwd=where, env=passed | environment(protocols), input=given, capture_output=True,
-            timeout=seconds, start_new_session=True, check=False,
-        )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise Timeout(f"git took more than {seconds:g} s", op="git") from error
-    except FileNotFoundError as error:
-        raise Unavailable("there is no shell or git on this machine", retryable=False, remedy="install git") from error
-    if done.returncode:
-        raise failed(done.returncode, done.stderr.decode(errors="replace"))
-    return done.stdout
+        assert running.stdout is not None
+        with running.stdout as saying:
+            told = saying.read(_MOST_TOLD + 1)
+        if len(told) > _MOST_TOLD:
+            raise FileTooLarge(f"the repository has more than {MOST_BYTES >> 20} MB, or a list of files without end")
+        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+    finally:
+        clock.cancel()
+        clock.join()
+        _kill(running)  # before it is reaped: until then its number is nobody else's
+        running.wait()
+    if late.is_set():
+        raise Timeout(f"git took more than {seconds:g} s", op="git")
+    return told
+
+
+def _kill(running: "subprocess.Popen[bytes]") -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
 
 
 def failed(code: int, said: str) -> HutchError:

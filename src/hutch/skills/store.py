@@ -174,10 +174,10 @@ class SkillStore:
         )  # fmt: skip
 
     def install(
-        self, owner: str, source: Source, *, name: str = "", new: bool = False, digest: str = ""
+        self, owner: str, source: Source, *, name: str = "", new: bool = False, digest: str = "", over: str = ""
     ) -> tuple[SkillInfo, str]:
         """The skill, now active, and the digest that was active before. `name` and `digest`: what it must be;
-        `new`: there must be none of that name."""
+        `new`: there must be none of that name; `over`: the digest that must still be active."""
         with staging.staged(self._staging) as scratch:
             package, origin = self._fetched(source, scratch)
             found = package.manifest.name
@@ -189,7 +189,7 @@ class SkillStore:
                     remedy="preview it again",
                 )
             with staging.locked(self._lock):
-                return self._shelve(owner, package, origin, scratch, new=new)
+                return self._shelve(owner, package, origin, scratch, new=new, over=over)
 
     def _fetched(self, source: Source, scratch: Path) -> tuple[Package, Origin]:
         staged = scratch / "package"
@@ -198,13 +198,15 @@ class SkillStore:
         return collecting.check(staged), origin
 
     def _shelve(
-        self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool = False
+        self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool, over: str
     ) -> tuple[SkillInfo, str]:
         shelf = self.shelf(owner)
         name = package.manifest.name
         entry = shelf.find(name)
         if entry is not None and new:
             raise Conflict(f"skill {name} exists", remedy="choose another name, or change that one")
+        if over and (entry is None or entry.active != over):
+            raise _moved_on(name, entry)
         if entry is not None and entry.pinned and entry.active != package.digest:
             raise Conflict(f"skill {name} is pinned to version {entry.active[:12]}", remedy=f"hutch skill unpin {name}")
         self.packages.keep(package, scratch / "package", scratch)
@@ -231,7 +233,7 @@ class SkillStore:
         `expect`: the version the change was made from; Conflict if another is active by now."""
         entry = self.entry(owner, name)
         if expect and entry.version(expect).digest != entry.active:
-            raise Conflict(f"skill {name} is at {entry.active[:12]} by now", remedy="read it again", retryable=False)
+            raise _moved_on(name, entry)
         files = {
             file.path: (self.packages.read(entry.active, file.path), file.executable)
             for file in self.packages.get(entry.active).files
@@ -244,7 +246,7 @@ class SkillStore:
                 del files[path]
             else:
                 files[path] = (data, executable or (path in files and files[path][1]))
-        return self.install(owner, sources.Written(files, Origin(kind="edit")), name=name)
+        return self.install(owner, sources.Written(files, Origin(kind="edit")), name=name, over=entry.active)
 
     # --- versions -------------------------------------------------------------------------------------------
 
@@ -373,6 +375,11 @@ class SkillStore:
 
     def scratch(self) -> AbstractContextManager[Path]:
         return staging.staged(self._staging)
+
+
+def _moved_on(name: str, entry: Entry | None) -> Conflict:
+    now = "gone" if entry is None else f"at {entry.active[:12]}"
+    return Conflict(f"skill {name} is {now} by now", remedy="read it again", retryable=False)
 
 
 def differences(old: tuple[SkillFile, ...], new: tuple[SkillFile, ...]) -> tuple[SkillChange, ...]:

@@ -7,7 +7,7 @@ async with Hutch() as hutch, Hosted(hutch, settings=hutch.config.mcp, directory=
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -24,11 +24,10 @@ from hutch.mcp.hosting import forwarding, projects
 from hutch.mcp.hosting.boxes import Boxes, Host
 from hutch.mcp.hosting.forwarding import Front
 from hutch.mcp.hosting.importing import Imported
-from hutch.mcp.hosting.registry import Entry, Registry
+from hutch.mcp.hosting.registry import FILE, Entry, Registry
 from hutch.mcp.hosting.running import Supervisor
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool, Share, Start, Transport
 
-FILE = "servers.json"
 GATEWAY = "gateway"
 
 
@@ -165,13 +164,13 @@ class Hosted:
         )
 
     async def call(
-        self, name: str, tool: str, arguments: dict[str, Any] | None = None, box: Box | None = None
+        self, name: str, tool: str, arguments: Mapping[str, Any] | None = None, box: Box | None = None
     ) -> dict[str, Any]:
         """The result as the protocol writes it; `session` gives the SDK's own."""
         supervisor = self._supervisor(name, box)
         if not forwarding.allowed(supervisor.entry.server, tool):
             raise NotFound(f"MCP server {name} has no tool {tool}")
-        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=arguments or {}))
+        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments or {})))
         result = await supervisor.request(request, CallToolResult)
         plain: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return plain

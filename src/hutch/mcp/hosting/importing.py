@@ -122,6 +122,12 @@ class _Entry:
         command = plain.get("command")
         if isinstance(command, list) and command:  # some write the whole argv
             plain["command"], plain["args"] = command[0], [*command[1:], *plain.get("args", ())]
+        for key in ("cwd", "host_path"):
+            if self._folder and isinstance(plain.get(key), str):
+                plain[key] = os.path.normpath(os.path.join(self._folder, plain[key]))
+        command = plain.get("command")
+        if self._folder and isinstance(command, str) and "/" in command and not os.path.isabs(command):
+            plain.setdefault("cwd", self._folder)  # where its own client would have started it
         for key in _URLS:
             if key in entry and "url" not in plain:
                 plain["url"] = entry[key]

@@ -78,8 +78,7 @@ class Installer:
         name = project.program
         if name in ("uv", "uvx"):
             if project.root and name == "uv":
-                await self._copy_project("uv")
-                self.env.setdefault("UV_PROJECT_ENVIRONMENT", f"{CACHE}/uv-project")
+                await self._copy_project("uv")  # uv makes the project's environment beside its sources
             return await self._uv(name)
         if project.root and name in _NODE and _has_node_dependencies(project.root):
             await self._node()

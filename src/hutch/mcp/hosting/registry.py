@@ -1,5 +1,6 @@
 """The registry: which MCP servers an owner has, in one private file of the state directory, and those of hutch.toml."""
 
+import hashlib
 import json
 import os
 import tempfile
@@ -13,7 +14,24 @@ from hutch.model.record import Record
 from hutch.policy import servers
 
 REGISTERED = "registry"
+LOCAL = "local"
+"""The owner of whoever uses this machine's Hutch without a key."""
+FILE = "servers.json"
+OWNER = "owner"
 _SHORTEST_SECRET = 8
+
+
+def directory(state_dir: Path, owner: str = LOCAL) -> Path:
+    """Where an owner's registry lies: by a digest, because an owner's name may hold anything; the name lies beside."""
+    place = state_dir / "mcp" / hashlib.sha256(owner.encode()).hexdigest()[:24]
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (place / OWNER).write_text(owner)
+    return place
+
+
+def owners(state_dir: Path) -> frozenset[str]:
+    """Those that have registered any server."""
+    return frozenset((place.parent / OWNER).read_text() for place in (state_dir / "mcp").glob(f"*/{FILE}"))
 
 
 class Entry(Record, frozen=True, kw_only=True):

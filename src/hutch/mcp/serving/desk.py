@@ -14,7 +14,9 @@ from hutch.mcp.serving.calls import Parked, ToolCall
 from hutch.mcp.serving.clients import Client, Context, client_of
 from hutch.mcp.serving.rendering import World, result_of, tool_of
 from hutch.mcp.serving.scopes import Place, Places
+from hutch.mcp.serving.sent import SEND, SentFiles
 from hutch.tools import AgentPermissions, AskRequest, ToolResult, Tools
+from hutch.tools.gate import Ask
 
 LOOK_SECONDS = 5.0
 """How often it is looked whether the tools are still those that the client knows."""
@@ -30,9 +32,10 @@ class Desk:
     def __init__(
         self, hutch: Hutch, client: Client, places: Places, scope: str, *,
         spec: Mapping[str, Any], permissions: Mapping[str, AgentPermissions], world: World,
-        closed: Callable[[], Awaitable[None]] | None = None,
+        closed: Callable[[], Awaitable[None]] | None = None, otherwise: Ask | None = None,
     ) -> None:  # fmt: skip
-        """`closed`: what else ends with it."""
+        """`closed`: what else ends with it. `otherwise`: asks somebody else where the client cannot ask its user."""
+        self._otherwise = otherwise
         self._closed = closed
         self._places = places
         self._place: Place = places.take(scope)
@@ -41,6 +44,7 @@ class Desk:
         self.tools = Tools(
             hutch.for_session(self._place.session), agent=client.name, spec=spec, permissions=permissions,
         )  # fmt: skip
+        self.sent = SentFiles(self.tools)
         self._parked = Parked()
         self.busy = 0
         """Calls under way."""
@@ -104,7 +108,7 @@ class Desk:
 
     async def call(self, ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
         # Where nobody can be asked the refusal says so. Without a session each request says anew whether somebody can.
-        self.tools.ask = calls.ask if client_of(ctx).can_ask else None
+        self.tools.ask = calls.ask if client_of(ctx).can_ask else self._otherwise
         goes_on = params.request_state is not None
         call = self._parked.take(ctx, params) if goes_on else ToolCall(self.tools, ctx, params)
         self.busy += 1
@@ -116,7 +120,10 @@ class Desk:
             return self._parked.put(call, outcome)
         if params.name in CHANGES_TOOLS:
             await self._look()
-        return result_of(self._with_note(outcome))
+        result = result_of(self._with_note(outcome))
+        if params.name == SEND and not outcome.is_error:
+            result.content.append(self.sent.sent(outcome.structured))
+        return result
 
     def _with_note(self, result: ToolResult) -> ToolResult:
         """What stands in the instructions is told once more: not every client shows them to its model."""

@@ -108,6 +108,11 @@ class HttpSessions:
         if session is None or (session.visitor.owner, session.visitor.key_id) != (visitor.owner, visitor.key_id):
             await _not_found()(scope, receive, send)
             return
+        if scope["method"] == "DELETE":
+            # Answered when all has ended: whoever comes back at once finds its place, and its box, free.
+            await self._end(session_id, session)
+            await Response(status_code=200)(scope, receive, send)
+            return
         await self._pass(session, scope, receive, send)
 
     async def _pass(self, session: _Session, scope: Scope, receive: Receive, send: Send) -> None:

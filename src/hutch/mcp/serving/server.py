@@ -7,12 +7,17 @@ from mcp.server.context import CallNext, HandlerResult
 from mcp.server.lowlevel.server import NotificationOptions, Server
 from mcp.server.models import InitializationOptions
 from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.shared.exceptions import MCPError
 from mcp.types import (
+    INTERNAL_ERROR,
     CallToolRequestParams,
     CallToolResult,
     InputRequiredResult,
+    ListResourcesResult,
     ListToolsResult,
     PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
 )
 from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
@@ -81,6 +86,12 @@ def server_on(desk_of: FindDesk) -> Server[Any]:
             return result_of(failed(error))
         return await desk.call(ctx, params)
 
+    async def list_resources(ctx: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:
+        return ListResourcesResult(resources=(await _protocol(seated(ctx))).sent.list())
+
+    async def read_resource(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
+        return await (await _protocol(seated(ctx))).sent.read(params.uri)
+
     async def instruct(ctx: Context, call_next: CallNext) -> HandlerResult:
         """What a client is told at the start depends on who it is."""
         result = await call_next(ctx)
@@ -94,10 +105,18 @@ def server_on(desk_of: FindDesk) -> Server[Any]:
 
     server: Server[Any] = Server(
         "hutch", version=__version__, title=TITLE, on_list_tools=list_tools, on_call_tool=call_tool,
-        on_subscriptions_listen=ListenHandler(bus),
+        on_list_resources=list_resources, on_read_resource=read_resource, on_subscriptions_listen=ListenHandler(bus),
     )  # fmt: skip
     server.middleware.append(instruct)
     return server
+
+
+async def _protocol(seat: Awaitable[Desk]) -> Desk:
+    """Where no result can hold the error, it is one of the protocol."""
+    try:
+        return await seat
+    except HutchError as error:
+        raise MCPError(code=INTERNAL_ERROR, message=error.message) from error
 
 
 def options_of(server: Server[Any]) -> InitializationOptions:

@@ -18,6 +18,7 @@ from hutch.mcp.serving.rules import only, read_only
 from hutch.mcp.serving.scopes import PlacesOfProcess, named
 from hutch.mcp.serving.server import OneDesk, server_on
 from hutch.policy.permissions import AgentPermissions
+from hutch.tools.gate import Ask
 
 OBSERVER = "observer"
 SPEC = ("profile", "image", "network", "provider")
@@ -31,9 +32,11 @@ class VisitorDesks:
     """Makes them, and finds those of clients that come without a session again."""
 
     def __init__(
-        self, open_hutch: OpenHutch, permissions: Mapping[str, AgentPermissions], network: Callable[[str], bool]
-    ) -> None:
-        """`network`: whether boxes of that profile have one."""
+        self, open_hutch: OpenHutch, permissions: Mapping[str, AgentPermissions], network: Callable[[str], bool],
+        ask: Callable[[Visitor], Ask | None],
+    ) -> None:  # fmt: skip
+        """`network`: whether boxes of that profile have one. `ask`: whom to ask where a client cannot ask its user."""
+        self._ask = ask
         self._open_hutch = open_hutch
         self._permissions = permissions
         self._network = network
@@ -66,7 +69,7 @@ class VisitorDesks:
         places = self._places.setdefault(visitor.owner, PlacesOfProcess())
         return Desk(
             hutch, client, places, scope, spec=spec, permissions=permissions, world=World(open=network),
-            closed=opened.close,
+            closed=opened.close, otherwise=self._ask(visitor),
         )  # fmt: skip
 
     async def _found(self, ctx: Context) -> Desk:

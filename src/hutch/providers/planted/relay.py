@@ -9,6 +9,7 @@ import os
 import socket
 import sys
 import time
+from binascii import b2a_base64
 
 from hutch.providers.planted.door import NAME
 
@@ -19,10 +20,11 @@ _ABSENT = 3
 
 
 def main() -> None:
-    """`place` is the directory of the door; `wait` says that its guest has only just been started."""
-    place, wait = sys.argv[1], sys.argv[2:] == ["wait"]
+    """`place` is the directory of the door; `wait` says that its guest has only just been started, `text` that the
+    engine carries output as text: then it is written in lines of base64."""
+    place, words = sys.argv[1], sys.argv[2:]
     try:
-        _carry(_connected(f"{place}/{NAME}", PATIENCE if wait else 0.0))
+        _carry(_connected(f"{place}/{NAME}", PATIENCE if "wait" in words else 0.0), "text" in words)
         os._exit(0)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         print(f"hutch: no guest at {place}: {error}", file=sys.stderr)
@@ -45,11 +47,11 @@ def _connected(path: str, patience: float) -> socket.socket:
         time.sleep(0.01)
 
 
-def _carry(door: socket.socket) -> None:
+def _carry(door: socket.socket, as_text: bool) -> None:
     """Each direction for itself, with nothing held: a reader that does not read slows down only who writes to it."""
     _thread.start_new_thread(_inwards, (door,))
     while data := door.recv(PIECE):
-        _write_all(1, data)
+        _write_all(1, b2a_base64(data) if as_text else data)
 
 
 def _inwards(door: socket.socket) -> None:

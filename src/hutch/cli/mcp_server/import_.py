@@ -1,0 +1,39 @@
+"""Register the servers of another client's file: Claude's, Cursor's, VS Code's, or any with an `mcpServers` table."""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.telling import tell_all
+from hutch.cli.output import emit_json, note, printable
+from hutch.mcp.hosting import importing
+from hutch.mcp.hosting.importing import Imported
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="such as ~/.claude.json, .mcp.json or .vscode/mcp.json")
+    parser.add_argument("--only", action="append", metavar="NAME", help="this one; may be repeated")
+    parser.add_argument("--replace", action="store_true", help="earlier definitions of the same names")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_import(arguments, importing.from_file(Path(arguments.file).expanduser().absolute())))
+
+
+async def _import(arguments: argparse.Namespace, found: Imported) -> int:
+    async with servers_of(arguments) as servers:
+        infos = tuple(
+            [
+                await servers.add(name, server, replace=arguments.replace)
+                for name, server in found.servers.items()
+                if not arguments.only or name in arguments.only
+            ]
+        )
+    if arguments.json:
+        emit_json({"servers": [info.to_plain() for info in infos], "notes": found.notes})
+        return 0
+    for text in found.notes:
+        note(printable(text))
+    tell_all(infos)
+    return 0

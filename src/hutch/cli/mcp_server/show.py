@@ -1,0 +1,22 @@
+"""Show one MCP server: its state, its phase, its box, and why it failed last."""
+
+import argparse
+import asyncio
+
+from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.telling import tell
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_show(arguments))
+
+
+async def _show(arguments: argparse.Namespace) -> int:
+    async with servers_of(arguments) as servers:
+        info = await servers.info(arguments.name)
+    tell(info, as_json=arguments.json)
+    return 0

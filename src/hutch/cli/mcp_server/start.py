@@ -1,0 +1,22 @@
+"""Start an MCP server; returns when it is ready, or has failed for the last time."""
+
+import argparse
+import asyncio
+
+from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.telling import tell
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_start(arguments))
+
+
+async def _start(arguments: argparse.Namespace) -> int:
+    async with servers_of(arguments) as servers:
+        info = await servers.start(arguments.name)
+    tell(info, as_json=arguments.json)
+    return 0

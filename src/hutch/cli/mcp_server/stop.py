@@ -1,0 +1,22 @@
+"""End the process and the box of an MCP server; its next use starts it again."""
+
+import argparse
+import asyncio
+
+from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.telling import tell
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="NAME")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_stop(arguments))
+
+
+async def _stop(arguments: argparse.Namespace) -> int:
+    async with servers_of(arguments) as servers:
+        info = await servers.stop(arguments.name)
+    tell(info, as_json=arguments.json)
+    return 0

@@ -1,0 +1,47 @@
+"""The official SDK, imported when it is first needed, and its errors in our words."""
+
+import importlib.util
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
+
+
+def is_installed() -> bool:
+    return importlib.util.find_spec("e2b") is not None
+
+
+def sdk() -> Any:
+    """The package. It has no stubs that mypy's strict mode could use."""
+    import e2b
+
+    return e2b
+
+
+@asynccontextmanager
+async def spoken(op: str) -> AsyncIterator[None]:
+    """Whatever the SDK raises inside comes out as a HutchError."""
+    try:
+        yield
+    except HutchError:
+        raise
+    except Exception as error:
+        raise told(error, op) from error
+
+
+def told(error: Exception, op: str) -> HutchError:
+    e2b = sdk()
+    message = f"E2B: {error}" if str(error) else f"E2B: {type(error).__name__}"
+    if isinstance(error, e2b.AuthenticationException):
+        return Refused(message, op=op, remedy="check E2B_API_KEY or [providers.e2b] api_key")
+    if isinstance(error, e2b.NotFoundException | e2b.SandboxNotRunningException):
+        return NotFound(message, op=op)
+    if isinstance(error, e2b.RateLimitException):
+        return QuotaExceeded(message, op=op, retryable=True, remedy="wait, or ask E2B for a higher limit")
+    if isinstance(error, e2b.TimeoutException | e2b.ServiceBusyException | OSError):
+        return Unavailable(message, op=op)
+    if isinstance(error, e2b.SandboxException | e2b.InvalidArgumentException):
+        return EngineError(message, op=op)
+    # What lies below the SDK: its transport fails in words of its own.
+    return Unavailable(message, op=op)

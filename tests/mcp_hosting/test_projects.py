@@ -1,0 +1,96 @@
+"""Projects of this machine, each kind with its own installer: a package with a script, a Node project, one that uv runs.
+
+Their dependencies come from a directory of packages that this machine's own pip and npm have filled.
+"""
+
+import asyncio
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hutch.keeper.embedded import Hutch
+from hutch.mcp.hosting import Hosted
+from hutch.model.mcp import McpServer
+from tests.mcp_hosting.hosting import SOURCE, text_of, where
+from tests.mcp_hosting.packages import settings, wheels
+
+NODE = """
+const ms = require("ms");
+const lines = require("readline").createInterface({ input: process.stdin });
+lines.on("line", (line) => {
+  const { id, method, params } = JSON.parse(line);
+  if (id === undefined) return;
+  const results = {
+    initialize: () => ({ protocolVersion: params.protocolVersion, capabilities: { tools: {} },
+                         serverInfo: { name: "node", version: "1" } }),
+    "tools/list": () => ({ tools: [{ name: "ms", inputSchema: { type: "object" } }] }),
+    "tools/call": () => ({ content: [{ type: "text", text: String(ms(params.arguments.text)) }] }),
+    ping: () => ({}),
+  };
+  console.log(JSON.stringify({ jsonrpc: "2.0", id, result: results[method]() }));
+});
+"""
+
+
+def package(place: Path) -> Path:
+    """A Python package in the src layout, with a script, and a virtual environment that has it installed."""
+    (place / "src" / "plainly").mkdir(parents=True)
+    (place / "src" / "plainly" / "__init__.py").write_text("")
+    text = SOURCE.read_text().replace("\n\nmain()\n", "\n")
+    (place / "src" / "plainly" / "serving.py").write_text(text)
+    (place / "pyproject.toml").write_text(
+        '[build-system]\nrequires = ["setuptools"]\nbuild-backend = "setuptools.build_meta"\n'
+        '[project]\nname = "plainly"\nversion = "1.0"\nrequires-python = ">=3.11"\n'
+        '[project.scripts]\nplainly = "plainly.serving:main"\n'
+    )
+    (place / ".venv" / "bin").mkdir(parents=True)
+    (place / ".venv" / "pyvenv.cfg").write_text("home = /usr/bin\n")
+    return place
+
+
+def node_project(place: Path, cache: Path) -> Path:
+    place.mkdir()
+    (place / "package.json").write_text(json.dumps({"name": "p", "version": "1.0.0", "dependencies": {"ms": "^2.1.3"}}))
+    (place / "index.js").write_text(NODE)
+    command = ["npm", "install", "--cache", str(cache), "--package-lock-only", "--no-audit", "--no-fund"]
+    subprocess.run(command, check=True, cwd=place, capture_output=True, timeout=120)
+    # A lock alone caches no content: once for real, somewhere else.
+    other = place.parent / "elsewhere"
+    other.mkdir()
+    subprocess.run(["npm", "install", "--cache", str(cache), "--no-audit", "--no-fund", "ms@^2.1.3"], check=True,
+                   cwd=other, capture_output=True, timeout=120)  # fmt: skip
+    return place
+
+
+@pytest.mark.timeout(300)
+async def test_each_kind(tmp_path: Path) -> None:
+    """B34, B35: sources that are only shown read-only are copied before anything is built beside them; what is
+    installed is found again by the state of the project, and made anew when that changes."""
+    found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel", "uv")
+    cache = tmp_path / "npm"
+    node = await asyncio.to_thread(node_project, tmp_path / "node", cache)
+    place = package(tmp_path / "package")
+    async with Hutch(mount_roots=()) as hutch:
+        async with Hosted(hutch, directory=tmp_path, settings=settings(found, cache)) as hosted:
+            await hosted.add("script", McpServer(command=f"{place}/.venv/bin/plainly"))
+            await hosted.add(
+                "module",
+                McpServer(command=f"{place}/.venv/bin/python", args=("-c", "import plainly.serving as s; s.main()")),
+            )
+            await hosted.add("node", McpServer(command="node", args=(f"{node}/index.js",)))
+            await hosted.add("uv", McpServer(command="uv", args=("run", "--directory", str(place), "plainly")))
+            script = where(await hosted.call("script", "where"))
+            assert script["argv"][0].startswith("/workspace/.mcp/.cache/py-")
+            assert script["argv"][0].endswith("/bin/plainly")
+            assert text_of(await hosted.call("module", "echo", {"text": "as a module"})) == "as a module"
+            assert text_of(await hosted.call("node", "ms", {"text": "2 days"})) == "172800000"
+            assert text_of(await hosted.call("uv", "echo", {"text": "run by uv"})) == "run by uv"
+            assert not (node / "node_modules").exists()
+            assert sorted(each.name for each in place.iterdir()) == [".venv", "pyproject.toml", "src"]
+            # A change of the sources is a change of what is installed.
+            serving = place / "src" / "plainly" / "serving.py"
+            serving.write_text(serving.read_text().replace('return text(given["text"])', 'return text("changed")'))
+            await hosted.restart("script")
+            assert text_of(await hosted.call("script", "echo", {"text": "x"})) == "changed"
