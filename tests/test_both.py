@@ -511,6 +511,8 @@ async def test_volumes_and_events(open_hutch: Open) -> None:
                 await hutch.volumes.remove(name)
         async with hutch.box(workspace=f"volume:{name}") as later:
             assert await later.files.read("f") == b"stays"
+        async with hutch.box(workspace=f"volume:{name}:none") as without:
+            assert not await without.files.exists("/workspace/f")
         assert (await hutch.volumes.get(name)).created_at == made.created_at
         assert name in [each.name for each in await hutch.volumes.all()]
         await hutch.volumes.remove(name)

@@ -61,11 +61,16 @@ class Manager:
     def start(self) -> None:
         """ExecStart, with no more capabilities than the unit grants; returns at READY=1."""
         service = unit()
-        granted = [name.removeprefix("CAP_").lower() for name in service["CapabilityBoundingSet"].split()]
+        granted = [f"+{name.removeprefix('CAP_').lower()}" for name in service["CapabilityBoundingSet"].split()]
         assert service["NoNewPrivileges"] == "yes"
         program, *arguments = service["ExecStart"].replace("/etc/hutch", str(DEPLOY)).split()
         assert program.endswith("/hutch")
-        confined = ["setpriv", "--bounding-set", ",".join(("-all", *(f"+{name}" for name in granted))), "--no-new-privs"]
+        confined = [
+            "setpriv",
+            "--bounding-set",
+            ",".join(("-all", *(f"+{name}" for name in granted))),
+            "--no-new-privs",
+        ]
         command = [*confined, sys.executable, "-m", "hutch.cli.main", *arguments]
         self._process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL)
         assert b"READY=1" in self._told.recv(4096)

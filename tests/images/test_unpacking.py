@@ -190,3 +190,22 @@ def test_a_damaged_layer_is_refused(tmp_path: Path, spoil: Any) -> None:
     data = gzip.compress(tar_of(("f", {"data": os.urandom(100_000)})))
     with pytest.raises(Invalid, match="not a readable archive"):
         place(spoil(data), tmp_path / "top")
+
+
+def test_directories_keep_their_attributes_too(tmp_path: Path) -> None:
+    told = {f"SCHILY.xattr.{name}": "y" for name in ATTRIBUTES}
+    place(tar_of(directory("d", mode=0o555, pax_headers=told), ("d/f", {"data": b"f"})), tmp_path / "top")
+    assert os.listxattr(tmp_path / "top/d") == ["user.kept"]
+
+
+def test_headers_for_all_that_follows_are_bounded_together(tmp_path: Path) -> None:
+    """Each one is small, and an archive may have any number: they are kept to its end."""
+    data = b""
+    for number in range(3):
+        record = f"SCHILY.xattr.user.x{number}={'y' * 500_000}\n"
+        size = len(record) + 7
+        record = f"{size} {record}"
+        assert len(record) == size
+        data += header(b"g", b"%011o\0" % size, b"g") + record.encode() + bytes(-size % 512)
+    with pytest.raises(Invalid, match="without end"):
+        place(data + header(), tmp_path / "top")

@@ -1,10 +1,11 @@
-"""Projects of this machine, each kind with its own installer: a package with a script, a Node project, one that uv runs.
+"""Projects of this machine, each kind with its own installer: a package, a Node project, one that uv runs.
 
 Their dependencies come from a directory of packages that this machine's own pip and npm have filled.
 """
 
 import asyncio
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -54,39 +55,31 @@ def node_project(place: Path, cache: Path) -> Path:
     place.mkdir()
     (place / "package.json").write_text(json.dumps({"name": "p", "version": "1.0.0", "dependencies": {"ms": "^2.1.3"}}))
     (place / "index.js").write_text(NODE)
-    command = ["npm", "install", "--cache", str(cache), "--package-lock-only", "--no-audit", "--no-fund"]
-    subprocess.run(command, check=True, cwd=place, capture_output=True, timeout=120)
-    # A lock alone caches no content: once for real, somewhere else.
-    other = place.parent / "elsewhere"
-    other.mkdir()
-    subprocess.run(["npm", "install", "--cache", str(cache), "--no-audit", "--no-fund", "ms@^2.1.3"], check=True,
-                   cwd=other, capture_output=True, timeout=120)  # fmt: skip
+    npm = ["npm", "--cache", str(cache), "--no-audit", "--no-fund"]
+    subprocess.run([*npm, "install", "--package-lock-only"], check=True, cwd=place, capture_output=True, timeout=120)
+    # Once for real, somewhere else: then the cache has what the box will ask for.
+    other = shutil.copytree(place, place.parent / "elsewhere")
+    subprocess.run([*npm, "ci", "--omit=dev"], check=True, cwd=other, capture_output=True, timeout=120)
     return place
 
 
 @pytest.mark.timeout(300)
-async def test_each_kind(tmp_path: Path) -> None:
+async def test_python_and_node(tmp_path: Path) -> None:
     """B34, B35: sources that are only shown read-only are copied before anything is built beside them; what is
     installed is found again by the state of the project, and made anew when that changes."""
-    found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel", "uv")
+    found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel")
     cache = tmp_path / "npm"
     node = await asyncio.to_thread(node_project, tmp_path / "node", cache)
     place = package(tmp_path / "package")
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=settings(found, cache)) as hosted:
             await hosted.add("script", McpServer(command=f"{place}/.venv/bin/plainly"))
-            await hosted.add(
-                "module",
-                McpServer(command=f"{place}/.venv/bin/python", args=("-c", "import plainly.serving as s; s.main()")),
-            )
             await hosted.add("node", McpServer(command="node", args=(f"{node}/index.js",)))
-            await hosted.add("uv", McpServer(command="uv", args=("run", "--directory", str(place), "plainly")))
+            await asyncio.gather(hosted.start("script"), hosted.start("node"))
             script = where(await hosted.call("script", "where"))
             assert script["argv"][0].startswith("/workspace/.mcp/.cache/py-")
             assert script["argv"][0].endswith("/bin/plainly")
-            assert text_of(await hosted.call("module", "echo", {"text": "as a module"})) == "as a module"
             assert text_of(await hosted.call("node", "ms", {"text": "2 days"})) == "172800000"
-            assert text_of(await hosted.call("uv", "echo", {"text": "run by uv"})) == "run by uv"
             assert not (node / "node_modules").exists()
             assert sorted(each.name for each in place.iterdir()) == [".venv", "pyproject.toml", "src"]
             # A change of the sources is a change of what is installed.
@@ -94,3 +87,19 @@ async def test_each_kind(tmp_path: Path) -> None:
             serving.write_text(serving.read_text().replace('return text(given["text"])', 'return text("changed")'))
             await hosted.restart("script")
             assert text_of(await hosted.call("script", "echo", {"text": "x"})) == "changed"
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(300)
+async def test_uv_runs_a_project(tmp_path: Path) -> None:
+    """B34, B35: `uv run` makes its environment in a copy, never beside the sources; a module is found as well."""
+    found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel", "uv")
+    place = package(tmp_path / "package")
+    module = ("-c", "import plainly.serving as serving; serving.main()")
+    async with Hutch(mount_roots=()) as hutch:
+        async with Hosted(hutch, directory=tmp_path, settings=settings(found)) as hosted:
+            await hosted.add("module", McpServer(command=f"{place}/.venv/bin/python", args=module))
+            await hosted.add("uv", McpServer(command="uv", args=("run", "--directory", str(place), "plainly")))
+            assert text_of(await hosted.call("module", "echo", {"text": "as a module"})) == "as a module"
+            assert text_of(await hosted.call("uv", "echo", {"text": "run by uv"})) == "run by uv"
+            assert sorted(each.name for each in place.iterdir()) == [".venv", "pyproject.toml", "src"]

@@ -118,7 +118,7 @@ def test_owners_and_roles(server: Server, place: Path) -> None:
     paths = {"name": "peek", "definition": {"command": "python3", "args": [f"{place}/server.py"]}}
     stranger.good("POST", "/v1/mcp-servers", paths)
     refused = stranger.call("POST", "/v1/mcp-servers/peek/start")
-    assert refused.status == 502
+    assert refused.status == 424
     assert "allowed root" in refused.json()["message"]
     assert refused.json()["details"]["phase"] == "session_create"
     stranger.good("DELETE", "/v1/mcp-servers/peek")

@@ -44,7 +44,7 @@ def places(wanted: EffectiveSpec) -> CheckedMounts:
     """What policy would pin, without asking whether it is allowed."""
     kind, _, image = wanted.image.partition(":")
     source = wanted.workspace.source
-    named = source != "own" and not source.startswith("volume:")
+    named = source != "own"
     return CheckedMounts(
         mounts=tuple(pin(mount.source, mount.target, mount.mode) for mount in wanted.mounts if mount.mode != "none"),
         workspace=pin(source, "/workspace", wanted.workspace.mode) if named else None,

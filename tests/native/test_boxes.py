@@ -227,12 +227,13 @@ async def test_host_directories_appear_where_they_were_asked_for(tmp_path_factor
         assert "nosuid" in await out(made, "grep /workspace/rw /proc/self/mounts")
 
 
-async def test_a_volume_outlives_its_boxes() -> None:
+async def test_a_workspace_of_the_host_outlives_its_boxes(tmp_path: Path) -> None:
+    """A volume is one, too: the keeper says where it lies."""
     async with engine() as native:
-        volume = Workspace(source="volume:notes")
-        async with box(native, workspace=volume) as made:
+        async with box(native, workspace=Workspace(source=str(tmp_path))) as made:
             await run(made, "echo kept > note")
-        async with box(native, workspace=Workspace(source="volume:notes", mode=MountMode.RO)) as made:
+            assert await out(made, "grep -c ' /workspace ' /proc/self/mounts") == "1"
+        async with box(native, workspace=Workspace(source=str(tmp_path), mode=MountMode.RO)) as made:
             assert await out(made, "cat note") == "kept"
             assert "Read-only" in await out(made, "echo more >> note")
 

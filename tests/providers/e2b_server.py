@@ -119,7 +119,7 @@ class Server:
             raise HutchError(f"template {asked['templateID']!r} not found")
         box = await self.hutch.create(
             read_only_root=False, limits={"disk_mb": 256, "memory_mb": 512, "pids": 256, "timeout_sec": 60},
-            idle_timeout_sec=0, env=asked.get("envVars") or {},
+            network="on" if asked.get("allow_internet_access", True) else "off", idle_timeout_sec=0, env=asked.get("envVars") or {},
         )  # fmt: skip
         sandbox = Sandbox(box, asked)
         self.sandboxes[sandbox.id] = sandbox

@@ -10,8 +10,11 @@ import pytest
 from hutch.errors import ConfigError, EngineError, Invalid, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.spec import Mount, MountMode, NetworkMode, Retention
 from hutch.providers import registry
-from hutch.providers.docker import naming, sweeping
+from hutch.providers.docker import images, naming, shape, sweeping
+from hutch.providers.docker.dialect import DOCKER
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
+from hutch.providers.docker.shape import Site
+from hutch.providers.planted.packing import Plant
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
@@ -165,9 +168,13 @@ async def test_an_image_that_is_not_there_says_so(docker: daemons.Daemon, tmp_pa
 
 
 async def test_an_images_own_settings_are_kept(docker: daemons.Daemon, tmp_path: Path) -> None:
-    """Environment and user of the image; its VOLUMEs are no way around the disk limit."""
+    """Environment and user of the image; its VOLUMEs, however they are written, are no way around the disk limit, and
+    libraries that it wants in every program are not loaded into ours."""
     engine = daemons.engine_of(docker)
-    config = {"Env": ["COLOUR=blue"], "User": "1234:1235", "Volumes": {"/data": {}}, "WorkingDir": "/data"}
+    config = {
+        "Env": ["COLOUR=blue", "LD_PRELOAD=/lib/evil.so"], "User": "1234:1235", "WorkingDir": "/data",
+        "Volumes": {"/data": {}, "/logs/": {}},
+    }  # fmt: skip
     made_of = await engine.create("hutch-throwaway-set", {"Image": rootfs.NAME, "Entrypoint": ["/x"]})
     await engine.call("POST", "/commit", query={"container": made_of, "repo": "hutch-test-set"}, body=config)
     await engine.remove(made_of)
@@ -179,6 +186,23 @@ async def test_an_images_own_settings_are_kept(docker: daemons.Daemon, tmp_path:
             "blue\n1234\n1234\n"
         )
         assert (await run(made, "head -c 20000000 /dev/zero >/data/big")).exit_code != 0
+        assert (await run(made, "head -c 20000000 /dev/zero >/logs/big")).exit_code != 0
+        assert (await run(made, "echo $LD_PRELOAD")).stdout == "/lib/evil.so\n"
+        found = await engine.inspect(made.container)
+        assert found is not None and "LD_PRELOAD=" in found["Config"]["Env"]
+
+
+@pytest.mark.parametrize("place", ["/.hutch/lib", "//.hutch-run/", "/proc"])
+def test_an_image_declares_nothing_in_place_of_ours(place: str) -> None:
+    """The engine would fill a volume there with what the image has under that name, and run it as our guest."""
+    wanted = order()
+    image = images.facts({"Id": "i", "Config": {"Volumes": {place: {}}}}, "hostile")
+    site = Site(
+        plant=Plant("", (), "", ""), instance="", runtime="", user="1000:1000", cgroup_parent="", network="", binds=(),
+        private_cgroups=True, walled=False, dialect=DOCKER,
+    )  # fmt: skip
+    with pytest.raises(Refused, match="belongs to the box"):
+        shape.container(wanted, image, site)
 
 
 # --- mounts ----------------------------------------------------------------------------------------------------------

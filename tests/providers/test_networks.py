@@ -147,3 +147,11 @@ async def test_a_network_that_cannot_be_kept_is_refused(docker: daemons.Daemon, 
     with pytest.raises(Unsupported):
         await provider.create(wanted, provider.plan(wanted))
     assert await daemons.engine_of(docker).networks(naming.BOX) == []
+
+
+def test_a_free_part_of_the_range_overlaps_nothing_that_is_there() -> None:
+    pool = IPv4Network("10.231.0.0/24")
+    taken = [IPv4Network(text) for text in ("10.231.0.0/25", "10.231.0.128/27", "10.231.0.165/32", "192.168.0.0/16")]
+    left = sorted(networks.free(pool, taken))
+    assert left == [IPv4Network(f"10.231.0.{last}/28") for last in (176, 192, 208, 224, 240)]
+    assert list(networks.free(pool, [IPv4Network("10.0.0.0/8")])) == []

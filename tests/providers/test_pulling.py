@@ -101,6 +101,7 @@ async def test_always_asks_the_registry(docker: daemons.Daemon, registry: str) -
         ("oci:ghcr.io/a/b:c", "ghcr.io/a/b", "c", "ghcr.io"),
         ("localhost:5000/x", "localhost:5000/x", "latest", "localhost:5000"),
         (f"oci:a/b@sha256:{'0' * 64}", "a/b", f"sha256:{'0' * 64}", HUB),
+        (f"oci:a/b:c@sha256:{'0' * 64}", "a/b:c", f"sha256:{'0' * 64}", HUB),
     ],
 )
 def test_references(text: str, name: str, tag: str, registry: str) -> None:
@@ -108,7 +109,7 @@ def test_references(text: str, name: str, tag: str, registry: str) -> None:
     assert (found.name, found.tag, found.registry) == (name, tag, registry)
 
 
-@pytest.mark.parametrize("text", ["", "host", "oci:", "oci:a b", "oci:x@sha256:short", "oci:../etc", "a:b:c d"])
+@pytest.mark.parametrize("text", ["", "host", "oci:", "oci:a b", "oci:x@sha256:short", "oci:../etc", "a:b:c d", "oci:a/../b", "a//b"])
 def test_references_that_are_none(text: str) -> None:
     with pytest.raises(Invalid):
         parse(text)

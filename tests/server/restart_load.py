@@ -1,7 +1,7 @@
 """Clients of a server that is killed again and again: what each was told, and what it holds the server to.
 
-A program of its own, which knows nothing of the kills: `python -m tests.server.restart_load URL CLIENTS SECONDS`, with the
-key in HUTCH_KEY. It ends with 0 and one line of JSON if every promise was kept.
+A program of its own, which knows nothing of the kills: `python -m tests.server.restart_load URL CLIENTS SECONDS`, with
+the key in HUTCH_KEY. It ends with 0 and one line of JSON if every promise was kept.
 """
 
 import asyncio

@@ -135,6 +135,11 @@ class Visitor:
             case.body["git"] = NOWHERE
         if route.op == "POST /v1/images" and isinstance(case.body, dict) and isinstance(case.body.get("name"), str):
             case.body["name"] = self._no_image
+        if route.path == "/v1/mcp-servers" and isinstance(case.body, dict):
+            definition = case.body.get("definition")
+            if isinstance(definition, dict):  # nothing is to be started, or called, by its definition alone
+                definition.pop("url", None)
+                definition.pop("start", None)
         if helped == "not":
             return
         parameters = dict(case.path_parameters or {})

@@ -9,6 +9,7 @@ import threading
 import time
 import zipfile
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from hutch.images.importing import import_stream
@@ -21,6 +22,7 @@ WORLD = "world"
 """The agent whose questions are left to generated requests."""
 FILE = "notes.txt"
 TEXT = b"alpha beta\ngamma\n"
+MCP_SERVER = Path(__file__).parents[1] / "mcp_hosting" / "plain_server.py"
 
 
 def archive(name: str) -> bytes:
@@ -61,7 +63,7 @@ class World:
         """For a variable of the route's path."""
         makers = {"box": self.box, "job": self.job, "key": self.key, "volume": self.volume, "operation": self.operation,
                   "skill": self.skill, "group": lambda _: "pipeline", "question": self.question,
-                  "image": self.image}  # fmt: skip
+                  "image": self.image, "mcp_server": self.mcp_server}  # fmt: skip
         made = makers.get(name)
         assert made is not None, f"the world does not know what a {name} is ({route.op})"
         return made(route)
@@ -132,6 +134,14 @@ class World:
             edited = f"/workspace/.skills-state/{name}/edit/SKILL.md"
             text = f"---\nname: {name}\ndescription: edited\n---\n".encode()
             self._admin.good("PUT", f"/v1/boxes/{self._box}/files/content?path={edited}", text)
+        return name
+
+    def mcp_server(self, route: Route) -> str:
+        """One that works; a new one for whoever will remove it."""
+        name = f"m{next(self._number)}" if route.method == "DELETE" else "hosted"
+        definition = {"command": "python3", "args": ["-c", MCP_SERVER.read_text()]}
+        if self._user.call("GET", f"/v1/mcp-servers/{name}").status == 404:
+            self._user.good("POST", "/v1/mcp-servers", {"name": name, "definition": definition})
         return name
 
     def question(self, _: Route) -> str:

@@ -5,7 +5,9 @@ import io
 import os
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 
@@ -102,6 +104,25 @@ def test_a_preview_says_what_would_change_and_leaves_nothing(store: SkillStore, 
     ]  # fmt: skip
     with pytest.raises(Conflict, match="changed since"):
         store.install(ME, Directory(str(place)), digest=installed.digest)
+
+
+def test_of_edits_at_the_same_time_one_wins_and_the_others_are_told(store: SkillStore, tmp_path: Path) -> None:
+    """However close together they come: what one has written is never lost under another."""
+    first, _ = store.install(ME, Directory(str(skill(tmp_path))))
+    together = Barrier(4)
+
+    def edit(name: str) -> str:
+        together.wait()
+        try:
+            return store.change_files(ME, "demo", {name: b"x"}, expect=first.digest)[0].digest
+        except Conflict:
+            return ""
+
+    with ThreadPoolExecutor(4) as pool:
+        done = list(pool.map(edit, "abcd"))
+    assert len([digest for digest in done if digest]) == 1
+    assert store.get(ME, "demo").digest in done
+    assert len(store.files(ME, "demo")) == 2
 
 
 def test_edits_keep_everything_else(store: SkillStore, tmp_path: Path) -> None:

@@ -38,6 +38,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "logs": ("hutch.cli.box.logs", "what a job has written"),
         "attach": ("hutch.cli.box.attach", "connect this terminal to a job"),
         "cp": ("hutch.cli.box.cp", "copy files into, out of and between boxes"),
+        "export": ("hutch.cli.box.export", "write a box to a file"),
+        "import": ("hutch.cli.box.import_", "make a box from such a file, on any provider"),
         "pause": ("hutch.cli.box.pause", "freeze a box until its next use"),
         "resume": ("hutch.cli.box.resume", "let a paused or stopped box run again"),
         "stop": ("hutch.cli.box.stop", "end a persistent box's processes and keep its files"),

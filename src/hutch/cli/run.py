@@ -8,7 +8,8 @@ import asyncio
 import base64
 import gc
 import os
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from hutch.api import Box
 from hutch.cli.attached import Attachment, Signals
@@ -55,28 +56,57 @@ async def in_new_box(
     arguments: argparse.Namespace, argv: tuple[str, ...], *, terminal: bool, timeout: float | None
 ) -> int:
     """Make a box, stay with the command to its end, destroy the box, tell what happened. `timeout` 0: none."""
+
+    async def work(attachment: Attachment) -> Ran:
+        async with hutch_of(arguments) as hutch, hutch.box(**spec_of(arguments)) as box:
+            seconds, clamped = clamp_timeout(timeout, box.spec.limits) if timeout != 0 else (0.0, None)
+            order = Command(
+                command=argv or await _command_of_image(hutch.config, box.spec.image), timeout_sec=seconds or None
+            )
+            notes = [str(adjustment) for adjustment in (*box.adjustments, clamped) if adjustment]
+            gc.freeze()
+            gc.enable()
+            return await stay(arguments, attachment, box, order, notes, terminal=terminal)
+
+    return await attended(arguments, work, terminal=terminal)
+
+
+class Ran(NamedTuple):
+    """A command that has ended."""
+
+    box: Box
+    result: Result
+    notes: list[str]
+    """What was to be said before it began."""
+
+
+async def attended(
+    arguments: argparse.Namespace, work: Callable[[Attachment], Awaitable[Ran]], *, terminal: bool
+) -> int:
+    """Do `work`, whose command has our input and our signals; then tell what ended it. The exit code for it."""
     with Signals() as signals:
         fed = terminal or arguments.stdin or not os.isatty(0)
         attachment = Attachment(signals, stdin=0 if fed else None)
         try:
-            async with hutch_of(arguments) as hutch, hutch.box(**spec_of(arguments)) as box:
-                seconds, clamped = clamp_timeout(timeout, box.spec.limits) if timeout != 0 else (0.0, None)
-                argv = argv or await _command_of_image(hutch.config, box.spec.image)
-                order = Command(command=argv, timeout_sec=seconds or None, follow=not arguments.json)
-                notes = [str(adjustment) for adjustment in (*box.adjustments, clamped) if adjustment]
-                if not arguments.json:
-                    tell(notes)
-                gc.freeze()
-                gc.enable()
-                result = await (attachment.run_on_terminal if terminal else attachment.run)(box, order)
+            ran = await work(attachment)
         except asyncio.CancelledError:
             if signals.ended_by is None:
                 raise
             return 128 + signals.ended_by
     if arguments.json:
-        emit_json(as_plain(result, box, notes))
-        return code_of(result)
-    return ending(result, attachment)
+        emit_json(as_plain(ran))
+        return code_of(ran.result)
+    return ending(ran.result, attachment)
+
+
+async def stay(
+    arguments: argparse.Namespace, attachment: Attachment, box: Box, order: Command, notes: list[str], *, terminal: bool
+) -> Ran:
+    """Run the command to its end. Its output is shown as it comes, unless all of it is wanted as JSON."""
+    if not arguments.json:
+        tell(notes)
+    order = order.but(follow=not arguments.json)
+    return Ran(box, await (attachment.run_on_terminal if terminal else attachment.run)(box, order), notes)
 
 
 async def _command_of_image(config: Config, reference: str) -> tuple[str, ...]:
@@ -110,8 +140,9 @@ def code_of(result: Result) -> int:
     return 128 + (result.signal or 0)
 
 
-def as_plain(result: Result, box: Box, notes: list[str]) -> dict[str, Any]:
+def as_plain(ran: Ran) -> dict[str, Any]:
     """The result as JSON: text where it is text, base64 beside it where it is not."""
+    box, result, notes = ran
     plain = result.to_plain()
     for stream in ("stdout", "stderr"):
         data: bytes = getattr(result, f"{stream}_bytes")

@@ -82,6 +82,7 @@ def request(
         answer.close()
         if urlsplit(following).netloc != origin:
             headers = {name: value for name, value in headers.items() if name != "Authorization"}
+            method, body = "GET", None  # what is posted for a token is a secret too
         url = following
     raise EngineError(f"{origin} sent us from one place to the next more than {_MOST_REDIRECTS} times")
 

@@ -73,6 +73,8 @@ class Reader:
                     long["linkpath"] = _text(data)
                 elif kind == b"g":
                     lasting |= _records(data)
+                    if sum(map(len, lasting.values())) > _EXTENDED:
+                        raise _damaged("lasting headers without end")
                 else:
                     extended |= _records(data)
                 continue

@@ -24,6 +24,8 @@ _DELETED = ".wh."
 _HIDDEN = ".wh..wh..opq"
 _OWN = ".wh..wh."
 _PIECE = 1 << 20
+_LONGEST = 4096
+"""Of a path: nobody could open a longer one by its name (PATH_MAX)."""
 _IMPLIED = {"tmp": 0o1777, "var/tmp": 0o1777, "root": 0o700}
 """Modes of directories that an archive fills without listing them."""
 _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_RDONLY
@@ -74,12 +76,14 @@ class _Unpacking:
                 if self.count > self._bounds.entries:
                     raise _too_much(f"more than {self._bounds.entries} entries", "entries")
                 name = clean(entry.name)
+                if len(name) > _LONGEST:
+                    raise Invalid(f"the archive holds a name of {len(name)} characters: {name[:80]!r}…")
                 if name.count("/") >= self._bounds.depth:
                     raise _too_much(f"directories deeper than {self._bounds.depth}", "depth")
                 if name:
                     self._place(entry, name)
                 elif entry.kind == entries.DIRECTORY:
-                    self._directories[""] = entry
+                    self._remember("", entry)
             # Last: a directory without write permission could not be filled, and filling it changes its time.
             for name in sorted(self._directories, reverse=True):
                 self._dress(name, self._directories[name])
@@ -93,7 +97,7 @@ class _Unpacking:
             self._mark(parent, above, last)
         elif entry.kind == entries.DIRECTORY:
             self._make_directory(parent, last)
-            self._directories[name] = entry
+            self._remember(name, entry)
         elif entry.kind == entries.DEVICE:
             self.devices += 1
         else:
@@ -124,6 +128,12 @@ class _Unpacking:
             self._hide_below(parent, name)
         elif not stat.S_ISDIR(found.st_mode):
             raise Invalid(f"the archive replaces a file by a directory: {name!r}")
+
+    def _remember(self, name: str, entry: Entry) -> None:
+        """To be dressed at the end, but for its attributes: those of a million directories would fill our memory."""
+        if entry.xattrs:
+            _set_attributes(self._enter(name), entry)
+        self._directories[name] = entry._replace(xattrs={})
 
     def _mark(self, parent: int, above: str, last: str) -> None:
         """OCI's names for deletions become overlay's. They speak of the layers below, never of this one."""
@@ -190,7 +200,6 @@ class _Unpacking:
         fd = self._enter(name)
         if self._as_root:
             os.fchown(fd, entry.uid, entry.gid)
-        _set_attributes(fd, entry)
         os.fchmod(fd, entry.mode if self._as_root else entry.mode | 0o700)
         os.utime(fd, ns=(entry.mtime, entry.mtime))
 

@@ -6,6 +6,7 @@ neither a run directory nor kept files is stale: its process died between two st
 
 import contextlib
 import os
+import secrets
 import time
 
 from hutch.images.documents import Stored
@@ -29,8 +30,12 @@ class Use(Record, frozen=True, kw_only=True):
 
 def mark(store: Store, box_id: str, stored: Stored, places: tuple[str, ...]) -> None:
     use = Use(image=stored.manifest, name=stored.name, places=places)
-    with open(_path(store, box_id), "wb") as file:
+    # Not synced: every creation comes by here, and a box in memory does not outlive the power either.
+    path = _path(store, box_id)
+    draft = f"{path}.{secrets.token_hex(4)}~"
+    with open(draft, "xb") as file:
         file.write(use.to_json())
+    os.rename(draft, path)
 
 
 def release(store: Store, box_id: str) -> None:

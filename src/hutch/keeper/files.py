@@ -176,7 +176,7 @@ class GuardedFiles:
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
         """A tree's stream (`hutch.guest.trees`) into the box."""
         return await self._record(
-            "copy_in", lambda files: _streaming(files).unpack(pieces, target, into), changed=(target,), target=target
+            "copy_in", lambda files: streaming(files).unpack(pieces, target, into), changed=(target,), target=target
         )
 
     async def pack(self, source: str) -> AsyncIterator[bytes]:
@@ -184,13 +184,14 @@ class GuardedFiles:
         async with self._guard.operation("files.copy_out", {"source": source}):
             instance = await self._guard.begin()
             try:
-                async for piece in _streaming(instance.files).pack(source):
+                async for piece in streaming(instance.files).pack(source):
                     yield piece
             finally:
                 self._guard.end()
 
 
-def _streaming(files: Files) -> LinkedFiles:
+def streaming(files: Files) -> LinkedFiles:
+    """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
     if not isinstance(files, LinkedFiles):
         raise Unsupported(
             "this engine copies trees only on the machine that runs it", op="files.copy", remedy="copy file by file"

@@ -374,6 +374,7 @@ class Keeper:
             await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
         if live.record.state is State.STOPPED:
             await self.restore(live)
+        await self.skill_boxes.arrived(live)
         await self._greet(live)
         return live
 

@@ -18,7 +18,7 @@ from hutch.keeper.whole import whole
 from hutch.logs import conceal, log
 from hutch.model.boxes import Lease
 from hutch.model.ids import BoxId, new_box_id
-from hutch.model.spec import EffectiveSpec, Order, Spec
+from hutch.model.spec import EffectiveSpec, MountMode, Order, Spec
 from hutch.model.state import State
 from hutch.providers.base import Provider
 
@@ -93,6 +93,8 @@ class Maker:
             elif live.instance is not None:
                 # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
                 await whole(provider.destroy(live.instance.record))
+            else:
+                await whole(self._skills.gone(record))  # there was no room for it, and its places were ready
             raise
         return live
 
@@ -100,7 +102,7 @@ class Maker:
         """With the host places the box may show, checked now: they may have changed since it was stopped."""
         places = self._engines.places(spec)
         kind, _, volume = spec.workspace.source.partition(":")
-        if kind == "volume":
+        if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
             places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
         places = await self._skills.place(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec

@@ -107,6 +107,11 @@ class SkillBoxes:
         if self._any(record.owner):
             await self._copy(live)
 
+    async def arrived(self, live: Live) -> None:
+        """A box came into this keeper's hands: its skills may have changed while nobody had it."""
+        if not live.record.skills_mounted and live.record.id not in self._copied:
+            await self.settle(live)
+
     async def claimed(self, live: Live) -> None:
         """A box of the pool has an owner now."""
         record = live.record

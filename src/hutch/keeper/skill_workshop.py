@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hutch.errors import HutchError, Invalid, Refused, Unavailable
+from hutch.errors import FileTooLarge, HutchError, Invalid, Refused, Unavailable
+from hutch.keeper.files import streaming
 from hutch.keeper.live import Live
 from hutch.keeper.skills import Skills, in_thread
 from hutch.logs import log
@@ -20,6 +21,7 @@ from hutch.model.limits import LimitsAsked
 from hutch.model.skills import NO_SKILL
 from hutch.model.spec import NetworkMode, Spec
 from hutch.providers.base import Command
+from hutch.providers.linked.host_side import unpacked
 from hutch.skills import dependencies, git
 from hutch.skills.content import MOST_BYTES
 from hutch.skills.shelf import Origin
@@ -27,6 +29,8 @@ from hutch.skills.sources import Source, Zip
 
 SESSION = "skills"
 BUILD_SECONDS = 900.0
+_MOST_STREAMED = (dependencies.MOST_MB + 256) << 20
+"""Bytes of built dependencies on their way out of a box, with a header for each of their files."""
 _ARCHIVE = "/workspace/tree.zip"
 _REPOSITORY = "/workspace/repository"
 
@@ -66,6 +70,16 @@ class Workshop:
             live.unpin()
             await self._end(live, "its work for a skill is done")
 
+    @asynccontextmanager
+    async def _scratch(self) -> AsyncIterator[Path]:
+        """Made and removed in threads: there may be ten thousand files in it."""
+        scratch = self._skills.store.scratch()
+        place = await in_thread(scratch.__enter__)
+        try:
+            yield place
+        finally:
+            await in_thread(scratch.__exit__, None, None, None)
+
     # --- dependencies ---------------------------------------------------------------------------------------
 
     async def prepare(self, owner: str, name: str, digest: str) -> str:
@@ -94,7 +108,7 @@ class Workshop:
     async def _install(self, owner: str, name: str, digest: str) -> None:
         store = self._skills.store
         needed = store.packages.get(digest).manifest.dependencies
-        with store.scratch() as scratch:
+        async with self._scratch() as scratch:
             source = scratch / "skill"
             source.mkdir()
             await in_thread(store.packages.copy, digest, source)
@@ -104,7 +118,9 @@ class Workshop:
                 await files.mkdir(dependencies.BUILD_AT)
                 for command in dependencies.commands(needed):
                     await _run(live, command, cwd=dependencies.SKILL_AT)
-                await files.copy_out(dependencies.BUILD_AT, scratch / "built")
+                # Bounded while it comes: what strangers wrote has run in there, and its word may have no end.
+                coming = _bounded(streaming(files).pack(dependencies.BUILD_AT), _MOST_STREAMED)
+                await unpacked(coming, dependencies.BUILD_AT, scratch / "built")
             await in_thread(store.keep_dependencies, owner, name, digest, scratch / "built")
 
     # --- repositories ---------------------------------------------------------------------------------------
@@ -144,6 +160,15 @@ class Commit:
     def fetch(self, into: Path, scratch: Path) -> Origin:
         self.archive.fetch(into, scratch)
         return self.origin
+
+
+async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[bytes]:
+    size = 0
+    async for piece in pieces:
+        size += len(piece)
+        if size > most:
+            raise FileTooLarge(f"the dependencies have more than {dependencies.MOST_MB} MB")
+        yield piece
 
 
 async def _run(

@@ -1,5 +1,6 @@
 """Volumes: named directories that outlive boxes, each of one owner."""
 
+import asyncio
 import hashlib
 import os
 import time
@@ -81,7 +82,7 @@ class Volumes:
         await self._store.drop_note(KIND, _key(owner, name))
         from shutil import rmtree  # rarely needed, and slow to load
 
-        rmtree(volume.path)
+        await asyncio.to_thread(rmtree, volume.path)
 
 
 def _key(owner: str, name: str) -> str:

@@ -12,6 +12,8 @@ BUILT_IN = {
     "docker": "hutch.providers.docker.provider:DockerProvider",
     "podman": "hutch.providers.docker.provider:PodmanProvider",
     "nsjail": "hutch.providers.nsjail.provider:NsjailProvider",
+    "e2b": "hutch.providers.e2b.provider:E2BProvider",
+    "boxlite": "hutch.providers.boxlite.provider:BoxLiteProvider",
     "host": "hutch.providers.host.provider:HostProvider",
 }
 """Where each is: imported when it is first asked for, and without the 10 ms that reading entry points costs."""

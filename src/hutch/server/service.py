@@ -81,7 +81,7 @@ class Service:
         self._unusable: dict[str, tuple[float, Capabilities]] = {}
         self._asking = asyncio.Lock()
         """One probe at a time."""
-        keeper.states.listeners += [self.bell.ring, self.creations.heard]
+        keeper.states.listeners += [self.bell.ring, self.creations.heard, self.presence.heard]
         keeper.states.witnesses.append(self.metrics.saw)
         keeper.operations.listeners.append(self.metrics.ended)
 

@@ -26,11 +26,11 @@ STATUS = {
     "not_runnable": 422,
     "no_match": 422,
     "file_failed": 422,
+    "mcp_server": 424,
     "quota": 429,
     "internal": 500,
     "engine": 502,
     "box_broken": 502,
-    "mcp_server": 502,
     "unavailable": 503,
     "disabled": 503,
 }

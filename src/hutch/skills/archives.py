@@ -27,7 +27,7 @@ def unpack(archive: Path, into: Path) -> None:
     """Raises Refused, FileTooLarge or Invalid, with the entry's name; then `into` may hold a part."""
     if archive.stat().st_size > MOST_BYTES:
         raise FileTooLarge(f"the archive has more than {MOST_BYTES >> 20} MB", details={"limit": MOST_BYTES})
-    # The library makes an object of each entry before anybody can ask how many there are: a million would be a gigabyte.
+    # The library makes an object of each entry before anybody can ask how many there are, and a million is a gigabyte.
     _check_count(archive.read_bytes().count(_CENTRAL))
     try:
         with zipfile.ZipFile(archive) as opened:

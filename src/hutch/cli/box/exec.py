@@ -5,13 +5,12 @@ Options end at the box; what follows it is the command. A string for a shell is 
 
 import argparse
 import asyncio
-import os
 
 from hutch.api import Box
-from hutch.cli.attached import Attachment, Signals
+from hutch.cli.attached import Attachment
 from hutch.cli.options import duration, variable
 from hutch.cli.output import emit_json
-from hutch.cli.run import as_plain, code_of, ending, tell
+from hutch.cli.run import Ran, attended, stay
 from hutch.cli.visiting import add_box, attach, visit
 from hutch.errors import Invalid
 from hutch.policy.effective import clamp_timeout
@@ -71,26 +70,15 @@ async def _start(arguments: argparse.Namespace, order: Command) -> int:
 
 
 async def _stay(arguments: argparse.Namespace, order: Command) -> int:
-    with Signals() as signals:
-        fed = arguments.tty or arguments.stdin or not os.isatty(0)
-        attachment = Attachment(signals, stdin=0 if fed else None)
-        try:
-            async with visit(arguments) as hutch:
-                box = await attach(hutch, arguments)
-                order, notes = _timed(order, arguments, box)
-                order = order.but(follow=not arguments.json)
-                if not arguments.json:
-                    tell(notes)
-                result = await (attachment.run_on_terminal if arguments.tty else attachment.run)(box, order)
-                await box.forget(result.job_id)  # its output has been read: it is not to be found among the jobs
-        except asyncio.CancelledError:
-            if signals.ended_by is None:
-                raise
-            return 128 + signals.ended_by
-    if arguments.json:
-        emit_json(as_plain(result, box, notes))
-        return code_of(result)
-    return ending(result, attachment)
+    async def work(attachment: Attachment) -> Ran:
+        async with visit(arguments) as hutch:
+            box = await attach(hutch, arguments)
+            timed, notes = _timed(order, arguments, box)
+            ran = await stay(arguments, attachment, box, timed, notes, terminal=arguments.tty)
+            await box.forget(ran.result.job_id)  # its output has been read: it is not to be found among the jobs
+            return ran
+
+    return await attended(arguments, work, terminal=arguments.tty)
 
 
 def _timed(order: Command, arguments: argparse.Namespace, box: Box) -> tuple[Command, list[str]]:

@@ -14,7 +14,6 @@ from hutch.errors import Invalid
 from hutch.model.mcp import McpServer, Share, Start
 from hutch.model.spec_kinds import MountMode, NetworkMode
 
-
 EPILOG = """\
 examples:
   hutch mcp-server add time -- uvx mcp-server-time

@@ -108,8 +108,7 @@ class Installer:
         if await self._box.files.exists(f"{home}/{DONE}"):
             return home
         await self._box.files.remove(home, recursive=True, missing_ok=True)
-        await self._run(["python3", "-m", "venv", home])
-        pip = [f"{home}/bin/python", "-m", "pip", "install", "--quiet"]
+        pip = await self._environment(home)
         place = self._places.of(root)
         if requirements:
             await self._run([*pip, "-r", f"{place}/requirements.txt"], cwd=place)
@@ -139,8 +138,7 @@ class Installer:
         if not await self._box.files.exists(f"{home}/{DONE}"):
             await self._box.files.remove(home, recursive=True, missing_ok=True)
             try:
-                await self._run(["python3", "-m", "venv", home])
-                await self._run([f"{home}/bin/python", "-m", "pip", "install", "--quiet", "uv"])
+                await self._run([*await self._environment(home), "uv"])
             except ServerFailed as error:
                 raise ServerFailed(
                     f"the box has no {program}, and it could not be installed: {error.message}",
@@ -149,6 +147,14 @@ class Installer:
                 ) from error  # fmt: skip
             await self._box.files.write(f"{home}/{DONE}", "")
         return f"{home}/bin/{program}"
+
+    async def _environment(self, home: str) -> list[str]:
+        """Makes a virtual environment; returns the command that installs into it. The box's own pip can do that, and to
+        give each environment one of its own takes longer than most installations."""
+        own = (await self._run(["sh", "-c", "python3 -m pip --version || true"])).stdout.startswith("pip ")
+        await self._run(["python3", "-m", "venv", *(["--without-pip"] if own else []), home])
+        pip = ["python3", "-m", "pip", "--python", f"{home}/bin/python"] if own else [f"{home}/bin/python", "-m", "pip"]
+        return [*pip, "install", "--quiet"]
 
     async def _copy_project(self, kind: str) -> str:
         """The project as a copy that may be written to; its paths mean the copy from now on."""

@@ -8,7 +8,6 @@ they are, and whoever still writes past the limit is ended. The files stay; the 
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from hutch.errors import HutchError
 from hutch.logs import log
 from hutch.providers.docker.engine import Engine
 
@@ -39,9 +38,9 @@ class DiskGuard:
                 if used > self._limit:
                     log("docker").warning("disk limit", container=self._container, used=used, limit=self._limit)
                     await self._end()
-            except HutchError as error:
+            except Exception as error:  # whatever it is: a guard that has died would be a limit that nobody holds
                 # The engine or the box cannot be reached: whoever uses the box is told, and it may come back.
-                log("docker").warning("disk not counted", container=self._container, error=str(error))
+                log("docker").warning("disk not counted", container=self._container, error=repr(error))
             await asyncio.sleep(max(SHORTEST_REST, _SHARE * (loop.time() - begun)))
 
     async def used_bytes(self) -> int:

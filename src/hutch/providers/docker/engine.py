@@ -146,9 +146,6 @@ class Engine:
     async def exec_detached(self, exec_id: str) -> None:
         await self.call("POST", f"/exec/{exec_id}/start", body={"Detach": True, "Tty": False})
 
-    async def exec_inspect(self, exec_id: str) -> Json:
-        return dict(await self.call("GET", f"/exec/{exec_id}/json"))
-
     # --- volumes and networks --------------------------------------------------------------------------------
 
     async def volume(self, name: str) -> Json | None:

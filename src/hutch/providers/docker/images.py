@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import os
+import posixpath
 import re
 import subprocess
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ from hutch.providers.docker.shape import ImageFacts
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 HUB = "https://index.docker.io/v1/"
+_NAME = re.compile(r"\w[\w.-]*(?::\d+)?(?:/\w[\w.-]*)*", re.ASCII)
+_TAGGED = re.compile(rf"{_NAME.pattern}(?::\w[\w.-]*)?", re.ASCII)
 _MISSING = re.compile(r"not found|manifest unknown|access denied|unauthorized|no such image|does not exist", re.I)
 
 Progress = Callable[[str, Mapping[str, Any]], None]
@@ -51,12 +54,13 @@ def parse(image: str) -> Reference:
             remedy='give image="oci:debian:12", or set it in [providers.docker] as image = "debian:12"',
         )
     name, at, digest = text.partition("@")
-    if at and name and re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
+    if at and _TAGGED.fullmatch(name) and re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
         return Reference(name, digest)
     path, _, tag = text.rpartition(":")
     if not path or "/" in tag:
         path, tag = text, "latest"
-    if at or not re.fullmatch(r"[\w][\w.\-/:]*", path) or not re.fullmatch(r"[\w][\w.-]{0,127}", tag):
+    # The name becomes a part of the engine's paths: no part of it may be empty or lead upwards.
+    if at or not _NAME.fullmatch(path) or not re.fullmatch(r"\w[\w.-]{0,127}", tag, re.ASCII):
         raise Invalid(f"{image!r} is no reference of an image", op="create", remedy="such as oci:debian:12")
     return Reference(path, tag)
 
@@ -128,7 +132,7 @@ def facts(found: Mapping[str, Any], name: str) -> ImageFacts:
             entrypoint=tuple(config.get("Entrypoint") or ()),
             cmd=tuple(config.get("Cmd") or ()),
         ),
-        volumes=tuple(sorted(config.get("Volumes") or ())),
+        volumes=tuple(sorted({posixpath.normpath(f"/{path.lstrip('/')}") for path in config.get("Volumes") or ()})),
         user=f"{numbers[1]}:{numbers[2] or numbers[1]}" if numbers else "",
     )
 

@@ -73,7 +73,11 @@ class FastLane:
                     raise _nobody(place, error) from error
             await asyncio.sleep(0.002)
         if told is not None:
-            await loop.sock_sendall(sock, packed(told))
+            try:
+                await loop.sock_sendall(sock, packed(told))
+            except BaseException:
+                sock.close()
+                raise
         return await Link.over(sock)
 
     def _knock(self, place: str) -> socket.socket:
@@ -132,7 +136,10 @@ class ApiLane:
         stream.become(link)
         try:
             await link.greeted(PATIENCE if told is not None else 10.0)
-        except (BoxBroken, Unavailable) as error:
+        except BaseException as error:
+            stream.close()  # and with it the relay inside
+            if not isinstance(error, BoxBroken | Unavailable):
+                raise
             complaint = stream.complaint.decode("utf-8", "replace").strip()
             raise await self._explained(error, complaint) from error
         return link

@@ -6,13 +6,14 @@ range out of reach, as for native boxes. Elsewhere the capabilities say that not
 """
 
 import asyncio
+import itertools
 import os
 import random
 import re
 import socket
 import struct
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
@@ -39,10 +40,8 @@ async def create(
     """The box's network; its range is one that nobody on the engine uses."""
     pool = IPv4Network(addresses)
     taken = _subnets(await engine.call("GET", "/networks"))
-    free = [each for each in pool.subnets(new_prefix=PREFIX) if not any(each.overlaps(other) for other in taken)]
-    random.shuffle(free)  # two creations at once should not want the same one
     reason = "none is left"
-    for subnet in free[:_TRIES]:
+    for subnet in itertools.islice(free(pool, taken), _TRIES):
         body = {
             "Name": naming.network(box_id),
             "Driver": "bridge",
@@ -65,6 +64,17 @@ async def create(
         op="create",
         remedy="give the provider a larger range: addresses",
     )
+
+
+def free(pool: IPv4Network, taken: Sequence[IPv4Network]) -> Iterator[IPv4Network]:
+    """Parts of the pool that nobody has, in no order: two creations at once should not want the same one. Looked for
+    only as far as asked: there are thousands of parts, and perhaps hundreds of networks to compare each with."""
+    spans = [(int(each.network_address), int(each.broadcast_address)) for each in taken if each.overlaps(pool)]
+    size = 1 << (32 - PREFIX)
+    parts = range(int(pool.network_address), int(pool.broadcast_address) + 1, size)
+    for first in random.sample(parts, len(parts)):
+        if not any(first <= end and begin <= first + size - 1 for begin, end in spans):
+            yield IPv4Network((first, PREFIX))
 
 
 def _subnets(networks: Sequence[dict[str, Any]]) -> list[IPv4Network]:

@@ -176,9 +176,14 @@ class DockerProvider(Provider):
             await found.walls.raise_around(order.box_id, subnet, order.spec.allow_private)
 
     async def _retreat(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
-        with contextlib.suppress(HutchError, OSError, asyncio.CancelledError):  # the caller is told, or has gone
-            await (await making).close()
-        await self._discard(planned, keep_store="restored" in planned.data)
+        """Whatever went wrong, and wherever: nothing of the box stays on the engine."""
+        await asyncio.wait({making})
+        try:
+            if not making.cancelled() and making.exception() is None:
+                with contextlib.suppress(HutchError, OSError):  # of a box that nobody wants any more
+                    await making.result().close()
+        finally:
+            await self._discard(planned, keep_store="restored" in planned.data)
 
     def _failure(self, found: Ground, order: Order, error: EngineRefused) -> HutchError:
         found.forget_plant()  # if that was what is missing, the next creation brings it

@@ -31,6 +31,7 @@ WALL_THREADS = 8192
 _MB = 1 << 20
 _OURS = (GUEST_PLACE, DEPUTY_PLACE, PLANTED, "/proc", "/dev", "/sys")
 _INODES_PER_MB = 256
+_LOADING = ("LD_PRELOAD", "LD_AUDIT")
 
 
 class ImageFacts(NamedTuple):
@@ -79,6 +80,8 @@ def container(order: Order, image: ImageFacts, site: Site) -> dict[str, Any]:
         "Image": image.id,
         "Hostname": order.box_id[:12],
         "User": user_of(image, site),
+        # An image may name libraries to be loaded into every program; ours, some of them the box's root, take none.
+        "Env": [f"{name}=" for name in _LOADING],
         "Entrypoint": site.plant.argv("hutch.providers.planted.boot", GUEST_PLACE, "guest"),
         "Cmd": [],
         "WorkingDir": "/",
@@ -152,6 +155,9 @@ def tmpfs(spec: EffectiveSpec, image: ImageFacts, site: Site) -> dict[str, str]:
     uid, gid = user_of(image, site).split(":")
     owner = site.dialect.owner.format(uid=uid, gid=gid)
     taken = {bind.target for bind in site.binds}
+    for path in filter(_is_ours, image.volumes):
+        # An engine fills a declared volume with what the image has there: its maker's code in place of our guest's.
+        raise Refused(f"the image declares a volume at {path}, which belongs to the box itself", op="create")
     places = {"/tmp": 1, **{path: 1 for path in image.volumes if path not in (*taken, WORKSPACE, HOME, "/tmp")}}
     if not is_persistent(spec):
         places[HOME] = 1
@@ -186,9 +192,13 @@ def target(wanted: str) -> str:
     if not wanted.startswith("/") or "/../" in f"{wanted}/" or wanted.strip("/") == "":
         raise Invalid(f"a mount needs an absolute target below /, not {wanted!r}", op="create")
     path = "/" + "/".join(part for part in wanted.split("/") if part not in ("", "."))
-    if any(path == ours or path.startswith(f"{ours}/") for ours in _OURS):
+    if _is_ours(path):
         raise Refused(f"nothing can be mounted at {path}: it belongs to the box itself", op="create")
     return path
+
+
+def _is_ours(path: str) -> bool:
+    return any(path == ours or path.startswith(f"{ours}/") for ours in _OURS)
 
 
 def _mounts(order: Order, site: Site) -> list[dict[str, Any]]:

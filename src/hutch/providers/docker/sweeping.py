@@ -48,6 +48,8 @@ async def sweep(ground: Ground, *, dry_run: bool) -> tuple[str, ...]:
             name = str(network["Name"])
             if dry_run or await engine.remove_network(name):
                 gone.append(f"network {name}")
+                if box_id and ground.walls is not None and not dry_run:
+                    await ground.walls.remove(box_id)
     for container in await engine.containers({naming.THROWAWAY: ""}):
         if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE:
             if not dry_run:

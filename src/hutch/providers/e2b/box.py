@@ -4,27 +4,21 @@ import asyncio
 import time
 from typing import Any
 
-from hutch.errors import BoxBroken, HutchError, NotFound, Unavailable
+from hutch.errors import BoxBroken, HutchError, NotFound
 from hutch.logs import log
-from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import InstanceRecord
 from hutch.providers.e2b.sdk import spoken
-from hutch.providers.launched.box import WatchedFacts
-from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.instance import LinkedInstance
-from hutch.providers.linked.link import Link
-from hutch.providers.planted.door import packed
 from hutch.providers.planted.packing import Plant
 from hutch.providers.relayed import sowing
+from hutch.providers.relayed.box import RelayedInstance
 from hutch.providers.relayed.stream import RelayStream
 
-_PATIENCE = 30.0
 _AFTER = 5
 """Seconds from the end of a guest to the end of its sandbox."""
 
 
-class E2BInstance(LinkedInstance):
+class E2BInstance(RelayedInstance):
     """`window`: how far ahead the sandbox's own end is kept (S4, lesson 13)."""
 
     def __init__(
@@ -38,31 +32,15 @@ class E2BInstance(LinkedInstance):
         ends_at: float,
         told: bytes | None = None,
     ) -> None:
-        self._counters = WatchedFacts()
-        super().__init__(record, spec, self._reach, self._counters)
+        super().__init__(record, spec, told=told)
         self.sandbox = sandbox
         self._plant = plant
         self._window = window
         self._ends_at = ends_at
         """Unix time of the ttl's end; 0: none."""
-        self._first = told
         self._keeping = asyncio.create_task(self._keep())
 
-    async def _reach(self) -> Link:
-        orders, self._first = self._first, None
-        stream = await self._relay(fresh=orders is not None)
-        if orders is not None:
-            stream.write(packed(orders))
-        try:
-            await stream.link.greeted(_PATIENCE)
-        except (BoxBroken, Unavailable) as error:
-            if "no guest at" in stream.complaint or not await self._lives():
-                raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
-            raise Unavailable(f"the guest cannot be reached: {stream.complaint.strip() or error.message}") from error
-        return stream.link
-
-    async def _relay(self, *, fresh: bool) -> RelayStream:
-        command = sowing.relay(self._plant, fresh=fresh)
+    async def relay(self, *, fresh: bool) -> RelayStream:
         handle: Any = None
 
         async def send(data: bytes) -> None:
@@ -77,37 +55,23 @@ class E2BInstance(LinkedInstance):
         try:
             async with spoken("connect"):
                 handle = await self.sandbox.commands.run(
-                    command, background=True, user="root", stdin=True, timeout=0, retain_output=False,
-                    on_stdout=stream.heard, on_stderr=stream.complained,
+                    sowing.relay(self._plant, fresh=fresh), background=True, user="root", stdin=True, timeout=0,
+                    retain_output=False, on_stdout=stream.heard, on_stderr=stream.complained,
                 )  # fmt: skip
-        except NotFound as error:
-            stream.ended(error)
-            raise BoxBroken(f"box {self.record.box_id} is gone: {error.message}") from error
         except HutchError as error:
             stream.ended(error)
+            if isinstance(error, NotFound):
+                raise BoxBroken(f"box {self.record.box_id} is gone: {error.message}") from error
             raise
-        self._watch(stream, handle)
+        stream.watching = asyncio.create_task(_await_end(handle, stream))
         return stream
 
-    def _watch(self, stream: RelayStream, handle: Any) -> None:
-        async def wait() -> None:
-            try:
-                await handle.wait()
-            except Exception as error:  # however the relay ended, the link is over; the link's users are told
-                stream.ended(error)
-            else:
-                stream.ended()
-
-        stream.watching = asyncio.create_task(wait())
-
-    async def _lives(self) -> bool:
+    async def lives(self) -> bool:
         try:
             async with spoken("connect"):
                 return bool(await self.sandbox.is_running())
         except HutchError:
             return True  # nobody can say
-
-    # --- its clock -------------------------------------------------------------------------------------------
 
     async def _keep(self) -> None:
         """A sandbox ends by the engine's clock unless somebody moves it; its ttl is never moved."""
@@ -127,21 +91,6 @@ class E2BInstance(LinkedInstance):
             return self._window
         return max(1, min(self._window, int(self._ends_at - time.time()) + _AFTER))
 
-    # --- what only the engine can do -------------------------------------------------------------------------
-
-    async def run(self, command: Any) -> Any:
-        await self._counters.refresh(await self.link())
-        return await super().run(command)
-
-    async def start(self, command: Any) -> Any:
-        await self._counters.refresh(await self.link())
-        return await super().start(command)
-
-    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: Any = None) -> Any:
-        if answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().result(link, channel, answer, seen)
-
     async def pause(self) -> None:
         """The whole sandbox is put aside, memory and all."""
         async with spoken("pause"):
@@ -153,12 +102,15 @@ class E2BInstance(LinkedInstance):
         async with spoken("resume"):
             await self.sandbox.connect(timeout=self._window)
 
-    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        unchanged = await super().change_limits(limits)
-        self.limits = self.limits.but(memory_mb=limits.memory_mb)
-        await (await self.link()).request("watch", memory_bytes=limits.memory_mb << 20, pids=sowing.UNHELD)
-        return tuple(name for name in unchanged if name != "memory_mb")
-
     async def close(self) -> None:
         self._keeping.cancel()
         await super().close()
+
+
+async def _await_end(handle: Any, stream: RelayStream) -> None:
+    try:
+        await handle.wait()
+    except Exception as error:  # however the relay ended, its link is over, and the link's users are told
+        stream.ended(error)
+    else:
+        stream.ended()

@@ -28,6 +28,8 @@ from hutch.providers.relayed import sowing
 
 KIND = "template"
 _BOX, _KEEPER = "hutch-box", "hutch-keeper"
+_BIRTH = 120
+"""Seconds that making a box may take, whatever its window."""
 _NONE = "the size of a sandbox is its template's"
 _MISSING = (
     Missing(what="grades.cpus", reason=_NONE, remedy='use a profile with accept_unenforced = ["cpus", "disk_mb"]'),
@@ -35,6 +37,7 @@ _MISSING = (
     Missing(what="users.root", reason="commands run as the template's user", remedy="use sudo, if the template has it"),
     Missing(what="persistent", reason="a sandbox that ends takes its files with it", remedy="pause it, or export it"),
     Missing(what="writable_root", reason="the root is writable by root only", remedy="work in /workspace"),
+    Missing(what="read_only_root", reason="its rights protect the root, not its mount", remedy="use another provider"),
     Missing(what="mounts", reason="the sandbox is on another machine", remedy="copy files with `hutch box cp`"),
     Missing(what="ports", reason="ports are reached through E2B's own addresses", remedy="use the native provider"),
 )
@@ -143,7 +146,7 @@ class E2BProvider(Provider):
         packed = await asyncio.to_thread(plant)
         async with spoken("create"):
             sandbox = await sdk().AsyncSandbox.create(
-                template=spec.image.partition(":")[2], timeout=window, secure=True,
+                template=spec.image.partition(":")[2], timeout=max(window, _BIRTH), secure=True,
                 metadata={_BOX: order.box_id, _KEEPER: order.keeper},
                 allow_internet_access=spec.network is NetworkMode.ON, **self._options,
             )  # fmt: skip
@@ -157,9 +160,8 @@ class E2BProvider(Provider):
         instance = E2BInstance(record, spec, sandbox, packed, window=window, ends_at=ends_at, told=told)
         try:
             await instance.link()
-            if ends_at:
-                async with spoken("create"):
-                    await sandbox.set_timeout(instance.left())
+            async with spoken("create"):
+                await sandbox.set_timeout(instance.left())
         except HutchError as error:
             await instance.close()
             raise EngineError(f"box {order.box_id} could not be made: {error.message}", op="create") from error

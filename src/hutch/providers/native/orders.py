@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator
 
 from hutch.errors import Invalid, Refused, Unsupported
-from hutch.model.ids import is_name
 from hutch.model.limits import Limits
 from hutch.model.places import CheckedMount
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
@@ -84,7 +83,7 @@ def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
 
 
 def request(
-    order: Order, image: Image, store: str | None, volumes: str, *, ranged: bool, counts_processes: bool
+    order: Order, image: Image, store: str | None, *, ranged: bool, counts_processes: bool
 ) -> wire.Message:
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
@@ -123,31 +122,19 @@ def request(
             "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
-            "extras": list(_extras(order, volumes, left_out=shown)),
+            "extras": list(_extras(order, left_out=shown)),
         },
         "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }
 
 
-def _extras(order: Order, volumes: str, left_out: list[CheckedMount]) -> Iterator[list[str | bool | int]]:
+def _extras(order: Order, left_out: list[CheckedMount]) -> Iterator[list[str | bool | int]]:
     """What of the host the box shows, as policy has seen it; the spawner checks each inode again when it is open."""
     places = order.places
-    if order.spec.workspace.source.startswith("volume:") and order.spec.workspace.mode is not MountMode.NONE:
-        yield _volume(order.spec.workspace, volumes)
     for place in (places.workspace, *places.mounts):
         if place is not None and place not in left_out:
             writable = place.mode is MountMode.RW
             yield [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
-
-
-def _volume(workspace: Workspace, volumes: str) -> list[str | bool | int]:
-    name = workspace.source.removeprefix("volume:")
-    if not is_name(name):
-        raise Invalid(f"{name!r} is no name for a volume", op="create")
-    path = os.path.join(os.path.realpath(volumes), name)
-    os.makedirs(path, 0o700, exist_ok=True)
-    found = os.stat(path)
-    return [path, f"/{WORKSPACE}", workspace.mode is MountMode.RW, found.st_dev, found.st_ino]
 
 
 def _target(wanted: str) -> str:

@@ -117,7 +117,7 @@ class NativeProvider(Provider):
         orders.check_network(order.spec, found.networks, found.network_reason)
         message = orders.request(
             order, await self._image(order, planned), store if isinstance(store, str) else None,
-            os.path.join(self._state, "volumes"), ranged=found.ranged, counts_processes=found.cgroups.pids,
+            ranged=found.ranged, counts_processes=found.cgroups.pids,
         )  # fmt: skip
         begun: Begun | None = None
         if not self._spawners:

@@ -187,21 +187,11 @@ def make(content: Content, parent: str) -> str:
     final = os.path.join(parent, content.digest())
     if os.path.isdir(final):
         return final
-    import shutil  # `hutch run` finds the directory there and need not load these
-    import tempfile
+    from hutch.providers.native.prepared import prepared  # `hutch run` finds the directory there, and need not load it
 
     os.makedirs(parent, 0o755, exist_ok=True)
-    draft = tempfile.mkdtemp(dir=parent, prefix=".making-")
-    try:
+    with prepared(final) as draft:
         _fill(content, draft)
-        os.chmod(draft, 0o755)
-        try:
-            os.rename(draft, final)
-        except OSError:
-            if not os.path.isdir(final):  # else another keeper was faster
-                raise
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
     return final
 
 

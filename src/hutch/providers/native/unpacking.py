@@ -5,13 +5,12 @@ How a stranger's archive is kept from doing harm is said in `hutch.images.unpack
 
 import hashlib
 import os
-import tempfile
 
 from hutch.errors import Invalid
 from hutch.images import unpacking
 from hutch.images.decompression import Unpacked
 from hutch.images.settings import Bounds
-from hutch.images.store import remove_tree
+from hutch.providers.native.prepared import prepared
 
 
 def unpack(archive: str, cache: str, bounds: Bounds | None = None) -> str:
@@ -24,19 +23,10 @@ def unpack(archive: str, cache: str, bounds: Bounds | None = None) -> str:
     # Closed to others: on the host a set-user-id file of the archive would be just that.
     os.makedirs(cache, 0o700, exist_ok=True)
     bounds = bounds or Bounds()
-    draft = tempfile.mkdtemp(dir=cache, prefix=".unpacking-")
     try:
-        with open(archive, "rb") as packed:
+        with prepared(final) as draft, open(archive, "rb") as packed:
             # `docker export` writes no deletions: a file that is called like one is just a file.
             unpacking.unpack(Unpacked(packed, bounds), draft, bounds, layered=False)
-        os.chmod(draft, 0o755)
-        try:
-            os.rename(draft, final)
-        except OSError:
-            if not os.path.isdir(final):  # else another keeper was faster
-                raise
     except Invalid as error:
         raise Invalid(f"{archive}: {error.message}", op="create", remedy=error.remedy) from error
-    finally:
-        remove_tree(draft)
     return final

@@ -31,6 +31,7 @@ def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
     files = _V2 if os.path.exists(f"{root}/cgroup.controllers") else _V1
     found = {name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()}
     if watchdog is not None:
+        watchdog.look()  # whoever asks wants to know now
         found["oom_kills"] = (found["oom_kills"] or 0) + watchdog.memory_kills
         found["pids_hits"] = (found["pids_hits"] or 0) + watchdog.process_kills
     channel.reply(found)

@@ -12,9 +12,8 @@ from hutch.providers.planted.packing import HOME as PLANTED
 from hutch.providers.planted.packing import Plant
 
 ARCHIVE = "/tmp/.hutch-guest.tar.gz"
-UNHELD = 1 << 30
 HEADROOM = 8
-"""RLIMIT_NPROC counts what the engine itself runs as the same user."""
+"""RLIMIT_NPROC counts the guest too, and stops a bomb at once; what is over the limit then the watchdog ends."""
 
 
 @functools.lru_cache(1)
@@ -67,6 +66,6 @@ def told(order: Order, home: str, user: str) -> bytes:
         "ttl": spec.ttl_sec,
         "open_files": spec.limits.open_files,
         "tasks": spec.limits.pids + HEADROOM,
-        "watched": {"memory_bytes": spec.limits.memory_mb << 20, "pids": UNHELD},
+        "watched": {"memory_bytes": spec.limits.memory_mb << 20, "pids": spec.limits.pids},
     }
     return json.dumps(orders).encode()

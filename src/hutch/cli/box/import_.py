@@ -1,0 +1,43 @@
+"""Make a box from an exported one, on the same or another provider, and print its id."""
+
+import argparse
+import asyncio
+
+from hutch.cli.options import duration
+from hutch.cli.output import emit_json, note
+from hutch.cli.visiting import add_session, visit
+
+EPILOG = """\
+examples:
+  hutch box import dev.hutch
+  hutch box import dev.hutch --provider docker --image oci:debian:12 --name dev2
+"""
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", metavar="FILE", help="what `hutch box export` wrote")
+    parser.add_argument("--provider", help="the engine (default: that of the exported box)")
+    parser.add_argument("--profile", help="another profile")
+    parser.add_argument("--image", metavar="REF", help="another image")
+    parser.add_argument("--name", help="another name; an empty one for none")
+    parser.add_argument("--keep", type=duration, metavar="TIME", help="how long it lives without use: 90s, 2h (15m)")
+    add_session(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    return asyncio.run(_import(arguments))
+
+
+async def _import(arguments: argparse.Namespace) -> int:
+    from hutch.keeper.moving import import_box
+
+    async with visit(arguments, grace=arguments.keep) as hutch:
+        changes = {"profile": arguments.profile, "image": arguments.image, "name": arguments.name}
+        box, moved = await import_box(hutch, arguments.file, provider=arguments.provider or "", **changes)
+    if arguments.json:
+        emit_json({"id": box.id, **moved.to_plain()})
+        return 0
+    for each in moved.notes:
+        note(each)
+    print(box.id)
+    return 0

@@ -1,0 +1,240 @@
+"""Moving a box: everything of it in one file, and a new box from that file, on whatever provider.
+
+Stands on the public protocols alone, so it works between a laptop and a server too. Carried are the workspace, the
+home, what was changed in the system where the root is writable, the spec and the labels. Not carried: processes, and
+the values of secrets, which no file should hold; the notes say what else was left behind.
+"""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from hutch.api import Box, Hutch
+from hutch.errors import HutchError, Invalid, NotRunnable, Unsupported
+from hutch.keeper import bundles
+from hutch.model.record import Record
+from hutch.model.spec import EffectiveSpec, MountMode
+from hutch.model.spec_kinds import NetworkMode
+
+VERSION = 1
+_PIECE = 1 << 18
+_KEPT = ("profile", "workdir", "user", "env", "labels", "read_only_root", "retention", "idle_timeout_sec", "ttl_sec",
+         "allow_private", "skills", "name")  # fmt: skip
+_FURNITURE = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
+"""What engines write when they make a box."""
+_MARGIN = 0.25
+_ELSEWHERE = (*_FURNITURE[:3], "/etc/mtab", "/proc", "/sys", "/dev", "/tmp", "/run", "/workspace", "/.hutch", "/.hutch-run", "/.hutch-root")
+
+
+class Manifest(Record, frozen=True, kw_only=True):
+    """What a file says of the box it was made from."""
+
+    version: int
+    box_id: str
+    provider: str
+    image: str
+    exported_at: float
+    spec: dict[str, Any]
+    """As `Hutch.create` takes it."""
+    parts: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+class Moved(Record, frozen=True, kw_only=True):
+    """What came of an export or an import."""
+
+    box_id: str
+    parts: tuple[str, ...]
+    """workspace, home, system: what was carried."""
+    notes: tuple[str, ...] = ()
+    size: int = 0
+
+
+async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
+    """Write the box to `file`. The box goes on; what its processes change meanwhile may be carried or not."""
+    notes: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="hutch-export-", dir=Path(file).resolve().parent) as place:
+        here = Path(place)
+        parts = [
+            *await _take_tree(box, here, "workspace", _workspace(box.spec, notes), notes),
+            *await _take_tree(box, here, "home", await _home(box), notes),
+            *await _take_system(box, here, notes),
+        ]
+        if box.spec.secrets:
+            notes.append(f"secrets are not carried; name them again: {', '.join(sorted(box.spec.secrets))}")
+        manifest = Manifest(
+            version=VERSION, box_id=box.id, provider=box.spec.provider, image=box.spec.image,
+            exported_at=time.time(), spec=asked(box.spec), parts=tuple(parts), notes=tuple(notes),
+        )  # fmt: skip
+        (here / bundles.MANIFEST).write_bytes(manifest.to_json())
+        await asyncio.to_thread(bundles.pack, here, Path(file))
+    return Moved(box_id=box.id, parts=tuple(parts), notes=tuple(notes), size=Path(file).stat().st_size)
+
+
+async def import_box(
+    hutch: Hutch, file: str | os.PathLike[str], *, provider: str = "", **changes: Any
+) -> tuple[Box, Moved]:
+    """A new box from `file`; `changes` are fields of the spec that win over the file's. If a part cannot be put into
+    the new box, that box is destroyed and the error says which."""
+    with tempfile.TemporaryDirectory(prefix="hutch-import-") as place:
+        here = Path(place)
+        await asyncio.to_thread(bundles.unpack, Path(file), here)
+        manifest = _manifest(here)
+        notes = [*manifest.notes]
+        box = await hutch.create(**_wanted(manifest, provider, changes, notes))
+        try:
+            parts = [part for part in manifest.parts if await _put(box, here, part, notes)]
+        except BaseException:
+            await box.destroy()
+            raise
+    return box, Moved(box_id=box.id, parts=tuple(parts), notes=tuple(notes))
+
+
+def asked(spec: EffectiveSpec) -> dict[str, Any]:
+    """The effective spec as a caller would ask for it again."""
+    plain: dict[str, Any] = msgspec.to_builtins(spec)
+    limits = {name: value for name, value in plain["limits"].items() if name != "max_timeout_sec"}
+    kept = {name: plain[name] for name in _KEPT if plain[name]}
+    return kept | {"limits": limits, "network": str(spec.network), "read_only_root": spec.read_only_root}
+
+
+def _manifest(here: Path) -> Manifest:
+    try:
+        manifest = Manifest.from_json((here / bundles.MANIFEST).read_bytes())
+    except FileNotFoundError as error:
+        raise Invalid("this is no exported box: it has no manifest", op="import") from error
+    if manifest.version != VERSION:
+        raise Invalid(f"this box was exported in format {manifest.version}; this Hutch reads {VERSION}", op="import")
+    return manifest
+
+
+def _wanted(manifest: Manifest, provider: str, changes: dict[str, Any], notes: list[str]) -> dict[str, Any]:
+    """An image is the engine's own; on another one its own default stands, unless the caller names one."""
+    wanted = dict(manifest.spec)
+    target = provider or manifest.provider
+    if target == manifest.provider:
+        wanted["image"] = manifest.image
+    elif not changes.get("image"):
+        notes.append(f"image {manifest.image} is of provider {manifest.provider}; {target} uses its own")
+    if wanted.get("network") == NetworkMode.OFF:
+        wanted.pop("network")  # what every profile that has none gives, and what a locked one refuses to be told
+    return wanted | {"provider": target} | {name: value for name, value in changes.items() if value is not None}
+
+
+# --- out of a box -------------------------------------------------------------------------------------------------
+
+
+def _workspace(spec: EffectiveSpec, notes: list[str]) -> str:
+    if spec.workspace.mode is MountMode.NONE:
+        return ""
+    if spec.workspace.source != "own":
+        notes.append(f"the workspace is {spec.workspace.source}: it is not the box's own, and not carried")
+        return ""
+    return "/workspace"
+
+
+async def _home(box: Box) -> str:
+    home = (await box.exec('printf %s "$HOME"')).stdout
+    return home if home.startswith("/") and home not in ("/", "/workspace", "/tmp") else ""
+
+
+async def _take_tree(box: Box, here: Path, part: str, source: str, notes: list[str]) -> list[str]:
+    if not source or not await box.files.exists(source):
+        return []
+    try:
+        await box.files.copy_out(source, here / part)
+    except (PermissionError, Unsupported) as error:
+        notes.append(f"{source} is not carried: {error}")
+        shutil.rmtree(here / part, ignore_errors=True)
+        return []
+    return [part]
+
+
+async def _take_system(box: Box, here: Path, notes: list[str]) -> list[str]:
+    """What was changed since the box was made: the kernel stamps every change of an inode (ctime), whoever sets the
+    other times. What was deleted leaves no trace and is not carried."""
+    if box.spec.read_only_root:
+        return []
+    born = await _furnished(box)
+    home = await _home(box)
+    pruned = " -o ".join(f"-path {path}" for path in (*_ELSEWHERE, *([home] if home else [])))
+    script = (
+        f"find / -xdev \\( {pruned} \\) -prune -o \\( -type f -o -type l \\) -newerct '@{born:.3f}' -print0"
+        f" | tar -cf - --no-recursion --null -T -"
+    )
+    count = 0
+    try:
+        with open(here / "system.tar", "wb") as file:
+            stream = box.stream(["/bin/bash", "-o", "pipefail", "-c", script], user="root")
+            async for name, piece in stream:
+                if name == "stdout":
+                    file.write(piece)
+                    count += len(piece)
+        ok = stream.result.exit_code == 0
+    except (NotRunnable, Unsupported) as error:
+        ok, stream = False, None
+        notes.append(f"changes outside of workspace and home are not carried: {error.message}")
+    if not ok:
+        if stream is not None:
+            notes.append("changes outside of workspace and home are not carried: the box needs bash, GNU find and tar")
+        (here / "system.tar").unlink(missing_ok=True)
+        return []
+    return ["system"]
+
+
+async def _furnished(box: Box) -> float:
+    """When the engine had put its own files into the box: these were changed too, and are nobody's work."""
+    born = (await box.info()).created_at
+    told = (await box.exec(["stat", "-L", "-c", "%.6Z", *_FURNITURE])).stdout.split()
+    made = [at for word in told if (at := float(word)) >= born]
+    return min(made) + _MARGIN if made else born
+
+
+# --- into a box ---------------------------------------------------------------------------------------------------
+
+
+async def _put(box: Box, here: Path, part: str, notes: list[str]) -> bool:
+    if part == "system":
+        return await _put_system(box, here / "system.tar", notes)
+    target = _workspace(box.spec, []) if part == "workspace" else await _home(box)
+    if not target or (part == "workspace" and box.spec.workspace.mode is not MountMode.RW):
+        notes.append(f"the new box has no {part} of its own that can be written: it is not carried")
+        return False
+    await box.files.copy_in(here / part, target)
+    return True
+
+
+async def _put_system(box: Box, archive: Path, notes: list[str]) -> bool:
+    if box.spec.read_only_root:
+        notes.append("changes outside of workspace and home are not carried: the new box's root is read-only")
+        return False
+    try:
+        job = await box.start(["tar", "-xpf", "-", "-C", "/"], user="root")
+        async for piece in _pieces(archive):
+            await job.write(piece)
+        await job.close_stdin()
+        result = await job.wait()
+    except (NotRunnable, Unsupported) as error:
+        notes.append(f"changes outside of workspace and home are not carried: {error.message}")
+        return False
+    if not result.ok:
+        raise HutchError(f"changes of the system could not be put into the box: {result.stderr[-300:]}", op="import")
+    return True
+
+
+async def _pieces(path: Path) -> AsyncIterator[bytes]:
+    def read(file: IO[bytes]) -> bytes:
+        return file.read(_PIECE)
+
+    with open(path, "rb") as file:
+        while piece := await asyncio.to_thread(read, file):
+            yield piece
+
+

@@ -1,0 +1,45 @@
+"""What docs/guides/mcp.md shows can be pasted: its JSON is JSON, its options are options, its rules are rules."""
+
+import json
+import re
+import shlex
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from hutch.cli.parsing import parser_of
+from hutch.policy.permissions import AgentPermissions, check
+
+GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "mcp.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return [block.split("```")[0] for block in GUIDE.split(f"```{language}\n")[1:]]
+
+
+def test_every_client_starts_hutch_mcp() -> None:
+    rows = [line for line in GUIDE.splitlines() if line.startswith("| ") and "hutch" in line]
+    assert len(rows) == 8
+    for row in rows:
+        (what,) = re.findall(r"`([^`]*)` \|$", row)
+        if what.startswith("{"):
+            (servers,) = json.loads(what).values()
+            assert (servers["hutch"]["command"], servers["hutch"]["args"]) == ("hutch", ["mcp"])
+        else:
+            assert shlex.split(what)[-2:] == ["hutch", "mcp"]
+
+
+def test_every_option_is_one() -> None:
+    (lines,) = [block for block in blocks("sh") if block.startswith("hutch mcp")]
+    _, parser = parser_of("mcp")
+    for line in lines.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[:2] == ["hutch", "mcp"]
+        parser.parse_args(words[2:])
+
+
+def test_the_rules_are_rules() -> None:
+    (text,) = blocks("toml")
+    for name, table in tomllib.loads(text)["permissions"].items():
+        check(name, msgspec.convert(table, AgentPermissions))
