@@ -50,6 +50,8 @@ Not measured: {missing}.
 - **fork+exec** is `subprocess.Popen(...).wait()` of the same program without any box: the floor for `exec`.
 - **bwrap** sets no limits and keeps no session: one command, one sandbox. **runsc** (gVisor) runs as a runtime of the
   same Docker daemon; it isolates more.
+- **Over HTTP**: `hutch serve` in a process of its own with receipts on, and Hutch's own client on TCP with a key. Many
+  clients means sessions of one client process, each with a box; those with a pause ask four times a second.
 - **p95**: 95 of 100 samples were at least this good.
 - **Idle memory** is the fall of MemAvailable, kernel memory included, divided by the number of boxes, after one command
   in each.

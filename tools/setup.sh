@@ -24,6 +24,7 @@ packages=(
   docker.io runc crun             # containers: the tests start engines of their own
   podman containernetworking-plugins
   runsc                           # gVisor, as a runtime of Docker
+  systemd                         # systemd-analyze checks the unit in deploy/; nothing of it runs
   curl                            # asking an engine whether it is up
 )
 # Some builds of nodejs bring their own npm, beside which Debian's cannot be installed.

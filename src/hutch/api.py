@@ -395,7 +395,8 @@ class Hutch(Protocol):
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Those after the `seq` that was seen last, oldest first."""
 
-    async def providers(self) -> tuple[Capabilities, ...]: ...
+    async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
+        """What each engine can do here, or that one alone. Each is tried: one that is out of order can take long."""
 
     async def status(self) -> Status:
         """Always answers; tells disabled, unreachable, unavailable and degraded apart, with reason and remedy."""

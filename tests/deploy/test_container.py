@@ -17,6 +17,7 @@ from bench.peers.docker import docker
 from bench.peers.errors import PeerMissing
 
 from hutch import Hutch
+from hutch.model.limits import EnforcedBy
 from tests.proofs import write
 from tests.server.serving import until
 
@@ -111,5 +112,5 @@ async def test_the_image_is_built_and_makes_boxes(tmp_path: Path) -> None:
         pytest.skip(str(missing))
     finally:
         shutil.rmtree(top, ignore_errors=True)
-    assert str(grades["memory_mb"]) == str(grades["pids"]) == "cgroup", grades
+    assert {grades.cpus, grades.memory_mb, grades.pids} == {EnforcedBy.CGROUP}, grades
     write("server-image", image_mb=int(size) // 10**6, flags=service()["security_opt"])

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 
 from hutch.cli.parsing import parser_of
+from hutch.config import Config
+from hutch.config.mcp import McpTable
 from hutch.policy.permissions import AgentPermissions, check
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "mcp.md").read_text()
@@ -40,6 +42,20 @@ def test_every_option_is_one() -> None:
 
 
 def test_the_rules_are_rules() -> None:
-    (text,) = blocks("toml")
+    (text,) = [block for block in blocks("toml") if "[permissions" in block]
     for name, table in tomllib.loads(text)["permissions"].items():
         check(name, msgspec.convert(table, AgentPermissions))
+
+
+def test_servers_in_boxes_are_configured_as_shown(tmp_path: Path) -> None:
+    tables = [block for block in blocks("toml") if "[mcp" in block]
+    assert len(tables) == 2
+    for text in tables:
+        (tmp_path / "hutch.toml").write_text(text)
+        assert Config.load(tmp_path / "hutch.toml").mcp != McpTable()
+    (lines,) = [block for block in blocks("console") if "mcp-server" in block]
+    for line in lines.splitlines():
+        words = shlex.split(line.removeprefix("$ "), comments=True)
+        if words[1] == "mcp-server":
+            _, parser = parser_of("mcp-server", words[2])
+            parser.parse_args(words[3:])

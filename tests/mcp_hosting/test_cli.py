@@ -1,4 +1,4 @@
-"""`hutch mcp-server …`: without a server for as long as the command runs, and the same commands of a server's client."""
+"""`hutch mcp-server …`: without a server, for as long as the command runs, and as the client of one."""
 
 import json
 import os
@@ -38,7 +38,7 @@ def test_commands(tmp_path: Path, served: bool) -> None:
         )
         assert "API_TOKEN" in added
         assert secret not in added
-        assert "already" in hutch(home, "add", "plain", "--", "true", code=2)
+        assert "already" in hutch(home, "add", "plain", "--", "true", code=125)
         assert "echo" in hutch(home, "tools", "plain")
         assert hutch(home, "call", "plain", "environment", '{"name": "API_TOKEN"}').strip() == secret
         started = json.loads(hutch(home, "start", "plain", "--json"))
@@ -48,7 +48,7 @@ def test_commands(tmp_path: Path, served: bool) -> None:
         hutch(home, "stop", "plain")
         assert "stopped" in hutch(home, "show", "plain")
         hutch(home, "remove", "imported")
-        assert "no MCP server imported" in hutch(home, "show", "imported", code=2)
+        assert "no MCP server imported" in hutch(home, "show", "imported", code=125)
 
     if not served:
         home = Path(os.environ["HUTCH_STATE_DIR"]).parent / f"cli-{tmp_path.name}"

@@ -14,6 +14,7 @@ from hutch import logs
 from hutch.errors import ServerFailed
 from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
+from hutch.mcp.hosting.running import shown_command
 from hutch.model.mcp import McpServer, Phase
 from tests.mcp_hosting.hosting import QUICK, hosting, plain, text_of
 
@@ -165,3 +166,10 @@ async def test_secrets_are_nowhere(tmp_path: Path) -> None:
             logs.configure(level="warning")
     assert "mcp" in written.getvalue()
     assert SECRET not in written.getvalue()
+
+
+def test_secrets_of_command_lines_are_not_shown() -> None:
+    """Lesson 37: people put them there all the same; what is called like a secret is not repeated."""
+    words = ("--api-key", "k1", "--token=k2", "--name", "n", "-v", "--password", "--port=1")
+    shown = shown_command(McpServer(command="x", args=words))
+    assert shown == ("x", "--api-key", "***", "--token=***", "--name", "n", "-v", "--password", "--port=1")

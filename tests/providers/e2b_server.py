@@ -119,7 +119,8 @@ class Server:
             raise HutchError(f"template {asked['templateID']!r} not found")
         box = await self.hutch.create(
             read_only_root=False, limits={"disk_mb": 256, "memory_mb": 512, "pids": 256, "timeout_sec": 60},
-            network="on" if asked.get("allow_internet_access", True) else "off", idle_timeout_sec=0, env=asked.get("envVars") or {},
+            network="on" if asked.get("allow_internet_access", True) else "off", idle_timeout_sec=0,
+            env=asked.get("envVars") or {},
         )  # fmt: skip
         sandbox = Sandbox(box, asked)
         self.sandboxes[sandbox.id] = sandbox
@@ -285,5 +286,3 @@ async def _frame(send: Any, flag: int, content: dict[str, Any]) -> None:
     data = json.dumps(content).encode()
     await send({"type": "http.response.body", "body": bytes([flag]) + len(data).to_bytes(4, "big") + data,
                 "more_body": True})  # fmt: skip
-
-

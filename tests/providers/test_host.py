@@ -13,6 +13,7 @@ from hutch.model.spec import Spec
 from hutch.policy.effective import providers_of
 from hutch.policy.profiles import BUILT_IN
 from hutch.providers.host.box import WARNING, translated
+from tests.cli.calling import hutch as command
 
 NAKED = {"min_isolation": "none", "accept_unenforced": ["cpus", "memory_mb", "pids", "disk_mb"]}
 
@@ -68,6 +69,21 @@ async def test_its_end_finds_every_process(hutch: Hutch) -> None:
         assert len(pids) == 2 and all(is_there(pid) for pid in pids)
         await box.destroy()
         assert not any(is_there(pid) for pid in pids)
+
+
+async def test_an_engine_that_goes_takes_its_boxes_along(tmp_path: Path) -> None:
+    """P1: `hutch providers --retire NAME` before a package is uninstalled; boxes of others stay."""
+    (tmp_path / "hutch.toml").write_text(
+        '[profiles.naked]\nmin_isolation = "none"\naccept_unenforced = ["cpus", "memory_mb", "pids", "disk_mb"]\n'
+    )
+    doomed = command("box", "create", "--provider", "host", "--profile", "naked", cwd=tmp_path)
+    kept = command("box", "create", cwd=tmp_path)
+    assert (doomed.returncode, kept.returncode) == (0, 0), (doomed.stderr, kept.stderr)
+    retired = command("providers", "--retire", "host", cwd=tmp_path)
+    assert retired.stdout == doomed.stdout, retired.stderr
+    shown = command("box", "list", cwd=tmp_path).stdout
+    assert kept.stdout.split()[0][:12] in shown and doomed.stdout.split()[0][:12] not in shown
+    command("box", "destroy", kept.stdout.decode().strip(), cwd=tmp_path)
 
 
 def is_there(pid: int) -> bool:

@@ -46,7 +46,11 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
         assert any("TOKEN" in note for note in out.notes)
 
         second, moved = await moving.import_box(hutch, tmp_path / "first.hutch", provider="docker")
-        assert (second.spec.provider, second.spec.labels, second.spec.limits.memory_mb) == ("docker", {"task": "42"}, 200)
+        assert (second.spec.provider, second.spec.labels, second.spec.limits.memory_mb) == (
+            "docker",
+            {"task": "42"},
+            200,
+        )
         assert (await second.exec(LOOK)).stdout == seen
         assert any("image host is of provider native" in note for note in moved.notes)
         await second.exec("echo more >>src/deep/a.py")
@@ -155,7 +159,15 @@ async def test_files_that_are_no_boxes(tmp_path: Path) -> None:
             with pytest.raises(error):
                 await moving.import_box(hutch, tmp_path / name)
         newer = json.dumps(
-            {"version": 99, "box_id": "x", "provider": "native", "image": "host", "exported_at": 0, "spec": {}, "parts": []}
+            {
+                "version": 99,
+                "box_id": "x",
+                "provider": "native",
+                "image": "host",
+                "exported_at": 0,
+                "spec": {},
+                "parts": [],
+            }
         )
         packed(tmp_path / "newer", (entry("hutch.json"), newer.encode()))
         with pytest.raises(Invalid, match="format 99"):

@@ -16,6 +16,8 @@ from hutch.providers.nsjail.provider import NsjailProvider
 
 SITE = Site(directory="/run/h/box", base="/run/h/base", uid=1880001234, guest=("/.hutch/python", "boot"))
 
+NO_GROUPS = argv.Groups(0)
+
 
 def order(**changes: object) -> Order:
     made = canary("nsjail")
@@ -24,7 +26,7 @@ def order(**changes: object) -> Order:
     return made.but(spec=made.spec.but(limits=limits, **changes), places=places)
 
 
-def line(groups: argv.Groups = argv.Groups(0), **changes: object) -> list[str]:
+def line(groups: argv.Groups = NO_GROUPS, **changes: object) -> list[str]:
     return argv.command("nsjail", order(**changes), SITE, groups, "POLICY")
 
 
@@ -144,5 +146,3 @@ def test_the_real_program_knows_every_word() -> None:
     for version in (0, 1, 2):
         made = line(argv.Groups(version, "/p", swap=True))
         assert {word for word in made[: made.index("--")] if word.startswith("--")} <= known
-
-

@@ -109,7 +109,9 @@ def test_references(text: str, name: str, tag: str, registry: str) -> None:
     assert (found.name, found.tag, found.registry) == (name, tag, registry)
 
 
-@pytest.mark.parametrize("text", ["", "host", "oci:", "oci:a b", "oci:x@sha256:short", "oci:../etc", "a:b:c d", "oci:a/../b", "a//b"])
+@pytest.mark.parametrize(
+    "text", ["", "host", "oci:", "oci:a b", "oci:x@sha256:short", "oci:../etc", "a:b:c d", "oci:a/../b", "a//b"]
+)
 def test_references_that_are_none(text: str) -> None:
     with pytest.raises(Invalid):
         parse(text)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from hutch.config import Config
+from hutch.errors import ConfigError
 from tests.cli.calling import HUTCH
 from tests.server.serving import Answer, Server, serving, until
 
@@ -120,6 +122,19 @@ def test_tls(tmp_path: Path) -> None:
         context = ssl.create_default_context(cafile=str(cert))
         with urllib.request.urlopen(asked, context=context, timeout=60) as response:
             assert json.load(response)["state"] == "ready"
+
+
+def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
+    """[server] as HUTCH_SERVER_…: above the file, below the command line; a typo or a wrong value is told by name."""
+    (tmp_path / "hutch.toml").write_text("[server]\nport = 1\nrate_per_sec = 5\n")
+    given = {"HUTCH_SERVER_PORT": "2", "HUTCH_SERVER_HOSTS": "a.example, b.example", "HUTCH_SERVER_DRAIN_SEC": "1.5"}
+    config = Config.load(environ=given, cwd=tmp_path)
+    assert (config.server.port, config.server.rate_per_sec, config.server.drain_sec) == (2, 5, 1.5)
+    assert config.server.hosts == ("a.example", "b.example")
+    assert Config.load(environ=given, cwd=tmp_path, server={"port": 3}).server.port == 3
+    for name, value in (("HUTCH_SERVER_PORT", "x"), ("HUTCH_SERVER_PROT", "1")):
+        with pytest.raises(ConfigError, match=name):
+            Config.load(environ={name: value}, cwd=tmp_path)
 
 
 def test_wrong_settings_are_told_before_anything_starts(tmp_path: Path) -> None:

@@ -26,9 +26,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Se
         yield started
 
 
-def test_every_route_answers(
-    server: Server, client: Client, registry: registries.Server, tmp_path: Path
-) -> None:
+def test_every_route_answers(server: Server, client: Client, registry: registries.Server, tmp_path: Path) -> None:
     """B23, lesson 15: nothing is in the table that does not work end to end."""
     done: set[str] = set()
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hutch.config import Config
-from hutch.errors import FileTooLarge, NotFound, Refused
+from hutch.errors import FileTooLarge, NotFound, QuotaExceeded, Refused
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
 from hutch.keeper.handles import BoxHandle
@@ -173,6 +173,17 @@ async def test_a_workspace_of_the_host_keeps_no_trace(tmp_path: Path) -> None:
             assert await said(box, f"ls {AT}") == "mine\n"
         assert os.listdir(work / ".skills") == ["mine"]
         assert any("shows no skills" in event.reason for event in await hutch.events() if event.kind == "warning")
+
+
+async def test_a_box_that_found_no_room_leaves_no_mount_point(tmp_path: Path) -> None:
+    async with opened(tmp_path, max_boxes=1, queue_sec=0) as hutch:
+        await hutch.skills.install(skill(tmp_path))
+        work = tmp_path / "work"
+        work.mkdir()
+        async with hutch.box():
+            with pytest.raises(QuotaExceeded):
+                await hutch.create(workspace=str(work))
+        assert os.listdir(work) == []
 
 
 async def test_a_volume_and_a_persistent_box(tmp_path: Path) -> None:

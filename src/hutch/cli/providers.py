@@ -5,6 +5,7 @@ import asyncio
 
 from hutch.cli.opening import configuration
 from hutch.cli.output import emit_json
+from hutch.cli.visiting import visit
 from hutch.config import Config
 from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities
@@ -12,10 +13,13 @@ from hutch.providers import registry
 
 
 def add(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--retire", metavar="NAME", help="destroy every box of this one, before it is uninstalled")
     parser.add_argument("--names", action="store_true", help="only their names, one on each line")
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if arguments.retire:
+        return asyncio.run(_retire(arguments))
     config = configuration(arguments)
     if arguments.names:
         print("\n".join(sorted(registry.names())))
@@ -26,6 +30,19 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         for each in found:
             _show(each, default=each.provider == config.provider)
+    return 0
+
+
+async def _retire(arguments: argparse.Namespace) -> int:
+    """An engine that goes must not leave boxes behind that nobody can end any more (P1)."""
+    async with visit(arguments) as hutch:
+        boxes = [box for box in await hutch.boxes() if box.provider == arguments.retire]
+        for box in boxes:
+            await hutch.destroy(box.id, force=True)
+            if not arguments.json:
+                print(box.id)
+    if arguments.json:
+        emit_json({"provider": arguments.retire, "destroyed": [box.id for box in boxes]})
     return 0
 
 

@@ -95,7 +95,7 @@ class OffHutch:
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         self._refuse("events")
 
-    async def providers(self) -> tuple[Capabilities, ...]:
+    async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
         self._refuse("providers")
 
     async def status(self) -> Status:

@@ -230,8 +230,8 @@ class RemoteHutch:
                 break
         return tuple(found)
 
-    async def providers(self) -> tuple[Capabilities, ...]:
-        told = await self._ask(dict[str, Any], "GET", "/v1/providers")
+    async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
+        told = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
         return msgspec.convert(told["providers"], tuple[Capabilities, ...])
 
     async def check(self) -> None:

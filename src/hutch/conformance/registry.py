@@ -1,8 +1,8 @@
 """Which checks there are: each a coroutine with its theme, its name and the capability it needs.
 
 A need is spelled like `Missing.what`: a field of the capabilities, with the value where there are several (`pty`,
-`networks.on`, `users.root`, `grades.memory_mb`); several are separated by spaces. If the provider lacks one, its refusal
-runs instead. A check that tries the wall needs `isolation`: where there is none it would hit the machine itself.
+`networks.on`, `users.root`, `grades.memory_mb`); several are separated by spaces. If the provider lacks one, its
+refusal runs instead. A check that tries the wall needs `isolation`: where there is none it would hit the machine.
 """
 
 from collections.abc import Awaitable, Callable

@@ -186,8 +186,9 @@ class Hutch:
         await self._start()
         return await self._keeper.events(after, limit)
 
-    async def providers(self) -> tuple[Capabilities, ...]:
-        return tuple([await self._keeper.engines.capabilities(name) for name in sorted(registry.names())])
+    async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
+        names = [name] if name else sorted(registry.names())
+        return tuple([await self._keeper.engines.capabilities(each) for each in names])
 
     async def status(self) -> Status:
         """Always answers (lesson 11)."""

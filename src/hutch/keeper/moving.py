@@ -7,6 +7,7 @@ the values of secrets, which no file should hold; the notes say what else was le
 
 import asyncio
 import os
+import shlex
 import shutil
 import tempfile
 import time
@@ -27,10 +28,20 @@ VERSION = 1
 _PIECE = 1 << 18
 _KEPT = ("profile", "workdir", "user", "env", "labels", "read_only_root", "retention", "idle_timeout_sec", "ttl_sec",
          "allow_private", "skills", "name")  # fmt: skip
-_FURNITURE = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/passwd", "/etc/group")
-"""What engines write when they make a box."""
-_MARGIN = 0.25
-_ELSEWHERE = (*_FURNITURE[:3], "/etc/mtab", "/proc", "/sys", "/dev", "/tmp", "/run", "/workspace", "/.hutch", "/.hutch-run", "/.hutch-root")
+_ENGINES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab")
+"""Every engine writes its own."""
+_ELSEWHERE = (
+    *_ENGINES,
+    "/proc",
+    "/sys",
+    "/dev",
+    "/tmp",
+    "/run",
+    "/workspace",
+    "/.hutch",
+    "/.hutch-run",
+    "/.hutch-root",
+)
 
 
 class Manifest(Record, frozen=True, kw_only=True):
@@ -162,39 +173,27 @@ async def _take_system(box: Box, here: Path, notes: list[str]) -> list[str]:
     other times. What was deleted leaves no trace and is not carried."""
     if box.spec.read_only_root:
         return []
-    born = await _furnished(box)
-    home = await _home(box)
-    pruned = " -o ".join(f"-path {path}" for path in (*_ELSEWHERE, *([home] if home else [])))
+    born = (await box.info()).created_at
+    others = [home for home in (await _home(box),) if home] + [mount.target for mount in box.spec.mounts]
+    pruned = " -o ".join(f"-path {shlex.quote(path)}" for path in (*_ELSEWHERE, *others))
     script = (
-        f"find / -xdev \\( {pruned} \\) -prune -o \\( -type f -o -type l \\) -newerct '@{born:.3f}' -print0"
+        f"find / \\( {pruned} \\) -prune -o \\( -type f -o -type l \\) -newerct '@{born:.3f}' -print0"
         f" | tar -cf - --no-recursion --null -T -"
     )
-    count = 0
+    stream = box.stream(["/bin/bash", "-o", "pipefail", "-c", script], user="root")
     try:
-        with open(here / "system.tar", "wb") as file:
-            stream = box.stream(["/bin/bash", "-o", "pipefail", "-c", script], user="root")
+        with await asyncio.to_thread(open, here / "system.tar", "wb") as file:
             async for name, piece in stream:
                 if name == "stdout":
                     file.write(piece)
-                    count += len(piece)
-        ok = stream.result.exit_code == 0
+        reason = "" if stream.result.exit_code == 0 else "the box needs bash, GNU find and tar"
     except (NotRunnable, Unsupported) as error:
-        ok, stream = False, None
-        notes.append(f"changes outside of workspace and home are not carried: {error.message}")
-    if not ok:
-        if stream is not None:
-            notes.append("changes outside of workspace and home are not carried: the box needs bash, GNU find and tar")
+        reason = error.message
+    if reason:
+        notes.append(f"changes outside of workspace and home are not carried: {reason}")
         (here / "system.tar").unlink(missing_ok=True)
         return []
     return ["system"]
-
-
-async def _furnished(box: Box) -> float:
-    """When the engine had put its own files into the box: these were changed too, and are nobody's work."""
-    born = (await box.info()).created_at
-    told = (await box.exec(["stat", "-L", "-c", "%.6Z", *_FURNITURE])).stdout.split()
-    made = [at for word in told if (at := float(word)) >= born]
-    return min(made) + _MARGIN if made else born
 
 
 # --- into a box ---------------------------------------------------------------------------------------------------
@@ -233,8 +232,6 @@ async def _pieces(path: Path) -> AsyncIterator[bytes]:
     def read(file: IO[bytes]) -> bytes:
         return file.read(_PIECE)
 
-    with open(path, "rb") as file:
+    with await asyncio.to_thread(open, path, "rb") as file:
         while piece := await asyncio.to_thread(read, file):
             yield piece
-
-

@@ -109,7 +109,8 @@ class SkillBoxes:
 
     async def arrived(self, live: Live) -> None:
         """A box came into this keeper's hands: its skills may have changed while nobody had it."""
-        if not live.record.skills_mounted and live.record.id not in self._copied:
+        record = live.record
+        if not record.skills_mounted and record.id not in self._copied and record.state is State.RUNNING:
             await self.settle(live)
 
     async def claimed(self, live: Live) -> None:

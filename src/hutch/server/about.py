@@ -4,6 +4,7 @@ from typing import Annotated
 
 import msgspec
 
+from hutch.errors import NotFound
 from hutch.keeper.keys import Key, Role
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.showing import condition
@@ -78,9 +79,18 @@ async def profiles(call: Call) -> Reply:
     return Reply(ProfileList(default=config.profile, profiles=[config.resolve_profile(name) for name in names]))
 
 
-async def providers(call: Call) -> Reply:
+class ProvidersQuery(Record, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Only this one: each that is asked is tried, and one that is out of order can take long."""
+
+
+async def providers(call: Call, query: ProvidersQuery) -> Reply:
     """What each engine can do on this machine, and why not."""
     names = sorted({*registry.names(), call.service.config.provider})
+    if query.name:
+        if query.name not in names:
+            raise NotFound(f"there is no provider {query.name!r}", op=call.op, remedy=f"one of {', '.join(names)}")
+        names = [query.name]
     found = [await call.service.engine(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 

@@ -98,7 +98,7 @@ async def pull_image(call: Call, body: PullBody) -> Reply:
             remedy="ask an admin, or set server.pulls",
         )  # fmt: skip
     platform = documents.platform_of(body.platform) if body.platform else None
-    log("server").info("image pulled", image=body.name, by=call.caller.key_id)
+    log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
     if call.accepts(NDJSON):
         return Reply(_lines(pulling), type=NDJSON)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 from hutch.errors import Unavailable
 from hutch.keeper.callers import called_by
 from hutch.model.spec_kinds import NetworkMode
+from hutch.server import mcp_sdk
 from hutch.server.call import Call, Message, Receive, Scope, Send
 from hutch.server.door import key_text
 from hutch.server.questions import asked
@@ -58,12 +59,7 @@ class Mount:
         return await asyncio.shield(self._made)
 
     async def _import_and_make(self) -> Mounted:
-        try:
-            await asyncio.to_thread(_import_sdk)
-        except ImportError as error:
-            raise Unavailable(
-                f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
-            ) from error
+        await mcp_sdk.load()
         return self._make()
 
     async def drain(self, seconds: float) -> None:
@@ -128,10 +124,6 @@ def _again(body: bytes, receive: Receive) -> Receive:
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
-
-
-def _import_sdk() -> None:
-    import hutch.mcp.serving.visitors  # noqa: F401
 
 
 # --- Hutch's own tools ------------------------------------------------------------------------------------------------

@@ -1,10 +1,9 @@
 """MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
+from hutch.errors import Gone, HutchError, Invalid, NotFound
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.records import LOCAL_OWNER
@@ -15,6 +14,7 @@ from hutch.mcp.hosting import registry
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.status import Status
+from hutch.server import mcp_sdk
 from hutch.server.call import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -98,13 +98,10 @@ class Hostings:
 
     async def _open(self, owner: str) -> "Hosted":
         config = self._service.config
-        try:
-            hosted_kind = await asyncio.to_thread(_sdk)
-        except ImportError as error:
-            raise Unavailable(
-                f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
-            ) from error
-        hosted = hosted_kind(
+        await mcp_sdk.load()
+        from hutch.mcp.hosting.hosted import Hosted
+
+        hosted = Hosted(
             OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
             directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
         )  # fmt: skip
@@ -114,12 +111,6 @@ class Hostings:
     def _owners(self) -> list[str]:
         configured = {LOCAL_OWNER} if self._service.config.mcp.servers else set()
         return sorted(configured | registry.owners(self._service.config.state_dir))
-
-
-def _sdk() -> "Callable[..., Hosted]":
-    from hutch.mcp.hosting.hosted import Hosted
-
-    return Hosted
 
 
 class HostedMount:
@@ -172,5 +163,4 @@ async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHand
     live = await service.keeper.live(box_id)
     if live.record.owner != owner:
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
-    holder = live.record.lease.holder if live.record.lease is not None else SESSION
-    return BoxHandle(service.keeper, live, holder)
+    return BoxHandle(service.keeper, live, SESSION)  # beside whoever holds it: its lease is not ours to extend

@@ -123,7 +123,7 @@ ROUTES = (
     Route("GET", "/v1/openapi.json", about.openapi, May.READ, dict),
     Route("GET", "/v1/status", about.status, May.READ, Status),
     Route("GET", "/v1/profiles", about.profiles, May.READ, about.ProfileList),
-    Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList),
+    Route("GET", "/v1/providers", about.providers, May.READ, about.ProviderList, fails=("not_found",)),
     Route("GET", "/v1/events", events.events, May.READ, events.EventPage, long=True, streams={events.SSE: Event},
           headers=("Last-Event-ID",)),
     Route("GET", "/v1/errors", about.errors, May.READ, about.ErrorList),

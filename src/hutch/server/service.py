@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -79,8 +79,8 @@ class Service:
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
         self._unusable: dict[str, tuple[float, Capabilities]] = {}
-        self._asking = asyncio.Lock()
-        """One probe at a time."""
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One probe of an engine at a time; a slow one keeps nobody from asking for another."""
         keeper.states.listeners += [self.bell.ring, self.creations.heard, self.presence.heard]
         keeper.states.witnesses.append(self.metrics.saw)
         keeper.operations.listeners.append(self.metrics.ended)
@@ -92,7 +92,7 @@ class Service:
         known = self._unusable.get(name)
         if known is not None and time.monotonic() - known[0] < TRY_AGAIN_SECONDS:
             return known[1]
-        async with self._asking:
+        async with self._asking[name]:
             found = await self.keeper.engines.asked(name)
             if found.usable:
                 self._unusable.pop(name, None)

@@ -1,6 +1,5 @@
 """What the system prompt says about the tools: paths, limits, what persists, skills, the provider's words (B6, P2)."""
 
-import asyncio
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
@@ -13,10 +12,6 @@ from hutch.tools.provided import prompt_of
 
 if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools
-
-PROVIDER_SECONDS = 0.5
-"""Asking for a provider's words tries every engine of the machine, and one that is out of order can take half a minute:
-a system prompt does not wait for that."""
 
 _ALWAYS = """\
 You have an isolated Linux box for commands and files. Nothing you do in it reaches the machine it runs on.
@@ -110,9 +105,5 @@ async def _provider(tools: "Tools", agent: Agent, spec: EffectiveSpec | None) ->
     if spec is None:
         return ""
     kit = tools.provider_tools.get(spec.provider)
-    try:
-        async with asyncio.timeout(PROVIDER_SECONDS):
-            known = () if kit is not None and kit.prompt else await agent.hutch.providers()
-    except (HutchError, TimeoutError):
-        known = ()
+    known = () if kit is not None and kit.prompt else await agent.hutch.providers(spec.provider)
     return prompt_of(spec.provider, kit, known)

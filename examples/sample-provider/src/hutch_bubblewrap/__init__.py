@@ -78,7 +78,8 @@ class BubblewrapProvider(LaunchedProvider):
 
     def command(self, order: Order, site: Site) -> list[str]:
         argv = [
-            shutil.which(self._settings.program) or "bwrap", "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1",
+            shutil.which(self._settings.program) or "bwrap",
+            "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1",
             "--uid", "1000", "--gid", "1000", "--hostname", order.box_id[:12], "--clearenv", "--cap-drop", "ALL",
             "--seccomp", str(site.filter_fd), "--proc", "/proc", "--dev", "/dev",
         ]  # fmt: skip

@@ -19,13 +19,13 @@ from pydantic import BaseModel, TypeAdapter
 from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, ServerFailed
-from hutch.logs import log, redact
+from hutch.logs import HIDDEN, log, redact, redact_field
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.lines import Preview
 from hutch.mcp.hosting.questions import Flying
 from hutch.mcp.hosting.registry import Entry
 from hutch.mcp.hosting.starting import Callbacks, Making, Run, ended_as
-from hutch.model.mcp import McpFailure, McpServerInfo, Phase, ServerState, Transport
+from hutch.model.mcp import McpFailure, McpServer, McpServerInfo, Phase, ServerState, Transport
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -131,7 +131,7 @@ class Supervisor:
             name=self.name, transport=server.transport, state=self._state, phase=self._phase,
             boxed=server.transport is Transport.STDIO, box=box, job=job, retries=self._retries, starts=self._starts,
             since=self._since, error=self._error, start=server.start, share=server.share,
-            command=tuple(redact(word) for word in (server.command, *server.args)) if server.command else (),
+            command=shown_command(server) if server.command else (),
             url=redact(server.url), env=tuple(server.env), files=self._files, tools=self.tools,
             origin=self.entry.origin, description=server.description,
         )  # fmt: skip
@@ -278,3 +278,19 @@ class Supervisor:
             f"MCP server {self.name} failed in phase {told.phase}: {told.message}", remedy=told.remedy,
             details={"server": self.name, **msgspec.to_builtins(told)},
         )  # fmt: skip
+
+
+def shown_command(server: McpServer) -> tuple[str, ...]:
+    """As people may see it: what follows an option that is called like a secret is taken for one (lesson 37)."""
+    shown: list[str] = []
+    secret = False
+    for word in (server.command, *server.args):
+        option, sign, value = word.partition("=")
+        if secret and not word.startswith("-"):
+            shown.append(HIDDEN)
+        elif sign and option.startswith("-"):
+            shown.append(f"{option}={redact_field(option, redact(value))}")
+        else:
+            shown.append(redact(word))
+        secret = word.startswith("-") and not sign and redact_field(word, "-") == HIDDEN
+    return tuple(shown)

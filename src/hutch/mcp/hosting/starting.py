@@ -190,7 +190,11 @@ async def _within(phase: Phase, seconds: float, work: Awaitable[T], *, missing: 
         raise ServerFailed(f"{type(error).__name__}: {error}", details={"phase": phase}) from error
 
 
-_FINAL = frozenset({"invalid", "refused", "disabled", "unsupported", "not_found", "file_not_found", "config"})
+_FINAL = frozenset(
+    {
+        "invalid", "refused", "disabled", "unsupported", "not_found", "file_not_found", "config", "gone", "lease_lost",
+    }
+)  # fmt: skip
 """The same definition meets the same answer next time."""
 
 

@@ -136,7 +136,10 @@ class BoxLiteProvider(Provider):
 
     def plan(self, order: Order) -> InstanceRecord:
         return InstanceRecord(
-            provider=self.name, box_id=order.box_id, keeper=order.keeper, data={"name": _name(order.box_id, order.keeper)}
+            provider=self.name,
+            box_id=order.box_id,
+            keeper=order.keeper,
+            data={"name": _name(order.box_id, order.keeper)},
         )
 
     async def create(self, order: Order, planned: InstanceRecord) -> BoxLiteInstance:

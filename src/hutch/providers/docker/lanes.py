@@ -136,10 +136,7 @@ class ApiLane:
         stream.become(link)
         try:
             await link.greeted(PATIENCE if told is not None else 10.0)
-        except BaseException as error:
-            stream.close()  # and with it the relay inside
-            if not isinstance(error, BoxBroken | Unavailable):
-                raise
+        except (BoxBroken, Unavailable) as error:
             complaint = stream.complaint.decode("utf-8", "replace").strip()
             raise await self._explained(error, complaint) from error
         return link

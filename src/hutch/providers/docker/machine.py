@@ -35,6 +35,8 @@ class Machine(NamedTuple):
     """Which of cpus, memory and pids its control groups limit: a rootless engine often has none of them."""
     same_host: bool
     """Whether its containers' processes are processes we can see: proven for each container again."""
+    security: tuple[str, ...] = ()
+    """As the engine tells it: one that was started again without its filter has to be looked at again."""
 
     @property
     def isolation(self) -> Isolation:
@@ -87,6 +89,7 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
         backing=str(storage.get("Backing Filesystem") or ""),
         holds=frozenset(name for name, field in _CONTROLLERS.items() if info.get(field, True)),
         same_host=endpoint.is_local and kernel == os.uname().release,
+        security=tuple(sorted(map(str, info.get("SecurityOptions") or ()))),
     )
 
 

@@ -9,6 +9,7 @@ import contextlib
 import io
 import os
 import secrets
+import sys
 import tarfile
 import time
 
@@ -20,6 +21,7 @@ from hutch.model.spec import MountMode, Order
 from hutch.providers.docker import shape
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.foreign_paths import engine_path
 from hutch.providers.docker.ground import Ground, thrown_away
 from hutch.providers.docker.shape import Bind
 from hutch.providers.linked.link import Link
@@ -37,7 +39,7 @@ async def binds(order: Order, ground: Ground) -> tuple[Bind, ...]:
     found = []
     for place in shown(order):
         _check(place)
-        source = translated(place.real, ground.settings.paths)
+        source = engine_path(translated(place.real, ground.settings.paths), sys.platform)
         bind = Bind(source, shape.target(place.target), place.mode is MountMode.RW)
         if not comparable(ground):
             await _prove(ground, place, bind)

@@ -86,7 +86,7 @@ class E2BInstance(RelayedInstance):
                 log("e2b").warning("the end of a sandbox was not moved", box=self.record.box_id, error=error.message)
 
     def left(self) -> int:
-        """Seconds to which the sandbox's end may be moved. Its guest ends a box at its ttl; the rest goes soon after."""
+        """Seconds to which the sandbox's end may be moved: its guest ends at the ttl, and the rest soon after."""
         if not self._ends_at:
             return self._window
         return max(1, min(self._window, int(self._ends_at - time.time()) + _AFTER))

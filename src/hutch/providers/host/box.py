@@ -55,9 +55,7 @@ class HostFiles(LinkedFiles):
 class HostInstance(LaunchedInstance):
     """A box that is no more than a directory."""
 
-    def __init__(
-        self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity, door: str, workspace: str
-    ) -> None:
+    def __init__(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity, door: str, workspace: str) -> None:
         super().__init__(record, spec, guest, door, Uncounted(), watched=False)
         self._workspace = workspace
         self._files = HostFiles(self.link)

@@ -47,6 +47,7 @@ class LaunchedInstance(LinkedInstance):
         watched: bool,
     ) -> None:
         """`watched`: the guest itself holds the memory."""
+
         async def connect() -> Link:
             return await Link.connect(f"{door}/{NAME}")
 

@@ -127,9 +127,7 @@ class LaunchedProvider(Provider):
 
     async def _make(self, order: Order, planned: InstanceRecord) -> LaunchedInstance:
         base = await asyncio.to_thread(self.ground.prepare, public=self._has_ids)
-        site = Site(
-            directory=str(self.ground.box(order.box_id)), base=str(base), uid=self._uid(order.box_id), guest=()
-        )
+        site = Site(directory=str(self.ground.box(order.box_id)), base=str(base), uid=self._uid(order.box_id), guest=())
         self._furnish(site, planned)
         program = self._launch(order, site)
         link, guest = await self._meet(order, site, program)

@@ -82,9 +82,7 @@ def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
     return Ceiling(memory_bytes=memory, pids=limits.pids, cpus=limits.cpus)
 
 
-def request(
-    order: Order, image: Image, store: str | None, *, ranged: bool, counts_processes: bool
-) -> wire.Message:
+def request(order: Order, image: Image, store: str | None, *, ranged: bool, counts_processes: bool) -> wire.Message:
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
     own = spec.workspace.source == "own" and spec.workspace.mode is MountMode.RW

@@ -19,8 +19,8 @@ _REFUSED = (
     "fsconfig", "fsmount", "fsopen", "fspick", "init_module", "io_uring_enter", "io_uring_register", "io_uring_setup",
     "kcmp", "kexec_file_load", "kexec_load", "keyctl", "lookup_dcookie", "mount", "move_mount",
     "name_to_handle_at", "nfsservctl", "open_by_handle_at", "open_tree", "perf_event_open", "personality",
-    "pivot_root", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot", "request_key", "setdomainname",
-    "sethostname", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "unshare",
+    "pivot_root", "process_vm_readv", "process_vm_writev", "ptrace", "quotactl", "reboot", "request_key",
+    "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "unshare",
     "userfaultfd", "vhangup", "vmsplice",
 )  # fmt: skip
 """System calls that no program of a box needs and many an escape did."""
@@ -49,8 +49,8 @@ def command(program: str, order: Order, site: Site, groups: Groups, filter_polic
     """The whole command line of one box."""
     argv = [
         program, "--mode", "o", "--quiet", "--time_limit", "0", "--hostname", order.box_id[:12], "--cwd", "/",
-        "--user", f"1000:{site.uid}:1", "--group", f"1000:{site.uid}:1", "--disable_rlimits", "--nice_level", "0", "--proc_rw",
-        "--mount", "none:/dev:tmpfs:size=65536,mode=755",
+        "--user", f"1000:{site.uid}:1", "--group", f"1000:{site.uid}:1", "--disable_rlimits",
+        "--nice_level", "0", "--proc_rw", "--mount", "none:/dev:tmpfs:size=65536,mode=755",
     ]  # fmt: skip
     for name in _DEVICES:
         argv += ["--bindmount", f"/dev/{name}"]

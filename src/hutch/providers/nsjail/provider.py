@@ -71,7 +71,7 @@ class NsjailProvider(LaunchedProvider):
                 usable=False,
                 reason=f"nsjail is not installed: there is no program {self._settings.program!r} on the PATH",
                 remedy="build it from github.com/google/nsjail (make; it needs protobuf, libnl-route-3, bison, flex), "
-                "or name it: [providers.nsjail] program = \"/path/to/nsjail\"",
+                'or name it: [providers.nsjail] program = "/path/to/nsjail"',
             )
         held = EnforcedBy.CGROUP if self.groups.version else EnforcedBy.NONE
         return Capabilities(
