@@ -12,7 +12,7 @@ packages=(
   util-linux          # setpriv, unshare, nsenter
   iproute2 nftables   # boxes with network, as root
   passt               # boxes with network, rootless
-  bubblewrap          # a peer to measure beside
+  bubblewrap          # a peer to measure beside, and what the sample provider makes boxes with
   postgresql          # the store that several machines share; the tests start a server of their own
   file git            # what commands in the tests call
   docker-registry     # images: the tests start one of their own, on loopback

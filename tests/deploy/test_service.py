@@ -15,7 +15,7 @@ import pytest
 
 from hutch.config import Config
 from tests.conftest import remove
-from tests.server.serving import PATIENCE, Client
+from tests.server.serving import PATIENCE, Client, until
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 UNIT = DEPLOY / "hutch.service"
@@ -51,7 +51,7 @@ class Manager:
         self.state, self.run = top / "s", top / "r"
         self._told = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._told.bind(str(top / "notify"))
-        self._told.settimeout(PATIENCE)
+        self._told.setblocking(False)
         self._environ = {
             "PATH": os.environ["PATH"], "NOTIFY_SOCKET": str(top / "notify"), "HUTCH_STATE_DIR": str(self.state),
             "HUTCH_RUN_DIR": str(self.run), "HUTCH_SERVER_PORT": "0", "HUTCH_ORPHAN_GRACE_SEC": "60",
@@ -65,22 +65,24 @@ class Manager:
         assert service["NoNewPrivileges"] == "yes"
         program, *arguments = service["ExecStart"].replace("/etc/hutch", str(DEPLOY)).split()
         assert program.endswith("/hutch")
-        confined = [
-            "setpriv",
-            "--bounding-set",
-            ",".join(("-all", *(f"+{name}" for name in granted))),
-            "--no-new-privs",
-        ]
+        confined = ["setpriv", "--bounding-set", ",".join(("-all", *granted)), "--no-new-privs"]
         command = [*confined, sys.executable, "-m", "hutch.cli.main", *arguments]
-        self._process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL)
-        assert b"READY=1" in self._told.recv(4096)
+        process = self._process = subprocess.Popen(command, env=self._environ, stdin=subprocess.DEVNULL)
+        until(lambda: process.poll() is not None or self._heard(b"READY=1"))
+        assert process.poll() is None, "it ended before it was ready"
+
+    def _heard(self, word: bytes) -> bool:
+        try:
+            return word in self._told.recv(4096)
+        except BlockingIOError:
+            return False
 
     def stop(self) -> None:
         """As KillMode=process has it: a signal to the server alone."""
         assert self._process is not None
         assert unit()["KillMode"] == "process"
         self._process.send_signal(signal.SIGTERM)
-        assert b"STOPPING=1" in self._told.recv(4096)
+        until(lambda: self._heard(b"STOPPING=1"))
         assert self._process.wait(PATIENCE) == 0
 
     def client(self) -> Client:

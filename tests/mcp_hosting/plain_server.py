@@ -99,7 +99,10 @@ def handle(request):
     elif method == "tools/list":
         result = {"tools": [{"name": name, "inputSchema": {"type": "object"}} for name in TOOLS]}
     elif method == "tools/call":
-        result = call(request)
+        try:
+            result = call(request)
+        except (KeyError, TypeError, ValueError) as error:
+            result = {**text(f"{type(error).__name__}: {error}"), "isError": True}
     elif method == "ping":
         result = {}
     else:

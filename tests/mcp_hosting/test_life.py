@@ -230,6 +230,18 @@ async def test_registry(tmp_path: Path) -> None:
             await hosted.info("plain")
 
 
+async def test_nothing_is_left_of_a_removed_one(tmp_path: Path) -> None:
+    """B37: its process, its box and what was installed for it go with its definition."""
+    async with Hutch(mount_roots=()) as hutch:
+        async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
+            await hosted.add("leaving", plain(tmp_path / "p"))
+            await hosted.start("leaving")
+            assert "mcp-leaving" in [volume.name for volume in await hutch.volumes.all()]
+            await hosted.remove("leaving")
+            assert "mcp-leaving" not in [volume.name for volume in await hutch.volumes.all()]
+            assert await hutch.boxes() == ()
+
+
 async def test_disabled_is_not_failed(tmp_path: Path) -> None:
     """B37: a server that is switched off says so, and is left out of the gateway."""
     async with hosting(tmp_path) as hosted:

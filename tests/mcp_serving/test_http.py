@@ -207,6 +207,24 @@ async def test_after_a_restart_the_client_finds_its_box() -> None:
         assert (told["box"], told["stdout"]) == (box, "kept\n")
 
 
+def test_a_busy_client_does_not_hold_up_the_end() -> None:
+    """What runs for an MCP client gets the drain's time, like every request, and is killed then."""
+    with serving(HUTCH_SERVER_DRAIN_SEC="1") as server:
+        key = server.key("user", "busy")
+        client = server.tcp(key)
+        session = begin(client)
+        assert post(client, call_of("true"), mcp_session_id=session).status == 200
+        connection, _ = client.open("POST", "/mcp", call_of("sleep 4242", 9), **TYPES, mcp_session_id=session)
+        assert server.end() == 0
+        connection.close()
+        server.start()
+        client = server.tcp(key)
+        session = begin(client)
+        count = "cat /proc/[0-9]*/comm | grep -c '^sleep$' || true"
+        (answer,) = messages(post(client, call_of(count), mcp_session_id=session))
+        assert answer["result"]["structuredContent"]["stdout"] == "0\n"
+
+
 async def test_a_new_skill_is_told_to_whoever_listens(server: Server, tmp_path: Path) -> None:
     """`tools/list_changed` in both eras: on the session's own stream, or on the one a client subscribed with."""
     package = tmp_path / "count"

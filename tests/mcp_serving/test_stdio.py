@@ -37,8 +37,8 @@ def test_a_restarted_client_finds_its_box(top: Path) -> None:
         assert raw.close() == 0
     with Raw(top) as raw:
         raw.handshake()
-        again = raw.run("cat file; pgrep -c sleep || ls /proc | grep -c '^[0-9]'")
-        assert (again["box"], again["stdout"].split()[0]) == (mine, "1")
+        again = raw.run("cat file /proc/[0-9]*/comm | grep '^1$\\|^sleep$'")
+        assert (again["box"], again["stdout"]) == (mine, "1\nsleep\n"), "files and jobs"
         raw.process.send_signal(signal.SIGKILL)
         raw.process.wait(PATIENCE)
     with Raw(top) as raw:

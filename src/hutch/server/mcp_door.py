@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from hutch.tools.gate import Ask
 
 METHODS = ("GET", "POST", "DELETE")
+FAREWELL_SECONDS = 2.0
 
 
 class Mounted(Protocol):
@@ -84,7 +85,15 @@ class Mounts:
         return None
 
     async def drain(self, seconds: float) -> None:
-        await asyncio.gather(*(mount.drain(seconds) for mount in self._mounts))
+        """What has not ended a while after its time is let fall: the server's own end must not wait for it."""
+        parting = [asyncio.ensure_future(mount.drain(seconds)) for mount in self._mounts]
+        if not parting:
+            return
+        done, late = await asyncio.wait(parting, timeout=seconds + FAREWELL_SECONDS)
+        for each in late:
+            each.cancel()
+        for each in done:
+            each.result()
 
 
 async def enter(mount: Mount, call: Call, scope: Scope, receive: Receive, send: Send, request: str) -> None:

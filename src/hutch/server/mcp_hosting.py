@@ -66,6 +66,9 @@ class OwnerVolumes:
     async def create(self, name: str) -> VolumeInfo:
         return (await self._volumes.create(name, self._owner)).shown()
 
+    async def remove(self, name: str) -> None:
+        await self._volumes.remove(name, self._owner)
+
 
 class Hostings:
     """The `Hosted` of each owner, made when it is needed first."""

@@ -18,7 +18,7 @@ Progress = Callable[[float, float | None, str], Awaitable[None]]
 """Seconds so far, seconds at most if that is known, and what is going on."""
 
 FIRST_REPORT = 1.0
-NEXT_REPORTS = 3.0
+NEXT_REPORTS = 1.0
 
 DEFAULT_MESSAGE = "now"
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from hutch.api import Box
 from hutch.config.mcp import McpTable
-from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, Unavailable
+from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, NotFound, Unavailable
 from hutch.logs import log
 from hutch.mcp.hosting import projects
 from hutch.mcp.hosting.registry import Entry
@@ -35,6 +35,8 @@ class Cellar(Protocol):
     """Of `hutch.api.Volumes`, what a server needs."""
 
     async def create(self, name: str) -> VolumeInfo: ...
+
+    async def remove(self, name: str) -> None: ...
 
 
 class Host(Protocol):
@@ -113,7 +115,7 @@ class Boxes:
             pairs[project.root] = f"{MOUNTED_AT}/project"
         shown = [Mount(source=source, target=target, mode=mode) for source, target in pairs.items()]
         with mounts.granted(*entry.roots):
-            box = await self._make(f"mcp-{name}", server, shown, {LABEL: name})
+            box = await self._make(_volume(name), server, shown, {LABEL: name})
         try:
             yield Room(box, projects.places(pairs), asyncio.Lock())
         finally:
@@ -157,6 +159,15 @@ class Boxes:
         extra = (self._settings.npm_cache,) if self._settings.npm_cache else ()
         return tuple(dict.fromkeys((*self._settings.install_paths, *extra)))
 
+    async def forget(self, name: str) -> None:
+        """What was installed for a server goes with it."""
+        try:
+            await self._hutch.volumes.remove(_volume(name))
+        except NotFound:  # it was never started
+            return
+        except HutchError as error:
+            log("mcp").warning("volume of a server not removed", server=name, error=error)
+
     async def sweep(self, names: frozenset[str]) -> None:
         """End what an earlier run of ours has left: its servers are started anew (B37)."""
         for info in await self._hutch.boxes():
@@ -175,6 +186,10 @@ class _Pipeline:
     changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Two servers that start at once make one box, and the last that leaves ends it."""
     installing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+def _volume(name: str) -> str:
+    return f"mcp-{name}"
 
 
 async def _alive(box: Box) -> bool:

@@ -123,6 +123,7 @@ class Hosted:
     async def remove(self, name: str) -> None:
         self.registry.remove(name)
         await self._forget(name)
+        await self._boxes.forget(name)
         await self._changed(name)
 
     async def all(self) -> tuple[McpServerInfo, ...]:
