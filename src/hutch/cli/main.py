@@ -78,9 +78,8 @@ def command(argv: list[str]) -> int:
     if name in ("run", "shell"):
         _start_engine(rest)
         _import_asyncio()
-    elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and "HUTCH_SERVER" not in os.environ:
-        if "--server" not in argv:
-            _start_engine(rest)
+    elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and not _remote(argv):
+        _start_engine(rest)
     if not name:
         return _without_command(leading)
     from hutch.errors import HutchError
@@ -112,6 +111,11 @@ def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
     if position >= len(argv):
         return argv, "", []
     return argv[:position], argv[position], argv[position + 1 :]
+
+
+def _remote(argv: list[str]) -> bool:
+    """Whether a server is named: then no engine is needed here."""
+    return "HUTCH_SERVER" in os.environ or "--server" in argv
 
 
 def _start_engine(words: list[str]) -> None:

@@ -21,8 +21,8 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
-    from hutch.client.receipts import RemoteReceipts
     from hutch.client.mcp_servers import RemoteMcpServers
+    from hutch.client.receipts import RemoteReceipts
     from hutch.client.skills import RemoteSkills
 
 STATUS_SECONDS = 10.0
