@@ -62,8 +62,10 @@ async def test_nobody_there(tmp_path: Path, transport: Transport) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with hosting(tmp_path, QUICK.but(retry_pauses_sec=(0.1,))) as hosted:
-        await hosted.add("far", McpServer(url=f"http://127.0.0.1:{port}/mcp", type=transport))
-        with pytest.raises(ServerFailed) as failed:
+        await hosted.add("far", McpServer(url=f"http://me:pw@127.0.0.1:{port}/mcp?key=k3y", type=transport))
+        with pytest.raises(ServerFailed, match="cannot be reached") as failed:
             await hosted.start("far")
         assert failed.value.details["phase"] in (Phase.RELAY_CONNECT, Phase.MCP_INIT)
-        assert (await hosted.info("far")).starts == 2
+        info = await hosted.info("far")
+        assert (info.starts, info.url) == (2, f"http://127.0.0.1:{port}/mcp")
+        assert "k3y" not in str(failed.value) + repr(info)

@@ -9,6 +9,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.conformance.pytest_class import ProviderConformance
+from hutch.conformance.registry import checks
 from hutch.errors import ConfigError, EngineError, NotFound, Refused, Unsupported
 from hutch.model.spec import NetworkMode, Order
 from hutch.providers.base import Command, Provider
@@ -173,6 +174,7 @@ def test_unknown_settings_are_named() -> None:
 
 
 @pytest.mark.proof
+@part(*(check.name for check in checks() if check.name != "isolation.read_only_root"))
 class TestWholeE2B(ProviderConformance):
     """All but a root that is read-only by its mount: the root of a sandbox is protected by its rights."""
 

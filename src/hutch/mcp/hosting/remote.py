@@ -2,12 +2,30 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from urllib.parse import urlsplit, urlunsplit
 
+import httpx2
 from mcp.client import sse, streamable_http
 from mcp.client._transport import TransportStreams
 from mcp.shared._httpx_utils import create_mcp_http_client
 
 from hutch.model.mcp import McpServer, Transport
+
+LOST = (httpx2.HTTPError, OSError, ExceptionGroup)
+"""What the transports raise when the other side is away; from their task groups it comes in groups."""
+
+
+def reason(error: BaseException) -> str:
+    """What happened, from inside the groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return f"{error}" or type(error).__name__
+
+
+def address(url: str) -> str:
+    """An address as it may be shown: people put keys into the rest."""
+    parts = urlsplit(url)
+    return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, ServerFailed
 from hutch.logs import HIDDEN, log, redact, redact_field
+from hutch.mcp.hosting import remote
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.lines import Preview
 from hutch.mcp.hosting.questions import Flying
@@ -132,7 +133,7 @@ class Supervisor:
             boxed=server.transport is Transport.STDIO, box=box, job=job, retries=self._retries, starts=self._starts,
             since=self._since, error=self._error, start=server.start, share=server.share,
             command=shown_command(server) if server.command else (),
-            url=redact(server.url), env=tuple(server.env), files=self._files, tools=self.tools,
+            url=redact(remote.address(server.url)) if server.url else "", env=tuple(server.env), files=self._files, tools=self.tools,
             origin=self.entry.origin, description=server.description,
         )  # fmt: skip
 

@@ -72,46 +72,67 @@ class Making:
     """Phase, box and job, as they are reached."""
     box: Box | None = None
     """The conversation's, where the server shares that one."""
+    phase: Phase = Phase.SESSION_CREATE
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Run]:
         """ServerFailed, which names the phase."""
+        if self.entry.server.transport is Transport.STDIO:
+            async with self._entered(self._boxed) as run:
+                yield run
+            return
+        try:
+            async with self._entered(self._elsewhere) as run:
+                yield run
+        except remote.LOST as error:
+            if isinstance(error, HutchError):
+                raise
+            raise ServerFailed(
+                f"{remote.address(self.entry.server.url)} cannot be reached: {remote.reason(error)}",
+                remedy="check its url and headers", details={"phase": self.phase},
+            ) from error  # fmt: skip
+
+    @asynccontextmanager
+    async def _entered(self, make: Callable[[AsyncExitStack], Awaitable[Run]]) -> AsyncIterator[Run]:
         failure: ServerFailed | None = None
         async with AsyncExitStack() as stack:
             # Not through the stack: the task groups of the SDK in it would wrap the error in groups of their own.
             try:
-                boxed = self.entry.server.transport is Transport.STDIO
-                run = await (self._boxed(stack) if boxed else self._elsewhere(stack))
-                self.told(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
+                run = await make(stack)
+                self._reached(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
                 yield run
             except ServerFailed as error:
                 failure = error
         if failure is not None:
             raise failure
 
+    def _reached(self, phase: Phase, box: str = "", job: str = "") -> None:
+        self.phase = phase
+        self.told(phase, box, job)
+
     async def _boxed(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
-        self.told(Phase.SESSION_CREATE, "", "")
+        self._reached(Phase.SESSION_CREATE)
         project = await _within(Phase.SESSION_CREATE, START_SECONDS, asyncio.to_thread(projects.infer, server))
         room = await _within(
             Phase.SESSION_CREATE, CREATE_SECONDS,
             stack.enter_async_context(self.boxes.room(self.name, self.entry, project, self.box)),
         )  # fmt: skip
-        self.told(Phase.DEP_INSTALL, room.box.id, "")
+        self._reached(Phase.DEP_INSTALL, room.box.id)
         installer = Installer(room, self.name, server, project, self.settings, self.preview)
         launch = await _within(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
-        self.told(Phase.PROCESS_START, room.box.id, "")
+        self._reached(Phase.PROCESS_START, room.box.id)
         starting = room.box.start(
             launch.argv, cwd=launch.cwd, env=launch.env, name=f"mcp-{self.name}", follow=True
         )  # fmt: skip
         job = await _within(Phase.PROCESS_START, START_SECONDS, starting, missing=launch.argv[0])
         stack.push_async_callback(_put_away, room.box, job)
-        self.told(Phase.RELAY_CONNECT, room.box.id, job.id)
+        self._reached(Phase.RELAY_CONNECT, room.box.id, job.id)
         ended = asyncio.ensure_future(job.wait())
         stack.callback(ended.cancel)
         streams = LineStreams(job, self.preview)
         read, write = await stack.enter_async_context(streams)
-        self.told(Phase.MCP_INIT, room.box.id, job.id)
+        self._reached(Phase.MCP_INIT, room.box.id, job.id)
         session = await stack.enter_async_context(self._session(read, write))
         run = Run(session, room.box, job, dict(room.places.pairs), ended, streams)
         await self._greet(run, server.startup_timeout_sec)
@@ -119,11 +140,11 @@ class Making:
 
     async def _elsewhere(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
-        self.told(Phase.RELAY_CONNECT, "", "")
+        self._reached(Phase.RELAY_CONNECT)
         read, write = await _within(
             Phase.RELAY_CONNECT, START_SECONDS, stack.enter_async_context(remote.connected(server))
         )
-        self.told(Phase.MCP_INIT, "", "")
+        self._reached(Phase.MCP_INIT)
         session = await stack.enter_async_context(self._session(read, write))
         run = Run(session, None, None, {}, None, None)
         await self._greet(run, server.startup_timeout_sec)
