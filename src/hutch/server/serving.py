@@ -18,7 +18,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.opening import open_ledger, open_store
 from hutch.logs import log
-from hutch.server import announcing
+from hutch.server import announcing, memory
 from hutch.server.app import App
 from hutch.server.door import Door
 from hutch.server.heads import BoundedHttp, patient
@@ -52,6 +52,7 @@ async def serve(config: Config, tell: Told, *, private: bool = False) -> None:
 
     A private server is one process's own: it also ends when its standard input does, and its boxes end with it.
     """
+    memory.keep_flat()
     _bridge_logs()
     if sent := telemetry.set_up():
         tell(sent)
