@@ -98,6 +98,17 @@ async def test_disk() -> None:
         await box.exec("rm big")
 
 
+async def test_strict_refuses_a_box_whose_disk_only_a_watchdog_holds() -> None:
+    """B17: a persistent box's files are a directory of the machine, which nothing bounds by its size."""
+    async with Hutch(provider="native", strict=True) as hutch:
+        if (await hutch._keeper.engines.capabilities("native")).grades.cpus is not EnforcedBy.CGROUP:
+            pytest.skip("strict refuses every box here: there are no control groups")
+        async with hutch.box() as box:
+            assert (await box.exec("echo made")).stdout == "made\n"
+        with pytest.raises(Refused, match=r"disk_mb is not held .*only a watchdog"):
+            await hutch.create(retention="persistent")
+
+
 async def test_inodes() -> None:
     async with limited(disk_mb=16) as (box, _):
         script = "python3 -c 'import os\nfor n in range(1000000): os.close(os.open(f\"f{n}\", os.O_CREAT))'"

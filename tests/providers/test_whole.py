@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hutch.config import Config
-from hutch.errors import Invalid
+from hutch.errors import Invalid, Refused
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.sqlite import SqliteStore
@@ -19,11 +19,11 @@ from tests.providers import daemons, rootfs
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
 
 
-def keeper_on(daemon: daemons.Daemon, place: Path, **settings: Any) -> Keeper:
+def keeper_on(daemon: daemons.Daemon, place: Path, *, strict: bool = False, **settings: Any) -> Keeper:
     table = {"host": daemon.host, "image": rootfs.NAME, "cgroup_parent": daemons.CGROUP, **settings}
     config = Config.load(
         environ={}, cwd=place, state_dir=str(place / "s"), run_dir=str(place / "r"), provider="docker",
-        orphan_grace_sec=30.0, providers={"docker": table},
+        orphan_grace_sec=30.0, strict=strict, providers={"docker": table},
     )  # fmt: skip
     return Keeper(config, SqliteStore(config.state_dir / "hutch.db"))
 
@@ -42,6 +42,17 @@ async def test_the_image_comes_from_the_settings(docker: daemons.Daemon, short_t
         with pytest.raises(Invalid) as caught:
             await hutch.create()
         assert "image" in str(caught.value)
+
+
+async def test_strict_refuses_what_only_a_watchdog_bounds(docker: daemons.Daemon, short_tmp: Path) -> None:
+    """B17: the layer of a writable root and the volumes of a persistent box have no size of their own."""
+    keeper = keeper_on(docker, short_tmp, strict=True)
+    async with Hutch(keeper=keeper) as hutch:
+        async with hutch.box(read_only_root=True) as box:
+            assert (await box.exec("echo made")).stdout == "made\n"
+        for weak in ({"read_only_root": False}, {"read_only_root": True, "retention": "persistent"}):
+            with pytest.raises(Refused, match=r"disk_mb is not held .*only a watchdog"):
+                await hutch.create(**weak)
 
 
 @pytest.mark.parametrize("lane", ["fast", "api"])

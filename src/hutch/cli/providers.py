@@ -70,6 +70,10 @@ def _show(found: Capabilities, *, default: bool) -> None:
         return
     print(f"  isolation: {found.isolation}; network {', '.join(found.networks)}; images {', '.join(found.images)}")
     print(f"  limits:    {', '.join(f'{limit} by {grade}' for limit, grade in found.grades.to_plain().items())}")
+    weaker = {"in a persistent box": found.disk_if_persistent, "under a writable root": found.disk_if_writable_root}
+    for where, grade in weaker.items():
+        if grade is not None:
+            print(f"             disk_mb by {grade} {where}")
     able = ("guest", "durable_jobs", "pty", "watch", "uid_range", "writable_root", "persistent", "mounts", "ports")
     print(f"  can:       {', '.join(name for name in able if getattr(found, name))}; pause by {found.pause}")
     for missing in found.missing:

@@ -4,9 +4,9 @@ from enum import StrEnum
 
 import msgspec
 
-from hutch.model.limits import Grades
+from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.record import Record
-from hutch.model.spec import Isolation, NetworkMode
+from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Retention
 
 
 class Pause(StrEnum):
@@ -51,6 +51,20 @@ class Capabilities(Record, frozen=True, kw_only=True):
     mounts: bool = False
     ports: bool = False
     grades: Grades = msgspec.field(default_factory=Grades)
+    """By what each limit is held in a temporary box with a read-only root."""
+    disk_if_persistent: EnforcedBy | None = None
+    """By what `disk_mb` is held in a persistent box; None: as in any other."""
+    disk_if_writable_root: EnforcedBy | None = None
     missing: tuple[Missing, ...] = ()
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     """For people: kernel, cgroup mode, Landlock ABI, ..."""
+
+    def grades_of(self, spec: EffectiveSpec) -> Grades:
+        """By what each limit is held in this very box: files that outlive it, or lie in its root, may lie where no size
+        bounds them."""
+        held = [self.grades.disk_mb]
+        if spec.retention is Retention.PERSISTENT and self.disk_if_persistent is not None:
+            held.append(self.disk_if_persistent)
+        if not spec.read_only_root and self.disk_if_writable_root is not None:
+            held.append(self.disk_if_writable_root)
+        return self.grades.but(disk_mb=max(held, key=list(EnforcedBy).index))

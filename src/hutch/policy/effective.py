@@ -63,8 +63,6 @@ def effective(
         ledger.note("provider", other, provider, reason)
     workspace = _workspace(spec, profile, ledger)
     limits = _limits(spec, profile, ledger)
-    for limit in grades.check(profile, capabilities, strict=strict):
-        ledger.note(limit, getattr(limits, limit), "not enforced", f"accepted by profile {profile.name}")
     answer = EffectiveSpec(
         profile=profile.name,
         provider=ledger.told("provider", spec.provider, provider),
@@ -92,6 +90,8 @@ def effective(
     if spec.read_only_root is None and answer.image == "host" and not capabilities.writable_root:
         answer = _read_only(answer, ledger, capabilities)
     needs.check(answer, capabilities)
+    for limit in grades.check(answer, profile, capabilities, strict=strict):
+        ledger.note(limit, getattr(answer.limits, limit), "not enforced", f"accepted by profile {profile.name}")
     return answer.but(adjustments=tuple(ledger.adjustments))
 
 

@@ -8,6 +8,7 @@ a clock, and nothing stronger exists for these two.
 from hutch.errors import Refused
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy
+from hutch.model.spec import EffectiveSpec
 from hutch.policy.needs import missing
 from hutch.policy.profiles import Profile
 from hutch.policy.values import LIMIT_NAMES
@@ -16,12 +17,15 @@ _STRONG = (EnforcedBy.CGROUP, EnforcedBy.QUOTA)
 _STRONGEST = {"open_files": EnforcedBy.RLIMIT, "timeout_sec": EnforcedBy.WATCHDOG}
 
 
-def check(profile: Profile, capabilities: Capabilities, *, strict: bool = False) -> tuple[str, ...]:
+def check(
+    spec: EffectiveSpec, profile: Profile, capabilities: Capabilities, *, strict: bool = False
+) -> tuple[str, ...]:
     """Refused if a limit is held too weakly; else the limits that go unenforced because the profile accepts it."""
     strict = strict or profile.strict
+    held = capabilities.grades_of(spec)
     unenforced: list[str] = []
     for limit in LIMIT_NAMES:
-        grade: EnforcedBy = getattr(capabilities.grades, limit)
+        grade: EnforcedBy = getattr(held, limit)
         if grade is EnforcedBy.NONE:
             if strict or limit not in profile.accept_unenforced:
                 raise _refusal(limit, grade, profile, capabilities, "nothing enforces it here")
@@ -40,9 +44,11 @@ def _refusal(limit: str, grade: EnforcedBy, profile: Profile, capabilities: Capa
         if grade is EnforcedBy.NONE
         else "or do without strict = true"
     )
-    remedy = (
-        told.remedy if told and told.remedy else f"give provider {capabilities.provider} a cgroup (see hutch doctor)"
-    )
+    if getattr(capabilities.grades, limit) is not grade:
+        remedy = "make it a temporary box with a read-only root, which a size bounds"
+    else:
+        usual = f"give provider {capabilities.provider} a cgroup (see hutch doctor)"
+        remedy = told.remedy if told and told.remedy else usual
     return Refused(
         f"profile {profile.name} refuses a box whose {limit} is not held on provider {capabilities.provider}: "
         f"{why}{reason}",

@@ -142,6 +142,8 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
         default_image=f"oci:{image}" if image else "",
         mounts=True,
         grades=grades(found),
+        disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine's
+        disk_if_writable_root=EnforcedBy.WATCHDOG,
         missing=_missing(ground, proof),
         facts={
             "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
@@ -151,8 +153,6 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
             "kernel": found.kernel,
             "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
             "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",
-            "disk of persistent boxes": "watchdog",
-            "disk of writable roots": "watchdog",
             "egress": "private ranges and the machine refused" if ground.walls else "not filtered",
         },
     )

@@ -96,6 +96,7 @@ def capabilities(machine: Machine) -> Capabilities:
         images=("host", "dir", "tar", "oci"),
         mounts=True,
         grades=grades(machine),
+        disk_if_persistent=EnforcedBy.WATCHDOG,  # its files are a directory of the machine's
         missing=missing(machine),
         facts={
             "kernel": platform.release(),
@@ -103,7 +104,6 @@ def capabilities(machine: Machine) -> Capabilities:
             "landlock": str(landlock.abi()),
             "identity": "a range of ids for each box" if machine.ranged else "one id",
             "network": machine.network.how if machine.network.usable else "none",
-            "disk of persistent boxes": "watchdog",
         },
     )
 
