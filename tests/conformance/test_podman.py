@@ -1,11 +1,11 @@
-"""Podman keeps the same contract behind the same API, on a real service; `make prove` runs the whole kit."""
+"""Podman keeps the same contract behind the same API, on a real service."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import pytest
 
-from tests.conformance.engines import OnEngine, part
+from tests.conformance.engines import OnEngine
 from tests.providers import daemons
 
 
@@ -17,7 +17,5 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         OnEngine.running.pop()
 
 
-@part("capabilities", "life", "exec.argv", "exec.timeout", "streams.apart", "terminal.echo", "limits", "mounts",
-      "network", "isolation.ordinary_user", "isolation.read_only_root", "isolation.writable_root")  # fmt: skip
 class TestPodman(OnEngine):
     settings: ClassVar[dict[str, Any]] = {"lane": "auto"}

@@ -4,6 +4,7 @@ import io
 import os
 import shutil
 import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -49,6 +50,36 @@ def test_an_archive_is_unpacked_once(tmp_path: Path) -> None:
     assert not (first / "dev/null").exists()
     assert unpacking.unpack(str(tar), str(tmp_path / "cache")) == str(first)
     assert os.listdir(tmp_path / "cache") == [first.name]
+
+
+FILLING = """
+import sys
+sys.path[:0] = {path!r}
+from hutch.providers.native.prepared import prepared
+with prepared({final!r}) as draft:
+    open(draft + "/half", "w").close()
+    print(draft, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_what_a_killed_keeper_was_unpacking_is_swept_and_a_live_ones_is_not(tmp_path: Path) -> None:
+    """Lesson 10: kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled."""
+    roots = tmp_path / "images"
+    roots.mkdir()
+    images = Images(str(tmp_path))
+    tar = archive(tmp_path / "image.tar", ("file", {"data": b"x"}))
+    for clear in (images.sweep, lambda: unpacking.unpack(str(tar), str(roots))):
+        code = FILLING.format(path=sys.path, final=str(roots / "final"))
+        with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as filling:
+            assert filling.stdout is not None
+            draft = Path(filling.stdout.readline().decode().strip())
+            assert images.sweep() == () and (draft / "half").exists()
+            filling.kill()
+        assert images.sweep(dry_run=True) == (str(draft),) and (draft / "half").exists()
+        clear()
+        assert not draft.exists()
+    assert len(os.listdir(roots)) == 1, "the one that was unpacked whole"
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,12 @@ async def run(
 
 
 async def prepare(
-    make: Callable[[], Provider], provider: Provider, *, image: str = "", patience: float = 30.0
+    make: Callable[[], Provider],
+    provider: Provider,
+    *,
+    image: str = "",
+    patience: float = 30.0,
+    one_plain_box: bool = False,
 ) -> Workbench:
     """A workbench for a provider that works here; Unavailable with its own reason if it does not."""
     capabilities = await provider.probe()
@@ -83,7 +88,7 @@ async def prepare(
             retryable=False,
             remedy=capabilities.remedy or None,
         )
-    return Workbench(make, provider, capabilities, image=image, patience=patience)
+    return Workbench(make, provider, capabilities, image=image, patience=patience, one_plain_box=one_plain_box)
 
 
 async def judge(check: Check, bench: Workbench) -> Finding:

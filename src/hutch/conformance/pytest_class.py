@@ -24,6 +24,8 @@ class ProviderConformance:
     image: ClassVar[str] = ""
     """The image of its boxes; empty: the provider's own default."""
     patience: ClassVar[float] = 30.0
+    one_plain_box: ClassVar[bool] = False
+    """Checks that need no more than a plain box get one and the same, emptied after each: where boxes are dear."""
 
     @classmethod
     def make_provider(cls) -> Provider:
@@ -42,7 +44,17 @@ class ProviderConformance:
     def bench(cls, event_loop_of_class: asyncio.Runner) -> Iterator[Workbench]:
         provider = cls.make_provider()
         try:
-            yield event_loop_of_class.run(prepare(cls.make_provider, provider, image=cls.image, patience=cls.patience))
+            bench = event_loop_of_class.run(
+                prepare(
+                    cls.make_provider,
+                    provider,
+                    image=cls.image,
+                    patience=cls.patience,
+                    one_plain_box=cls.one_plain_box,
+                )
+            )
+            yield bench
+            event_loop_of_class.run(bench.close())
         finally:
             event_loop_of_class.run(provider.close())
 

@@ -6,11 +6,12 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 from hutch.conformance.claims import broken, same
+from hutch.conformance.sharing import CommonBox
 from hutch.errors import HutchError, Invalid
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
@@ -37,6 +38,7 @@ class Workbench:
         *,
         image: str = "",
         patience: float = 30.0,
+        one_plain_box: bool = False,
     ) -> None:
         self.make = make
         self.provider = provider
@@ -44,7 +46,12 @@ class Workbench:
         self.image = image or _usual_image(capabilities)
         self.patience = patience
         """Seconds until a thing that has to happen counts as not happening. Never a measure of speed."""
+        self._common = CommonBox(self.box, patience) if one_plain_box else None
         self._scratch: Path | None = None
+
+    async def close(self) -> None:
+        if self._common is not None:
+            await self._common.close()
 
     @property
     def scratch(self) -> Path:
@@ -84,6 +91,10 @@ class Workbench:
         order = self.order(**changes)
         async with self.made(order) as instance:
             yield instance
+
+    def plain_box(self) -> AbstractAsyncContextManager[Instance]:
+        """An empty box of the usual kind, for a check that neither changes nor ends it: it may be used for more."""
+        return self._common.lent() if self._common is not None else self.box()
 
     @asynccontextmanager
     async def made(self, order: Order) -> AsyncIterator[Instance]:

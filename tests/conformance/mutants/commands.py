@@ -135,6 +135,7 @@ class IgnoresHangups(Mutant):
     """Started as under nohup."""
 
     kills = ("exec.default_signals",)
+    patience = 1.0
 
     def command(self, command: Command) -> Command:
         return argv(command, lambda words: ("sh", "-c", 'trap "" HUP; exec "$@"', "sh", *words))

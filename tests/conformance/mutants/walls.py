@@ -95,13 +95,22 @@ class RunsOnTheHost(Mutant):
 
 
 class ShowsRoot(Mutant):
-    """Commands see themselves as root, with all that belongs to it."""
+    """Commands see themselves with all that belongs to root."""
 
-    kills = ("isolation.ordinary_user", "isolation.no_new_privileges")
+    kills = ("isolation.ordinary_user",)
 
     def result(self, result: Result) -> Result:
         seen = result.stdout_bytes.replace(b"CapEff:\t0000000000000000", b"CapEff:\t000001ffffffffff")
-        return result.but(stdout_bytes=seen.replace(b"NoNewPrivs:\t1", b"NoNewPrivs:\t0"))
+        return result.but(stdout_bytes=seen)
+
+
+class LetsProgramsRise(Mutant):
+    """Whatever is started is root's, as a set-user-id program would make it."""
+
+    kills = ("isolation.no_new_privileges",)
+
+    def command(self, command: Command) -> Command:
+        return command.but(user="root") if command.command == ("/tmp/probe",) else command
 
 
 class SharesOneBox(Mutant):

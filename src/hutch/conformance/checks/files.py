@@ -21,7 +21,7 @@ ODD_NAMES = (
 @check("files")
 async def check_round_trip(bench: Workbench) -> None:
     """What is written is read back byte for byte, by us and by a command; text is UTF-8."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for name, data in (("bytes", EVERY_BYTE * 100), ("empty", b""), ("crlf", b"a\r\nb\n")):
             written = await box.files.write(name, data)
             same((written.size, written.kind), (len(data), FileKind.FILE), f"what write says of {name}")
@@ -36,7 +36,7 @@ async def check_round_trip(bench: Workbench) -> None:
 @check("files")
 async def check_ranges(bench: Workbench) -> None:
     """A read takes any range; what lies past the end is simply not there."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("digits", b"0123456789")
         for offset, limit, wanted in ((0, 3, b"012"), (4, 3, b"456"), (8, 100, b"89"), (10, 5, b""), (99, 1, b"")):
             same(await box.files.read("digits", offset=offset, limit=limit), wanted, f"{limit} bytes from {offset}")
@@ -47,7 +47,7 @@ async def check_ranges(bench: Workbench) -> None:
 @check("files")
 async def check_lines(bench: Workbench) -> None:
     """Lines are counted from 1, and the answer says whether it reached the end of the file."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("lines", b"one\ntwo\nthree\nlast without newline")
         lines, ended = await box.files.read_lines("lines", start=2, count=2)
         same(([line.rstrip("\n") for line in lines], ended), (["two", "three"], False), "two lines from the second on")
@@ -63,7 +63,7 @@ async def check_pieces(bench: Workbench) -> None:
         for number in range(60):
             yield bytes([number]) * 100_000
 
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("large", pieces())
         got = [piece async for piece in box.files.open("large")]
         same(b"".join(got), b"".join([bytes([number]) * 100_000 for number in range(60)]), "six megabytes in pieces")
@@ -74,7 +74,7 @@ async def check_pieces(bench: Workbench) -> None:
 @check("files")
 async def check_too_large(bench: Workbench) -> None:
     """A file over 64 MB is not read whole by accident: FileTooLarge, while a range of it is fine."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, ("truncate", "-s", "70000000", "sparse"))
         with raises(FileTooLarge, what="reading 70 MB without a limit"):
             await box.files.read("sparse")
@@ -84,7 +84,7 @@ async def check_too_large(bench: Workbench) -> None:
 @check("files")
 async def check_append(bench: Workbench) -> None:
     """Appending adds to the end, and makes a file that is not there."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("log", b"one\n", append=True)
         await box.files.write("log", b"two\n", append=True)
         same(await box.files.read("log"), b"one\ntwo\n", "content")
@@ -93,7 +93,7 @@ async def check_append(bench: Workbench) -> None:
 @check("files")
 async def check_replace(bench: Workbench) -> None:
     """A write replaces all of the old content, also when the new one is shorter."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("file", b"a long first content")
         await box.files.write("file", b"short")
         same(await box.files.read("file"), b"short", "content")
@@ -102,7 +102,7 @@ async def check_replace(bench: Workbench) -> None:
 @check("files")
 async def check_atomic(bench: Workbench) -> None:
     """Whoever has the old file open keeps the whole old content: a write never truncates in place (lesson 21)."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("file", b"old content\n")
         job = await bench.start(box, ("sh", "-c", "exec 3<file; echo open; read line; cat <&3"))
         await bench.read_until(job, b"open\n")
@@ -120,7 +120,7 @@ async def check_half_write(bench: Workbench) -> None:
         yield b"half of the new con"
         raise Interrupted
 
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.mkdir("d")
         await box.files.write("d/file", b"old")
         with suppress(Interrupted, HutchError):
@@ -140,7 +140,7 @@ class Interrupted(Exception):
 @check("files")
 async def check_mode(bench: Workbench) -> None:
     """A new file gets the mode that was asked for; replacing a file keeps the mode it has."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("script", b"#!/bin/sh\necho one\n", mode=0o750)
         same((await box.files.stat("script")).mode & 0o7777, 0o750, "mode")
         await box.files.write("script", b"#!/bin/sh\necho two\n")
@@ -151,7 +151,7 @@ async def check_mode(bench: Workbench) -> None:
 @check("files")
 async def check_parents(bench: Workbench) -> None:
     """A write makes the directories above the file, unless it is told not to."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("a/b/c/file", b"x")
         same(await box.files.read("a/b/c/file"), b"x", "content")
         with raises(FileMissing, what="writing below a directory that is missing, with parents=False"):
@@ -161,7 +161,7 @@ async def check_parents(bench: Workbench) -> None:
 @check("files")
 async def check_stat(bench: Workbench) -> None:
     """Kind, size, mode and time are the file's own; a symlink is told as one, with its target."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(
             box, "printf 12345 >file; chmod 640 file; touch -d @1000000000 file; mkdir d; ln -s file link"
         )
@@ -179,7 +179,7 @@ async def check_stat(bench: Workbench) -> None:
 @check("files")
 async def check_exists(bench: Workbench) -> None:
     """`exists` answers for files, directories and what is not there."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("file", b"")
         got = [await box.files.exists(path) for path in ("file", ".", "missing", "file/below", "/etc")]
         same(got, [True, True, False, False, True], "exists")
@@ -188,7 +188,7 @@ async def check_exists(bench: Workbench) -> None:
 @check("files")
 async def check_list(bench: Workbench) -> None:
     """A list has every entry of one directory, hidden ones too, by name and not deeper."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir -p d/sub; touch d/b d/.hidden d/sub/deeper; ln -s nowhere d/a")
         entries = await box.files.list("d")
         kinds = [(os.path.basename(entry.path), entry.kind) for entry in entries]
@@ -203,7 +203,7 @@ async def check_list(bench: Workbench) -> None:
 @check("files")
 async def check_mkdir(bench: Workbench) -> None:
     """A directory is made with those above it; one that exists is fine unless `exist_ok` is false."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.mkdir("x/y/z")
         same((await box.files.stat("x/y/z")).kind, FileKind.DIRECTORY, "kind")
         await box.files.mkdir("x/y/z")
@@ -216,7 +216,7 @@ async def check_mkdir(bench: Workbench) -> None:
 @check("files")
 async def check_move(bench: Workbench) -> None:
     """A move takes files and trees along; what is at the target stays, unless `overwrite` is given."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("from/file", b"moved")
         await box.files.move("from", "to")
         same(await box.files.read("to/file"), b"moved", "content after the move")
@@ -234,7 +234,7 @@ async def check_move(bench: Workbench) -> None:
 @check("files")
 async def check_remove(bench: Workbench) -> None:
     """A file, a link (never its target) and, with `recursive`, a tree are removed; all else is an error."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir -p tree/deep; touch tree/deep/file kept; ln -s kept link")
         await box.files.remove("link")
         same(await box.files.exists("kept"), True, "whether the link's target is still there")
@@ -251,7 +251,7 @@ async def check_remove(bench: Workbench) -> None:
 @check("files")
 async def check_odd_names(bench: Workbench) -> None:
     """Every name the kernel allows works: spaces, newlines, quotes, globs, 255 bytes, no UTF-8 (as surrogates)."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for name in ODD_NAMES:
             await box.files.write(f"d/{name}", os.fsencode(name))
             same(await box.files.read(f"d/{name}"), os.fsencode(name), f"content of {name!r}")
@@ -268,7 +268,7 @@ async def check_odd_names(bench: Workbench) -> None:
 @check("files")
 async def check_bad_paths(bench: Workbench) -> None:
     """A path with a NUL byte, or an empty one, is an error that names it; nothing is made."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for path in ("a\0b", ""):
             with raises(HutchError, what=f"writing to {path!r}"):
                 await box.files.write(path, b"x")
@@ -280,7 +280,7 @@ async def check_bad_paths(bench: Workbench) -> None:
 @check("files", needs="isolation")
 async def check_builtin_errors(bench: Workbench) -> None:
     """File errors are also the builtin ones: missing, a directory, no directory, not permitted."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "touch file; mkdir d; touch locked; chmod 0 locked")
         with raises(FileNotFoundError, what="reading a missing file"):
             await box.files.read("missing")
@@ -297,7 +297,7 @@ async def check_builtin_errors(bench: Workbench) -> None:
 @check("files", needs="isolation")
 async def check_rights(bench: Workbench) -> None:
     """File operations have the rights of the box's user: system files are not written, whoever asks."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for path in ("/etc/passwd", "/usr/new", "/proc/sys/kernel/hostname"):
             with raises(OSError, what=f"writing {path}"):
                 await box.files.write(path, b"x")
@@ -308,7 +308,7 @@ async def check_links_stay_inside(bench: Workbench) -> None:
     """A symlink means what it means inside the box; no path leads to the host's files."""
     marker = bench.scratch / "marker"
     marker.write_text("of the host")
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, ("ln", "-s", str(marker), "link"))
         for path in ("link", str(marker), f"../../../../../..{marker}", f"/proc/self/root{marker}"):
             with raises(OSError, Invalid, what=f"reading the host's file as {path}"):
@@ -321,7 +321,7 @@ async def check_links_stay_inside(bench: Workbench) -> None:
 @check("files")
 async def check_endless_files(bench: Workbench) -> None:
     """A pipe or a device never blocks the box: reading one is an error or ends, and the box goes on."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, ("mkfifo", "pipe"))
         async with bench.within("an answer about a named pipe"):
             with raises(HutchError, what="reading a named pipe"):
@@ -332,7 +332,7 @@ async def check_endless_files(bench: Workbench) -> None:
 @check("files")
 async def check_concurrent_writes(bench: Workbench) -> None:
     """Ten writers of one file at once leave one whole content, never a mixture."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         contents = [bytes([65 + number]) * 200_000 for number in range(10)]
         await asyncio.gather(*(box.files.write("file", content) for content in contents))
         holds(await box.files.read("file") in contents, "the file is a mixture of several writes")

@@ -6,10 +6,11 @@ import socket
 import sys
 from contextlib import suppress
 
+from hutch.conformance import rising
 from hutch.conformance.claims import holds, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
-from hutch.model.spec import Isolation, MountMode, Workspace
+from hutch.model.spec import MountMode, Workspace
 
 DOORS = ("/run/docker.sock", "/var/run/docker.sock", "/run/containerd/containerd.sock", "/run/podman/podman.sock")
 
@@ -27,12 +28,18 @@ async def check_ordinary_user(bench: Workbench) -> None:
 
 @check("isolation", needs="isolation")
 async def check_no_new_privileges(bench: Workbench) -> None:
-    """No program can gain privileges, setuid or not."""
+    """No program can gain privileges: one that belongs to root and is set-user-id runs as whoever starts it."""
     async with bench.box() as box:
-        status = await bench.output(box, ("cat", "/proc/self/status"))
-        if b"NoNewPrivs" not in status and bench.capabilities.isolation in (Isolation.GVISOR, Isolation.VM):
-            return  # a kernel of the box's own need not tell
-        holds(b"NoNewPrivs:\t1" in status, "no_new_privs is not set")
+        machine = (await bench.output(box, ("uname", "-m"))).decode().strip()
+        await box.files.write("/workspace/probe", rising.program(machine), mode=0o755)
+        await bench.output(
+            box,
+            "cp /workspace/probe /tmp/probe && chmod 4755 /tmp/probe",
+            user="root" if "root" in bench.capabilities.users else None,
+        )
+        result = await bench.run(box, ("/tmp/probe",))
+        holds(result.exit_code != rising.IS_ROOT, "a set-user-id program of root's made its user root")
+        same(result.exit_code, rising.IS_BARRED, "whether no_new_privs is set, as a program's exit code")
 
 
 @check("isolation", needs="isolation")

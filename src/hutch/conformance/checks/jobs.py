@@ -18,7 +18,7 @@ TICKED = b"".join(b"tick %d\n" % n for n in range(1, 6))
 @check("jobs")
 async def check_start(bench: Workbench) -> None:
     """`start` returns while the job runs; `info` tells command, name, pid and start; `wait` gives the result."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         before = time.time()
         job = await bench.start(box, ("sh", "-c", "read line; echo got $line; exit 7"), name="reader")
         info = await job.info()
@@ -34,7 +34,7 @@ async def check_start(bench: Workbench) -> None:
 @check("jobs")
 async def check_info_after_end(bench: Workbench) -> None:
     """After the end `info` carries state, exit code, totals, verdict and usage, as often as it is asked."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "echo out; echo error >&2; exit 4"))
         await bench.ended(job)
         for _ in range(2):
@@ -47,7 +47,7 @@ async def check_info_after_end(bench: Workbench) -> None:
 @check("jobs")
 async def check_cursor(bench: Workbench) -> None:
     """Reading goes on from the cursor, takes at most `limit` bytes, and never uses up what it reads."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "printf 0123456789"))
         await bench.ended(job)
         first = await job.read(0, limit=4)
@@ -63,7 +63,7 @@ async def check_cursor(bench: Workbench) -> None:
 @check("jobs")
 async def check_read_waits(bench: Workbench) -> None:
     """A read without `wait` answers at once, empty and without eof; with it, at the first byte that comes."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         nothing = await job.read(0)
         same((nothing.data, nothing.cursor, nothing.eof), (b"", 0, False), "a read before any output")
@@ -78,7 +78,7 @@ async def check_read_waits(bench: Workbench) -> None:
 @check("jobs")
 async def check_eof(bench: Workbench) -> None:
     """A read says eof only when the process has ended and its last byte was returned; waiting ends there too."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "echo first; exec >&-; read line"))
         await bench.read_until(job, b"first\n")
         same((await job.read(6)).eof, False, "eof while the process still runs")
@@ -91,7 +91,7 @@ async def check_eof(bench: Workbench) -> None:
 @check("jobs")
 async def check_streams_apart(bench: Workbench) -> None:
     """Each stream has cursors of its own."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "echo out; echo error >&2"))
         await bench.ended(job)
         same((await job.read(0)).data, b"out\n", "stdout")
@@ -102,7 +102,7 @@ async def check_streams_apart(bench: Workbench) -> None:
 @check("jobs")
 async def check_write(bench: Workbench) -> None:
     """Input reaches the running process as it is written, in order, byte for byte."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         for line in (b"one\n", b"\x00\xff\r\n", b"three\n"):
             await job.write(line)
@@ -113,7 +113,7 @@ async def check_write(bench: Workbench) -> None:
 @check("jobs")
 async def check_much_input(bench: Workbench) -> None:
     """Megabytes written to a job all arrive, while its output is read by nobody."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "sleep 0.1; wc -c"))
         for _ in range(4):
             await job.write(b"x" * 1_000_000)
@@ -124,7 +124,7 @@ async def check_much_input(bench: Workbench) -> None:
 @check("jobs")
 async def check_close_stdin(bench: Workbench) -> None:
     """Closing the input ends it for the process; closing twice is fine; writing afterwards is a Conflict."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "cat; echo end; sleep 7401"))
         await job.write(b"last words\n")
         await job.close_stdin()
@@ -137,7 +137,7 @@ async def check_close_stdin(bench: Workbench) -> None:
 @check("jobs")
 async def check_write_after_end(bench: Workbench) -> None:
     """Writing to a job that has ended is a Conflict; closing its input is not."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("true",))
         await bench.ended(job)
         with raises(Conflict, what="writing to a job that has ended"):
@@ -148,7 +148,7 @@ async def check_write_after_end(bench: Workbench) -> None:
 @check("jobs")
 async def check_given_stdin(bench: Workbench) -> None:
     """A job that was given its input at the start finds the end of file after it."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",), stdin=b"all of it")
         same((await bench.ended(job)).stdout_bytes, b"all of it", "output of cat")
 
@@ -156,7 +156,7 @@ async def check_given_stdin(bench: Workbench) -> None:
 @check("jobs")
 async def check_signal(bench: Workbench) -> None:
     """A signal reaches every process of the job's group, can be handled, and one that kills is told."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         script = "trap 'echo caught' USR1; (trap 'echo child too; exit' USR1; echo up; while :; do sleep 0.05; done) & "
         job = await bench.start(box, ("sh", "-c", script + "while :; do wait; sleep 0.05; done"))
         await bench.read_until(job, b"up\n")
@@ -171,7 +171,7 @@ async def check_signal(bench: Workbench) -> None:
 @check("jobs")
 async def check_signal_after_end(bench: Workbench) -> None:
     """A job that has ended ignores signals, and its result stays what it was."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("true",))
         await bench.ended(job)
         await job.signal(signal.SIGKILL)
@@ -181,7 +181,7 @@ async def check_signal_after_end(bench: Workbench) -> None:
 @check("jobs")
 async def check_wait_timeout(bench: Workbench) -> None:
     """`wait` that takes too long raises Timeout; the job goes on and can be waited for again, by several."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         with raises(Timeout, what="waiting 0.1 s for a job that runs"):
             await job.wait(0.1)
@@ -194,7 +194,7 @@ async def check_wait_timeout(bench: Workbench) -> None:
 @check("jobs")
 async def check_job_timeout(bench: Workbench) -> None:
     """A job's own timeout kills its group and is its verdict, though nobody waits for it."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "sleep 7402 & sleep 7402"), timeout_sec=0.2)
         await bench.until(lambda: _exited(job), "the end of a job at its timeout")
         same((await bench.ended(job)).verdict.cause, Cause.TIMEOUT, "cause")
@@ -203,7 +203,7 @@ async def check_job_timeout(bench: Workbench) -> None:
 @check("jobs")
 async def check_list(bench: Workbench) -> None:
     """The list has running jobs and ended ones with unread output, each once, with its name."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         running = await bench.start(box, ("sleep", "7403"), name="runs")
         unread = await bench.start(box, ("echo", "x"), name="unread")
         await bench.until(lambda: _exited(unread), "the end of the short job")
@@ -214,7 +214,7 @@ async def check_list(bench: Workbench) -> None:
 @check("jobs")
 async def check_find(bench: Workbench) -> None:
     """A job is found again by its id, and the new handle does all the old one did."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         found = await box.job(job.id)
         await found.write(b"hello")
@@ -228,7 +228,7 @@ async def check_find(bench: Workbench) -> None:
 @check("jobs")
 async def check_forget(bench: Workbench) -> None:
     """Forgetting drops an ended job and its output; a running one is a Conflict, an unknown one NotFound."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         with raises(Conflict, what="forgetting a running job"):
             await box.forget(job.id)
@@ -245,7 +245,7 @@ async def check_forget(bench: Workbench) -> None:
 @check("jobs")
 async def check_follow(bench: Workbench) -> None:
     """Following yields both streams as they grow, every byte once, and ends when the job has."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", TICKS))
         same(await _followed(bench, job), {"stdout": TICKED, "stderr": TICKED.replace(b"tick", b"tock")}, "streams")
         same(await _followed(bench, job, stdout=28, stderr=35), {"stdout": b"tick 5\n", "stderr": b""}, "from cursors")
@@ -254,7 +254,7 @@ async def check_follow(bench: Workbench) -> None:
 @check("jobs")
 async def check_follow_live(bench: Workbench) -> None:
     """What a process writes reaches its follower while the process runs."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",), follow=True)
         following = job.follow()
         await job.write(b"ping")
@@ -269,7 +269,7 @@ async def check_follow_live(bench: Workbench) -> None:
 @check("jobs")
 async def check_follow_everything(bench: Workbench) -> None:
     """A job started with `follow` waits for a slow reader instead of losing output: 8 MB arrive whole."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("head", "-c", "8000000", "/dev/zero"), follow=True)
         size = 0
         async with bench.within("8 MB of followed output"):
@@ -295,7 +295,7 @@ async def check_unread_output(bench: Workbench) -> None:
 @check("jobs")
 async def check_several(bench: Workbench) -> None:
     """Several jobs run at once and do not mix: each has its own input, output and end."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         jobs = [await bench.start(box, ("sh", "-c", f"cat; exit {n}")) for n in range(6)]
         same(len({job.id for job in jobs}), 6, "different ids")
         for number, job in enumerate(jobs):
@@ -310,7 +310,7 @@ async def check_several(bench: Workbench) -> None:
 @check("jobs")
 async def check_not_runnable(bench: Workbench) -> None:
     """A job that cannot be started raises NotRunnable at `start`, and is in no list."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         with raises(NotRunnable, what="starting a missing program"):
             await bench.start(box, ("no-such-program-here",))
         with raises(NotRunnable, what="starting in a missing directory"):
@@ -321,7 +321,7 @@ async def check_not_runnable(bench: Workbench) -> None:
 @check("jobs")
 async def check_resize_without_terminal(bench: Workbench) -> None:
     """Resizing a job that has no terminal is Unsupported."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",))
         with raises(Unsupported, what="resizing a job without a terminal"):
             await job.resize(30, 100)

@@ -17,7 +17,7 @@ touch .git/config.py src/.hidden.py 'src/odd name.py'"""
 @check("search")
 async def check_glob(bench: Workbench) -> None:
     """`**` crosses any number of directories, none too; `*` stays in one."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, TREE)
         found = await box.files.glob("src/**/*.py")
         wanted = {"src/one.py", "src/a/two.py", "src/a/b/three.py", "src/odd name.py"}
@@ -31,7 +31,7 @@ async def check_glob(bench: Workbench) -> None:
 @check("search")
 async def check_glob_hidden(bench: Workbench) -> None:
     """Hidden names match only a pattern that names the dot."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, TREE)
         same(set((await box.files.glob("**/*.py")).paths) & {".git/config.py", "src/.hidden.py"}, set(), "hidden names")
         same((await box.files.glob("src/.*.py")).paths, ("src/.hidden.py",), "src/.*.py")
@@ -42,7 +42,7 @@ async def check_glob_hidden(bench: Workbench) -> None:
 @check("search")
 async def check_glob_bound(bench: Workbench) -> None:
     """A glob that met its bound returns what it has and says that there is more."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir many; cd many; touch $(seq 1 50)")
         found = await box.files.glob("many/*", limit=10)
         same((len(found.paths), found.complete), (10, False), "paths and complete")
@@ -53,7 +53,7 @@ async def check_glob_bound(bench: Workbench) -> None:
 @check("search")
 async def check_grep(bench: Workbench) -> None:
     """A grep finds lines by regular expression, with path, number and text, in every directory below its root."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("d/one.py", "import os\ndef find(): pass\n")
         await box.files.write("d/e/two.txt", "nothing\n\ndef found(self):\n")
         result = await box.files.grep(r"def fo?[iu]nd?\w*\(")
@@ -65,7 +65,7 @@ async def check_grep(bench: Workbench) -> None:
 @check("search")
 async def check_grep_options(bench: Workbench) -> None:
     """A grep can be narrowed to a glob and to a root, and ignore case; a wrong expression is Invalid."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("a.py", "Needle\n")
         await box.files.write("d/b.py", "needle\n")
         await box.files.write("d/c.txt", "needle\n")
@@ -82,7 +82,7 @@ async def check_grep_options(bench: Workbench) -> None:
 @check("search")
 async def check_grep_bound(bench: Workbench) -> None:
     """A grep that met its bound returns the hits it has and says that there are more."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "seq 1 100 >numbers")
         result = await box.files.grep(r"\d", limit=7)
         same((len(result.hits), result.complete), (7, False), "hits and complete")
@@ -92,7 +92,7 @@ async def check_grep_bound(bench: Workbench) -> None:
 @check("search")
 async def check_grep_binary(bench: Workbench) -> None:
     """Binary files and lines that are no UTF-8 neither break a grep nor hide the hits of others."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.write("binary", bytes(range(256)) * 10)
         await box.files.write("latin", b"caf\xe9 needle\n")
         await box.files.write("plain", b"needle\n")
@@ -103,7 +103,7 @@ async def check_grep_binary(bench: Workbench) -> None:
 @check("search", needs="watch")
 async def check_watch(bench: Workbench) -> None:
     """A watch tells what is created, modified, moved and deleted from the moment it is in place."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir d; echo old >d/before")
         seen = await _changes(
             bench, box, "d",
@@ -120,7 +120,7 @@ async def check_watch(bench: Workbench) -> None:
 @check("search", needs="watch")
 async def check_watch_deep(bench: Workbench) -> None:
     """A recursive watch also sees what happens in directories that are made while it watches."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir d")
         seen = await _changes(
             bench, box, "d", "mkdir -p d/x/y; echo 1 >d/x/y/file; sleep 0.05; touch d/last", last="d/last"
@@ -132,7 +132,7 @@ async def check_watch_deep(bench: Workbench) -> None:
 @check("search", needs="watch")
 async def check_watch_flat(bench: Workbench) -> None:
     """A watch that is not recursive keeps to its directory; watching a missing one is FileMissing."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir -p d/sub")
         seen = await _changes(bench, box, "d", "touch d/sub/deeper d/last", last="d/last", recursive=False)
         holds("d/sub/deeper" not in {change.path for change in seen}, "a change in a subdirectory was told")

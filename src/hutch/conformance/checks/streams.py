@@ -15,7 +15,7 @@ NUMBERS = b"".join(b"%d\n" % number for number in range(1, 200_001))
 @check("streams")
 async def check_stdin(bench: Workbench) -> None:
     """Input is given byte for byte, then closed: NUL, 0xff, and a megabyte as well as nothing."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for data in (b"", EVERY_BYTE, EVERY_BYTE * 4096):
             got = await bench.output(box, ("sha256sum",), stdin=data)
             same(got.split()[0].decode(), hashlib.sha256(data).hexdigest(), f"digest of {len(data)} bytes of input")
@@ -24,7 +24,7 @@ async def check_stdin(bench: Workbench) -> None:
 @check("streams")
 async def check_no_stdin(bench: Workbench) -> None:
     """Without input a command finds the end of file at once; it never waits for the caller's terminal."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("sh", "-c", "cat; echo end"))
         same((result.exit_code, result.stdout_bytes), (0, b"end\n"), "a command without input")
 
@@ -32,7 +32,7 @@ async def check_no_stdin(bench: Workbench) -> None:
 @check("streams")
 async def check_unread_stdin(bench: Workbench) -> None:
     """A command that ends without reading its input ends as usual, however much there was."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("sh", "-c", "exit 3"), stdin=b"x" * 3_000_000)
         same(result.exit_code, 3, "exit code")
         await bench.answers(box)
@@ -41,7 +41,7 @@ async def check_unread_stdin(bench: Workbench) -> None:
 @check("streams")
 async def check_apart(bench: Workbench) -> None:
     """Standard output and standard error come back apart, each in its order."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("sh", "-c", "echo 1; echo a >&2; echo 2; echo b >&2"))
     same((result.stdout_bytes, result.stderr_bytes), (b"1\n2\n", b"a\nb\n"), "the two streams")
 
@@ -49,7 +49,7 @@ async def check_apart(bench: Workbench) -> None:
 @check("streams")
 async def check_binary(bench: Workbench) -> None:
     """Output is bytes: no newline is added, changed or dropped, and nothing is decoded on the way."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         for data in (EVERY_BYTE, b"\r\n\n\r", b"no newline", b"\xff" * 1000):
             same(await bench.output(box, ("cat",), stdin=data), data, "output")
         text = (await bench.run(box, ("cat",), stdin=b"a\xffb")).stdout
@@ -59,7 +59,7 @@ async def check_binary(bench: Workbench) -> None:
 @check("streams")
 async def check_whole(bench: Workbench) -> None:
     """Output within `keep_output` is whole, and the result says so: total is its length and truncated is false."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("sh", "-c", "seq 20000; seq 20000 >&2"))
     for data, total, cut in (
         (result.stdout_bytes, result.stdout_total, result.stdout_truncated),
@@ -73,7 +73,7 @@ async def check_whole(bench: Workbench) -> None:
 @check("streams")
 async def check_head_and_tail(bench: Workbench) -> None:
     """Of output over `keep_output` the head and the tail are returned, within the bound, with the true total."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("seq", "200000"), keep_output=10_000)
     data = result.stdout_bytes
     same((result.stdout_total, result.stdout_truncated), (len(NUMBERS), True), "total and truncated")
@@ -87,7 +87,7 @@ async def check_head_and_tail(bench: Workbench) -> None:
 @check("streams")
 async def check_middle_by_cursor(bench: Workbench) -> None:
     """What a result leaves out is not lost: its job id is a handle from which all of it is read (lesson 17)."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("seq", "200000"), keep_output=1000)
         job = await box.job(result.job_id)
         chunk = await job.read(600_000, limit=5000)
@@ -98,7 +98,7 @@ async def check_middle_by_cursor(bench: Workbench) -> None:
 @check("streams")
 async def check_whole_results_are_let_go(bench: Workbench) -> None:
     """A command whose output was returned whole leaves no job behind: a thousand execs do not fill the list."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         result = await bench.run(box, ("echo", "x"))
         same(await box.jobs(), (), "jobs after a small command")
         if result.job_id:

@@ -9,7 +9,7 @@ from hutch.providers.base import Instance
 @check("terminal", needs="pty")
 async def check_is_terminal(bench: Workbench) -> None:
     """All three streams of a job with a pty are one terminal; what it shows is stdout."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-c", "test -t 0 && test -t 1 && test -t 2 && echo yes >&2"), pty=True)
         result = await bench.ended(job)
         same((result.exit_code, result.stdout_bytes, result.stderr_bytes), (0, b"yes\r\n", b""), "result")
@@ -19,7 +19,7 @@ async def check_is_terminal(bench: Workbench) -> None:
 @check("terminal", needs="pty")
 async def check_size(bench: Workbench) -> None:
     """The terminal has the size that was asked for."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("stty", "size"), pty=True, rows=33, cols=101)
         same((await bench.ended(job)).stdout_bytes, b"33 101\r\n", "size")
 
@@ -27,7 +27,7 @@ async def check_size(bench: Workbench) -> None:
 @check("terminal", needs="pty")
 async def check_resize(bench: Workbench) -> None:
     """Resizing changes the terminal and tells the program with SIGWINCH."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.05; done"
         job = await bench.start(box, ("sh", "-c", script), pty=True)
         await bench.read_until(job, b"ready")
@@ -38,7 +38,7 @@ async def check_resize(bench: Workbench) -> None:
 @check("terminal", needs="pty")
 async def check_interrupt(bench: Workbench) -> None:
     """Ctrl-C interrupts the program in the foreground, and the shell of the terminal goes on."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-i"), pty=True, env={"PS1": "$ "})
         await job.write(b"sleep 7411; echo interrupted with $?\n")
         await bench.until(lambda: _sleeps(bench, box), "the program in the foreground")
@@ -51,7 +51,7 @@ async def check_interrupt(bench: Workbench) -> None:
 @check("terminal", needs="pty")
 async def check_echo(bench: Workbench) -> None:
     """What is typed is echoed, and Ctrl-D at the start of a line ends the input."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("cat",), pty=True)
         await job.write(b"typed\n")
         await bench.read_until(job, b"typed\r\ntyped\r\n")
@@ -62,7 +62,7 @@ async def check_echo(bench: Workbench) -> None:
 @check("terminal", needs="pty")
 async def check_hangup(bench: Workbench) -> None:
     """Closing the input of a terminal ends a shell that waits at its prompt."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         job = await bench.start(box, ("sh", "-i"), pty=True, env={"PS1": "prompt> "})
         await bench.read_until(job, b"prompt> ")
         await job.close_stdin()

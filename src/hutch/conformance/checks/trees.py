@@ -18,7 +18,7 @@ async def check_file_in(bench: Workbench) -> None:
     source = bench.scratch / "script"
     source.write_bytes(b"#!/bin/sh\nprintf copied\n#\xff")
     source.chmod(0o755)
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         same(await box.files.copy_in(source, "bin/tool"), source.stat().st_size, "bytes copied")
         same(await box.files.read("bin/tool"), source.read_bytes(), "content")
         same(await bench.output(box, ("./bin/tool",)), b"copied", "output of the copied script")
@@ -29,7 +29,7 @@ async def check_tree_in(bench: Workbench) -> None:
     """A host tree arrives whole: directories, also empty ones, odd names, links as links; the user owns it."""
     source = bench.scratch / "tree"
     _plant(source)
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await box.files.copy_in(source, "copy")
         same(await box.files.read("copy/deep/er/file"), b"deep", "a file deep down")
         same(await box.files.read(f"copy/{ODD}"), b"odd", "a file with an odd name")
@@ -42,7 +42,7 @@ async def check_tree_in(bench: Workbench) -> None:
 async def check_tree_out(bench: Workbench) -> None:
     """A tree of the box arrives whole on the host, and the caller owns it."""
     target = bench.scratch / "out"
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "mkdir -p t/deep/er t/empty; printf deep >t/deep/er/file; ln -s deep/er/file t/link")
         await box.files.write(f"t/{ODD}", b"odd")
         await bench.output(box, ("chmod", "755", "t/deep/er/file"))
@@ -59,7 +59,7 @@ async def check_tree_out(bench: Workbench) -> None:
 async def check_file_out(bench: Workbench) -> None:
     """A file of the box is copied to the path that is named; a large one too."""
     target = bench.scratch / "file"
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         await bench.output(box, "seq 1 1000000 >numbers")
         same(await box.files.copy_out("numbers", target), 6_888_896, "bytes copied")
         digest = await box.files.digest("numbers")
@@ -69,7 +69,7 @@ async def check_file_out(bench: Workbench) -> None:
 @check("trees")
 async def check_missing(bench: Workbench) -> None:
     """Copying what is not there is FileNotFoundError on both sides, and makes nothing."""
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         with raises(FileNotFoundError, what="copying in a missing file"):
             await box.files.copy_in(bench.scratch / "missing", "target")
         same(await box.files.exists("target"), False, "whether a target was made in the box")
@@ -85,7 +85,7 @@ async def check_links_out(bench: Workbench) -> None:
     victim.mkdir()
     (victim / "file").write_text("of the host")
     target = bench.scratch / "out"
-    async with bench.box() as box:
+    async with bench.plain_box() as box:
         script = 'mkdir t; ln -s "$1" t/a; ln -s "$1/file" t/file; mkdir t/b; printf stolen >t/b/file'
         await bench.output(box, ("sh", "-c", script, "sh", str(victim)))
         with suppress(PermissionError):  # refusing such a tree is fine too

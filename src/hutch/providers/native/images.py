@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from hutch.images import store as images
     from hutch.images.documents import Stored
 
+_ROOTS, _SKELETONS = "images", "skeletons"
+"""Below the cache: archives as they were unpacked, and what every root has besides."""
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
@@ -78,6 +80,13 @@ class Images:
         """The box is gone. Most boxes stand on no image of the store, and this must not cost them an import."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._home, "uses", f"{box_id}.json"))
+
+    def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+        """What keepers that were killed left half-made; its paths."""
+        from hutch.providers.native import prepared
+
+        places = (os.path.join(self._cache, name) for name in (_ROOTS, _SKELETONS))
+        return tuple(path for place in places for path in prepared.sweep(place, dry_run=dry_run))
 
     def _stand(self, name: str, box_id: str, places: tuple[str, ...]) -> Image:
         from hutch.images import uses
@@ -159,11 +168,11 @@ class Images:
             raise NotFound(f"image tar:{path} is no file", op="create", remedy="give the absolute path of an archive")
         from hutch.providers.native import unpacking  # with its decompressors, which few need
 
-        top = unpacking.unpack(path, os.path.join(self._cache, "images"), self._settings.bounds)
+        top = unpacking.unpack(path, os.path.join(self._cache, _ROOTS), self._settings.bounds)
         return Image((self._skeleton(skeleton.over(top)), top))
 
     def _skeleton(self, content: skeleton.Content) -> str:
-        return skeleton.make(content, os.path.join(self._cache, "skeletons"))
+        return skeleton.make(content, os.path.join(self._cache, _SKELETONS))
 
     def _empty(self) -> str:
         """An image without layers is a root with nothing in it."""

@@ -345,7 +345,8 @@ class NativeProvider(Provider):
         if not dry_run:
             await leftovers.sweep(self._run)
         found = await asyncio.to_thread(self._found)
-        return await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
+        groups = await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
+        return groups + await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
 
     async def close(self) -> None:
         await self._guards.close()

@@ -1,0 +1,46 @@
+"""One plain box for many checks, for engines whose boxes are dear: emptied after each, given up after a failure."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from hutch.model.results import Result
+from hutch.providers.base import Command, Instance
+
+# Every process but the first and this one, then every file; `kill -1` spares whoever calls it.
+_EMPTY = 'kill -9 -1 2>/dev/null; find /workspace /tmp "$HOME" -mindepth 1 -delete'
+
+
+class CommonBox:
+    """The box is made when first asked for, and again after it had to be given up."""
+
+    def __init__(self, make: Callable[[], AbstractAsyncContextManager[Instance]], patience: float) -> None:
+        self._make = make
+        self._patience = patience
+        self._made = AsyncExitStack()
+        self._box: Instance | None = None
+
+    @asynccontextmanager
+    async def lent(self) -> AsyncIterator[Instance]:
+        """To one check at a time."""
+        if self._box is None:
+            self._box = await self._made.enter_async_context(self._make())
+        try:
+            yield self._box
+            is_empty = await self._emptied(self._box)
+        except BaseException:
+            await self.close()
+            raise
+        if not is_empty:
+            await self.close()
+
+    async def _emptied(self, box: Instance) -> bool:
+        """Whether nothing of the check is left: no process, no job, no file."""
+        cleaned: Result = await box.run(Command(command=("sh", "-c", _EMPTY), timeout_sec=self._patience))
+        for info in await box.jobs():
+            await (await box.job(info.id)).wait(self._patience)
+            await box.forget(info.id)
+        return cleaned.ok
+
+    async def close(self) -> None:
+        self._box = None
+        await self._made.aclose()
