@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import ssl
 import subprocess
 import tarfile
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import pytest
@@ -157,6 +158,35 @@ def small(**run: Any) -> Made:
     return image(base, above, **run)
 
 
+class Authority(NamedTuple):
+    """Of the tests: whoever trusts its certificate trusts the registries that it certifies."""
+
+    key: Path
+    certificate: Path
+
+    def certify(self, home: Path) -> tuple[Path, Path]:
+        """Key and certificate for what listens on this machine's loopback."""
+        key, request, certificate = home / "tls.key", home / "tls.csr", home / "tls.crt"
+        _openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=registry", "-keyout", key, "-out", request)
+        names = home / "names"
+        names.write_text("subjectAltName = IP:127.0.0.1, DNS:localhost\n")
+        _openssl("x509", "-req", "-in", request, "-CA", self.certificate, "-CAkey", self.key, "-days", "2",
+                 "-set_serial", "1", "-extfile", names, "-out", certificate)  # fmt: skip
+        return key, certificate
+
+
+def authority(home: Path) -> Authority:
+    home.mkdir(parents=True)
+    made = Authority(home / "ca.key", home / "ca.crt")
+    _openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=authority of the tests",
+             "-keyout", made.key, "-out", made.certificate)  # fmt: skip
+    return made
+
+
+def _openssl(*words: str | Path) -> None:
+    subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
+
+
 @dataclass
 class Server:
     """A registry of its own, with its data where a test can spoil it."""
@@ -165,6 +195,7 @@ class Server:
     data: Path
     user: str = ""
     password: str = ""
+    trusted: Authority | None = None
 
     def push(self, repository: str, made: Made, tag: str = "latest") -> str:
         """The reference by which it can be pulled."""
@@ -190,7 +221,12 @@ class Server:
     def ask(
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, Mapping[str, str]]:
-        connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+        connection: http.client.HTTPConnection
+        if self.trusted is None:
+            connection = http.client.HTTPConnection(self.address, timeout=PATIENCE)
+        else:
+            context = ssl.create_default_context(cafile=str(self.trusted.certificate))
+            connection = http.client.HTTPSConnection(self.address, timeout=PATIENCE, context=context)
         known = {}
         if self.user:
             known = {"Authorization": "Basic " + base64.b64encode(f"{self.user}:{self.password}".encode()).decode()}
@@ -216,23 +252,30 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(home: Path, *, user: str = "", password: str = "", auth: dict[str, Any] | None = None) -> Iterator[Server]:
+def serving(
+    home: Path,
+    *,
+    user: str = "",
+    password: str = "",
+    auth: dict[str, Any] | None = None,
+    certified_by: Authority | None = None,
+) -> Iterator[Server]:
     """Debian's docker-registry on a port of its own; `auth` is that part of its configuration."""
     if PROGRAM is None:
         pytest.skip("needs docker-registry")
     home.mkdir(parents=True, exist_ok=True)
     for _ in range(5):  # somebody else may take the port before the registry does
         port = free_port()
-        with _started(home, port, user, password, auth or {}) as process:
+        with _started(home, port, user, password, auth or {}, certified_by) as process:
             if _listens(port, process):
-                yield Server(f"127.0.0.1:{port}", home / "data", user, password)
+                yield Server(f"127.0.0.1:{port}", home / "data", user, password, certified_by)
                 return
     raise AssertionError((home / "log").read_text())
 
 
 @contextmanager
 def _started(
-    home: Path, port: int, user: str, password: str, auth: dict[str, Any]
+    home: Path, port: int, user: str, password: str, auth: dict[str, Any], certified_by: Authority | None
 ) -> Iterator["subprocess.Popen[bytes]"]:
     plain: dict[str, Any] = {
         "version": 0.1,
@@ -240,6 +283,9 @@ def _started(
         "storage": {"filesystem": {"rootdirectory": str(home / "data")}, "delete": {"enabled": True}},
         "http": {"addr": f"127.0.0.1:{port}", "secret": "of-this-test"},
     }
+    if certified_by is not None:
+        key, certificate = certified_by.certify(home)
+        plain["http"]["tls"] = {"key": str(key), "certificate": str(certificate)}
     if auth:
         plain["auth"] = auth
     elif user:

@@ -7,20 +7,24 @@ import os
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from hutch import logs
-from hutch.errors import HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
+from hutch.errors import ConfigError, HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
+from hutch.images.connection import request
 from hutch.images.credentials import Credentials
+from hutch.images.dialing import Rules
 from hutch.images.documents import MANIFEST, platform_of
 from hutch.images.pulling import News, Pulling, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
-from hutch.images.store import Store
+from hutch.images.store import Image, Store
 from tests.images.looking import NOTHING, content
 from tests.images.registries import (
     Made,
     Server,
+    authority,
     descriptor,
     digest_of,
     directory,
@@ -284,6 +288,10 @@ def test_a_bearer_token_is_fetched_with_the_password(
             filling.push("team/secret", made)
         with serving(tmp_path / "open", auth={"token": bundle}) as server:
             name = f"{server.address}/team/secret"
+            with pytest.raises(Refused, match="sends us to"):
+                pull(store, name)
+            # A token's server on this machine has to be known: a registry's word alone leads to public addresses.
+            store.settings = ImageSettings(tries=3, registries={urlsplit(realm).netloc: RegistrySettings()})
             with pytest.raises(Unauthenticated):
                 pull(store, name)
             giving.asked.clear()
@@ -298,10 +306,8 @@ def test_another_machine_is_not_asked_without_tls(store: Store) -> None:
     store.settings = ImageSettings(tries=1, timeout_sec=0.2)
     with pytest.raises(Unavailable):  # by TLS, to which nobody answers
         pull(store, name)
-    from hutch.images.connection import Rules, request
-
     with pytest.raises(Refused, match="without TLS"):
-        request("http://10.255.255.1:5000/v2/", Rules(insecure=False, timeout=0.2), {})
+        request("http://10.255.255.1:5000/v2/", Rules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
 
 
 def test_a_password_goes_to_the_registry_it_is_for(
@@ -315,21 +321,40 @@ def test_a_password_goes_to_the_registry_it_is_for(
         pull(store, f"{closed.address}/team/private")
 
 
-def test_another_machine_cannot_send_us_to_this_one(registry: Server) -> None:
-    """A redirect, or the address of a token's server: neither leads to what only this machine can reach."""
-    from hutch.images.connection import Rules, request
-
-    url = f"http://{registry.address}/v2/"
-    assert request(url, Rules(insecure=False, timeout=5, local=True), {}).status == 200
-    with pytest.raises(Refused, match="on this one"):
-        request(url, Rules(insecure=True, timeout=5), {})
-
-
 def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -> None:
-    from hutch.images.connection import Rules, request
-
     with pytest.raises(Unavailable, match="does not speak TLS"):
-        request(f"https://{registry.address}/v2/", Rules(insecure=False, timeout=5, local=True), {})
+        request(f"https://{registry.address}/v2/", Rules(5.0, {registry.address: RegistrySettings()}), {})
+
+
+# --- TLS -----------------------------------------------------------------------------------------------------
+
+
+def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
+    tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B42: a registry of one's own has a certificate of one's own; who vouches for it is a setting, or the system."""
+    vouched, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
+    made = small()
+    with serving(tmp_path / "tls", certified_by=vouched) as server:
+        name = server.push("team/app", made)
+
+        def pulled_with(**table: object) -> Image:
+            store.settings = ImageSettings(tries=1, registries={server.address: RegistrySettings(**table)})
+            return pull(store, name)
+
+        with pytest.raises(Unavailable, match="cannot be trusted") as told:
+            pulled_with(authority=str(other.certificate))
+        assert server.address in told.value.remedy
+        with pytest.raises(ConfigError, match="cannot be read"):
+            pulled_with(authority=str(tmp_path / "no-such-file"))
+        assert content(store) == NOTHING
+        assert pulled_with(authority=str(vouched.certificate)).digest == made.digest
+
+        rules = Rules(10.0, {server.address: RegistrySettings()})
+        with pytest.raises(Unavailable, match="cannot be trusted"):
+            request(f"https://{server.address}/v2/", rules, {})
+        monkeypatch.setenv("SSL_CERT_FILE", str(vouched.certificate))
+        request(f"https://{server.address}/v2/", rules, {}).close()
 
 
 # --- side by side --------------------------------------------------------------------------------------------

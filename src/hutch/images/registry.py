@@ -13,10 +13,11 @@ from urllib.parse import urlencode, urlsplit
 
 from hutch.errors import EngineError, HutchError, NotFound, Unauthenticated, Unavailable
 from hutch.images import documents
-from hutch.images.connection import TRANSIENT, Answer, Cut, Rules, is_loopback, request
+from hutch.images.connection import TRANSIENT, Answer, Cut, request
 from hutch.images.credentials import Credentials
+from hutch.images.dialing import Rules, is_loopback
 from hutch.images.references import DEFAULT_REGISTRY, Reference
-from hutch.images.settings import ImageSettings
+from hutch.images.settings import ImageSettings, RegistrySettings
 from hutch.logs import conceal, log
 
 _API_HOSTS = {DEFAULT_REGISTRY: "registry-1.docker.io"}
@@ -38,11 +39,11 @@ class Registry:
         self._name = reference.registry
         self._repository = reference.repository
         host = _API_HOSTS.get(reference.registry, reference.registry)
-        table = settings.registries.get(reference.registry)
-        local = is_loopback(urlsplit(f"//{host}").hostname or "")
-        allowed = insecure or bool(table and table.insecure)
-        self._rules = Rules(allowed, settings.timeout_sec, local)
-        self._base = f"{'http' if allowed or local else 'https'}://{host}/v2/{reference.repository}"
+        table = settings.registries.get(reference.registry, RegistrySettings())
+        table = table.but(insecure=True) if insecure else table
+        self._rules = Rules(settings.timeout_sec, {**settings.registries, host: table})
+        local = is_loopback(urlsplit(f"//{host}").hostname or "") and not table.authority
+        self._base = f"{'http' if table.insecure or local else 'https'}://{host}/v2/{reference.repository}"
         self._authorization = ""
         # Protects the authorization: many layers find an ended token at once, and one of them fetches the next.
         self._lock = threading.Lock()
@@ -141,7 +142,7 @@ class Registry:
         realm = challenge.get("realm", "")
         fields = {"service": challenge.get("service", ""), "scope": f"repository:{self._repository}:pull"}
         known = self._credentials
-        # The token's server gets our password; `request` refuses to send it without TLS to another machine.
+        # The token's server gets our password; `dial` refuses to send it without TLS to another machine.
         rules = self._rules
         if known is not None and known.identity_token:
             form = {

@@ -26,7 +26,8 @@ class Bounds(Record, frozen=True, kw_only=True):
 
 
 class RegistrySettings(Record, frozen=True, kw_only=True):
-    """`[images.registries."HOST[:PORT]"]`."""
+    """`[images.registries."HOST[:PORT]"]`. Registries may send us on to a host that has a table, wherever it is; to all
+    others only if they are public."""
 
     username: str = ""
     password: str = ""
@@ -34,6 +35,8 @@ class RegistrySettings(Record, frozen=True, kw_only=True):
     """Read at each pull; keeps the password out of the configuration."""
     insecure: bool = False
     """Plain HTTP, which a registry on this machine may speak without being asked."""
+    authority: str = ""
+    """A PEM file of those who vouch for its certificate; empty: whom the system trusts."""
 
 
 class ImageSettings(Record, frozen=True, kw_only=True):
