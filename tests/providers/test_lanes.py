@@ -14,8 +14,8 @@ from hutch.providers.docker import machine, probing
 from hutch.providers.docker.endpoint import Endpoint, parse
 from hutch.providers.docker.engine import Engine
 from hutch.providers.docker.engine_http import read_head
-from hutch.providers.docker.ground import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
+from hutch.providers.docker.throwaway import BASE
 from hutch.providers.planted.packing import HOME, plant
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run

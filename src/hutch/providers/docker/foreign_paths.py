@@ -74,3 +74,12 @@ def mac(path: str) -> str:
 
 def _within(path: str, place: str) -> bool:
     return f"{path.casefold()}/".startswith(f"{place.casefold()}/")
+
+
+def translated(path: str, prefixes: dict[str, str]) -> str:
+    """As the engine names it: the longest prefix of ours that is known."""
+    for ours in sorted(prefixes, key=len, reverse=True):
+        below = path.removeprefix(ours.rstrip("/"))
+        if path == ours or (below != path and below.startswith("/")):
+            return prefixes[ours].rstrip("/") + below
+    return path

@@ -1,28 +1,21 @@
 """An engine that has been met: what it is, what we have put onto it, and what every box on it has in common."""
 
 import asyncio
-import io
 import os
-import secrets
 import sys
-import tarfile
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
+import tempfile
 
 from hutch.errors import Unavailable, Unsupported
-from hutch.providers.docker import endpoint, machine, naming
+from hutch.providers.docker import endpoint, machine, marks, naming
 from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.foreign_paths import engine_path, translated
 from hutch.providers.docker.images import ARCHITECTURES, Images
 from hutch.providers.docker.machine import Machine
 from hutch.providers.docker.networks import Walls
 from hutch.providers.docker.planting import Planting
 from hutch.providers.docker.settings import Settings
+from hutch.providers.docker.throwaway import BASE, bring_base
 from hutch.providers.planted.packing import Plant, plant
-
-BASE = "hutch-base-1:latest"
-"""An image with nothing in it, for containers of which nothing is run but our own guest."""
 
 
 class Ground:
@@ -36,24 +29,40 @@ class Ground:
         self.images = Images(engine, settings.pull)
         self.instance = naming.instance(settings.state_dir)
         self.fast = machine.fast(found, engine.http.endpoint, settings.lane)
-        self.walls = Walls(engine) if self.is_beside else None
-        """None: nobody here can keep a box from reaching private ranges."""
         self.pty = True
         """Whether programs get a controlling terminal, as a canary found."""
         self.no_network = ""
         """Why a box cannot have one, as a canary found; "" if it can."""
         self._planting = Planting(engine)
+        self._near: bool | None = None
+        # One proof, however many boxes come first.
+        self._proving = asyncio.Lock()
 
-    @property
-    def is_beside(self) -> bool:
-        """Whether we are root on the engine's own machine."""
-        return self.machine.same_host and os.geteuid() == 0 and not self.machine.rootless
+    async def is_near(self) -> bool:
+        """Whether the engine has our files. A socket may lead anywhere: one that somebody forwards looks like any
+        other, and so does a kernel of the same release; a mark that only this machine has is found nowhere else."""
+        async with self._proving:
+            if self._near is None:
+                self._near = self.machine.seems_here and await self._finds_our_mark()
+        return self._near
+
+    async def _finds_our_mark(self) -> bool:
+        await bring_base(self.engine)
+        # Not the usual place for such things, which an engine often has of its own.
+        home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
+        with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
+            theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)
+            return not await marks.obstacle(self.engine, ours, theirs)
+
+    async def walls(self) -> Walls | None:
+        """None: nobody here can keep a box from reaching private ranges."""
+        is_able = os.geteuid() == 0 and not self.machine.rootless
+        return Walls(self.engine) if is_able and await self.is_near() else None
 
     async def prepare(self) -> None:
         """The guest and the empty image are on the engine when this returns."""
         if not self._planting.is_done(self.plant):
-            if await self.engine.image(BASE) is None:
-                await self.engine.load_image(BASE, _nothing())
+            await bring_base(self.engine)
             await self._planting.ensure(self.plant, BASE)
 
     def forget_plant(self) -> None:
@@ -93,30 +102,3 @@ def locate(provider: str, settings: Settings) -> endpoint.Endpoint:
             remedy=f"{start}, or name its socket: [providers.{provider}] host",
         )
     return found
-
-
-def _nothing() -> bytes:
-    """A root with one empty directory: engines do not take an archive without an entry."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        entry = tarfile.TarInfo("etc")
-        entry.type, entry.mode = tarfile.DIRTYPE, 0o755
-        tar.addfile(entry)
-    return packed.getvalue()
-
-
-@asynccontextmanager
-async def thrown_away(engine: Engine, mounts: list[dict[str, Any]]) -> AsyncIterator[str]:
-    """The name of a container of nothing, for one request of ours. It is not started: nothing of it runs."""
-    name = f"hutch-throwaway-{secrets.token_hex(8)}"
-    body = {
-        "Image": BASE,
-        "Entrypoint": ["/nothing"],
-        "Labels": {naming.THROWAWAY: str(int(time.time()))},
-        "HostConfig": {"NetworkMode": "none", "Mounts": mounts},
-    }
-    try:
-        await engine.create(name, body)
-        yield name
-    finally:
-        await engine.remove(name)

@@ -33,8 +33,9 @@ class Machine(NamedTuple):
     backing: str
     holds: frozenset[str]
     """Which of cpus, memory and pids its control groups limit: a rootless engine often has none of them."""
-    same_host: bool
-    """Whether its containers' processes are processes we can see: proven for each container again."""
+    seems_here: bool
+    """A local socket, a kernel of the same release: no proof. A container's processes are looked for here before the
+    fast lane is taken, and our files by the engine before anything else is made of it (`Ground.is_near`)."""
     security: tuple[str, ...] = ()
     """As the engine tells it: one that was started again without its filter has to be looked at again."""
 
@@ -88,7 +89,7 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
         storage=str(info.get("Driver") or ""),
         backing=str(storage.get("Backing Filesystem") or ""),
         holds=frozenset(name for name, field in _CONTROLLERS.items() if info.get(field, True)),
-        same_host=endpoint.is_local and kernel == os.uname().release,
+        seems_here=endpoint.is_local and kernel == os.uname().release,
         security=tuple(sorted(map(str, info.get("SecurityOptions") or ()))),
     )
 
@@ -97,7 +98,7 @@ def obstacle(machine: Machine, endpoint: Endpoint) -> str:
     """Why the fast lane cannot be had; "" if it can."""
     if not machine.is_direct:
         return f"runtime {machine.program} keeps its containers behind a wall of its own, which nobody goes around"
-    if not endpoint.is_local or not machine.same_host:
+    if not machine.seems_here:
         return "the engine is on another machine"
     if os.geteuid() != 0:
         return "Hutch is not root"

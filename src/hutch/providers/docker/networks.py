@@ -99,6 +99,18 @@ class Walls:
         script = ruleset(box_id, refused(pool, parse(allow_private)), parse(allow_private), nameservers())
         await asyncio.to_thread(self._nft, script)
 
+    async def check(self, box_id: str) -> None:
+        """The box's bridge is where its wall is. Who listens at the engine's socket may be somebody who forwards it, in
+        another network than the engine's: there the rules would hold nobody."""
+        devices = await asyncio.to_thread(_devices, self._socket)
+        if bridge(box_id) not in devices:
+            raise EngineError(
+                f"the network of box {box_id} cannot be walled: it is not in the network of who listens at "
+                f"{self._socket}",
+                op="create",
+                remedy="name the engine's own socket, or use boxes without a network",
+            )
+
     async def remove(self, box_id: str) -> None:
         # `add` first makes the deletion right whether the table is there or not.
         table = f"table inet hutch_box_{box_id}"
@@ -181,12 +193,7 @@ def nameservers(path: str = "/etc/resolv.conf") -> list[IPv4Address]:
 
 def _entrance(engine_socket: str) -> list[str]:
     """How a program gets into the engine's network namespace: nothing to do if it is ours."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        try:
-            door.connect(engine_socket)
-        except OSError as error:
-            raise Unavailable(f"the engine at {engine_socket} cannot be reached: {error.strerror}") from error
-        (pid, _, _) = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    pid = _listener(engine_socket)
     ours, theirs = os.stat("/proc/self/ns/net"), os.stat(f"/proc/{pid}/ns/net")
     if (ours.st_dev, ours.st_ino) == (theirs.st_dev, theirs.st_ino):
         return []
@@ -194,3 +201,25 @@ def _entrance(engine_socket: str) -> list[str]:
     if program is None:
         raise EngineError("nsenter is not installed", op="create", remedy="install util-linux")
     return [program, f"--net=/proc/{pid}/ns/net"]
+
+
+def _devices(engine_socket: str) -> set[str]:
+    with open(f"/proc/{_listener(engine_socket)}/net/dev") as file:
+        return {line.partition(":")[0].strip() for line in file}
+
+
+def _listener(engine_socket: str) -> int:
+    """The process at the other end of the engine's socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        try:
+            door.connect(engine_socket)
+        except OSError as error:
+            raise Unavailable(f"the engine at {engine_socket} cannot be reached: {error.strerror}") from error
+        pid: int = struct.unpack("3i", door.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+    if pid == 0:  # of a namespace that is not below ours
+        raise EngineError(
+            f"who listens at {engine_socket} cannot be seen from here, so that no network can be walled",
+            op="create",
+            remedy="run Hutch in the engine's pid namespace, or use boxes without a network",
+        )
+    return pid

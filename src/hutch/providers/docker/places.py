@@ -5,10 +5,8 @@ On the same kernel a mount is known by device and inode, which the guest tells b
 file with a random name is written into the directory and has to be found by the engine.
 """
 
-import contextlib
 import io
 import os
-import secrets
 import sys
 import tarfile
 import time
@@ -18,12 +16,12 @@ import msgspec
 from hutch.errors import FileMissing, Refused
 from hutch.model.places import CheckedMount
 from hutch.model.spec import MountMode, Order
-from hutch.providers.docker import shape
+from hutch.providers.docker import marks, shape
 from hutch.providers.docker.engine import Engine
-from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.foreign_paths import engine_path
-from hutch.providers.docker.ground import Ground, thrown_away
+from hutch.providers.docker.foreign_paths import engine_path, translated
+from hutch.providers.docker.ground import Ground
 from hutch.providers.docker.shape import Bind
+from hutch.providers.docker.throwaway import thrown_away
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.shapes import checked
 
@@ -41,7 +39,7 @@ async def binds(order: Order, ground: Ground) -> tuple[Bind, ...]:
         _check(place)
         source = engine_path(translated(place.real, ground.settings.paths), sys.platform)
         bind = Bind(source, shape.target(place.target), place.mode is MountMode.RW)
-        if not comparable(ground):
+        if not await comparable(ground):
             await _prove(ground, place, bind)
         found.append(bind)
     return tuple(found)
@@ -51,9 +49,9 @@ def shown(order: Order) -> tuple[CheckedMount, ...]:
     return tuple(place for place in (order.places.workspace, *order.places.mounts) if place is not None)
 
 
-def comparable(ground: Ground) -> bool:
+async def comparable(ground: Ground) -> bool:
     """Whether inodes inside a container are those of this machine."""
-    return ground.machine.same_host and ground.machine.is_direct
+    return ground.machine.is_direct and await ground.is_near()
 
 
 async def verify(link: Link, order: Order) -> None:
@@ -65,15 +63,6 @@ async def verify(link: Link, order: Order) -> None:
     for place, found in zip(mounted, checked(answer.get("found"), list[_Identity]), strict=True):
         if (found.dev, found.ino) != (place.dev, place.ino):
             raise _elsewhere(place, found.error or "it shows another file of that name")
-
-
-def translated(path: str, prefixes: dict[str, str]) -> str:
-    """As the engine names it: the longest prefix of ours that is known."""
-    for ours in sorted(prefixes, key=len, reverse=True):
-        below = path.removeprefix(ours.rstrip("/"))
-        if path == ours or (below != path and below.startswith("/")):
-            return prefixes[ours].rstrip("/") + below
-    return path
 
 
 async def give(engine: Engine, volumes: list[str], user: str) -> None:
@@ -103,34 +92,12 @@ def _check(place: CheckedMount) -> None:
 
 
 async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
-    """By a file that only the right directory has; of a single file, the directory that it is in."""
+    """By a mark that only the right directory has; of a single file, the directory that it is in."""
     directory, source = place.real, bind.source
     if not os.path.isdir(directory):
         directory, source = os.path.dirname(directory), os.path.dirname(source)
-    mark = f".hutch-probe-{secrets.token_hex(8)}"
-    path = os.path.join(directory, mark)
-    try:
-        _write(path, mark)
-    except OSError as error:
-        raise Refused(
-            f"whether the engine sees {place.real} could not be proven: {error.strerror}", op="create"
-        ) from error
-    mount = {"Type": "bind", "Source": source, "Target": "/probe", "ReadOnly": True}
-    try:
-        async with thrown_away(ground.engine, [mount]) as container:
-            found = await ground.engine.get_archive(container, f"/probe/{mark}")
-            if mark.encode() not in found:
-                raise _elsewhere(place, "another file was found there")
-    except EngineRefused as refused:
-        raise _elsewhere(place, refused.message) from refused
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _write(path: str, content: str) -> None:
-    with open(path, "x") as file:
-        file.write(content)
+    if obstacle := await marks.obstacle(ground.engine, directory, source):
+        raise _elsewhere(place, obstacle)
 
 
 def _elsewhere(place: CheckedMount, reason: str) -> Refused:

@@ -88,7 +88,7 @@ async def probe(provider: str, ground: Ground, canary: Canary) -> Capabilities:
         proof = Proof(pty=sung.pty, no_network=await _network_obstacle(canary))
         _remember(mark, proof)
     ground.pty, ground.no_network = proof.pty, proof.no_network
-    return capabilities(provider, ground, proof)
+    return capabilities(provider, ground, proof, walled=await ground.walls() is not None)
 
 
 async def _network_obstacle(canary: Canary) -> str:
@@ -124,7 +124,7 @@ def grades(found: Machine) -> Grades:
     )
 
 
-def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
+def capabilities(provider: str, ground: Ground, proof: Proof, *, walled: bool) -> Capabilities:
     found, image = ground.machine, ground.settings.image.removeprefix("oci:")
     return Capabilities(
         provider=provider,
@@ -144,7 +144,7 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
         grades=grades(found),
         disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine's
         disk_if_writable_root=EnforcedBy.WATCHDOG,
-        missing=_missing(ground, proof),
+        missing=_missing(ground, proof, walled=walled),
         facts={
             "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
             "runtime": found.runtime,
@@ -153,12 +153,12 @@ def capabilities(provider: str, ground: Ground, proof: Proof) -> Capabilities:
             "kernel": found.kernel,
             "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
             "disk": "tmpfs: half of disk_mb for /workspace, a quarter each for the home and /tmp",
-            "egress": "private ranges and the machine refused" if ground.walls else "not filtered",
+            "egress": "private ranges and the machine refused" if walled else "not filtered",
         },
     )
 
 
-def _missing(ground: Ground, proof: Proof) -> tuple[Missing, ...]:
+def _missing(ground: Ground, proof: Proof, *, walled: bool) -> tuple[Missing, ...]:
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
@@ -182,7 +182,7 @@ def _missing(ground: Ground, proof: Proof) -> tuple[Missing, ...]:
         )
     if proof.no_network:
         found.append(Missing(what="networks.on", reason=proof.no_network, remedy="check the engine's own networks"))
-    elif ground.walls is None:
+    elif not walled:
         found.append(
             Missing(
                 what="egress",

@@ -18,13 +18,16 @@ from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.facts import AskedFacts, Facts, HostFacts
-from hutch.providers.docker.ground import BASE, Ground
+from hutch.providers.docker.ground import Ground
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
 from hutch.providers.docker.settings import LaneChoice
 from hutch.providers.docker.shape import Bind, ImageFacts, Site
+from hutch.providers.docker.throwaway import BASE
 from hutch.providers.linked.link import Link
 from hutch.providers.native.processes import Identity, boot_id, start_time
 from hutch.providers.planted.door import DEPUTY_PLACE, GUEST_PLACE
+
+_ID_LETTERS = 64
 
 
 class DockerProvider(Provider):
@@ -123,6 +126,9 @@ class DockerProvider(Provider):
             await self._connect_network(found, order, labels)
         await engine.create(name, shape.container(order, image, site))
         await engine.start(name)
+        walls = await found.walls() if site.network else None
+        if walls is not None:
+            await walls.check(order.box_id)
         inspected = await engine.inspect(name)
         record = planned.but(data={**planned.data, **self._identity(found, inspected)})
         if self._settings.lane is LaneChoice.FAST and record.data["lane"] != FastLane.name:
@@ -152,7 +158,7 @@ class DockerProvider(Provider):
                 op="create",
                 details={"step": "guest"},
             ) from error
-        if places.comparable(found):
+        if places.shown(order) and await places.comparable(found):
             await places.verify(link, order)
 
     def _site(self, found: Ground, order: Order, binds: tuple[Bind, ...]) -> Site:
@@ -172,8 +178,9 @@ class DockerProvider(Provider):
     async def _connect_network(self, found: Ground, order: Order, labels: dict[str, str]) -> None:
         options = self.dialect.network_options(networks.bridge(order.box_id))
         subnet = await networks.create(found.engine, order.box_id, labels, self._settings.addresses, options=options)
-        if found.walls is not None:
-            await found.walls.raise_around(order.box_id, subnet, order.spec.allow_private)
+        walls = await found.walls()
+        if walls is not None:
+            await walls.raise_around(order.box_id, subnet, order.spec.allow_private)
 
     async def _retreat(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
         """Whatever went wrong, and wherever: nothing of the box stays on the engine."""
@@ -203,7 +210,8 @@ class DockerProvider(Provider):
             return {"lane": "api"}
         try:
             with open(f"/proc/{pid}/cgroup") as file:
-                is_there = str(inspected["Id"]) in file.read()
+                # All of it is looked for: with a shorter name an engine could claim a process that is not its own.
+                is_there = len(str(inspected["Id"])) == _ID_LETTERS and str(inspected["Id"]) in file.read()
         except OSError:
             is_there = False
         start = start_time(pid)
@@ -313,8 +321,9 @@ class DockerProvider(Provider):
         await found.engine.remove(naming.container(record.box_id))
         if record.data.get("network", True):
             await found.engine.remove_network(naming.network(record.box_id))
-            if found.walls is not None:
-                await found.walls.remove(record.box_id)
+            walls = await found.walls()
+            if walls is not None:
+                await walls.remove(record.box_id)
         if not keep_store and record.data.get("volumes", True):
             for part in shape.PARTS:
                 await found.engine.remove_volume(naming.volume(record.box_id, part))

@@ -48,8 +48,9 @@ async def sweep(ground: Ground, *, dry_run: bool) -> tuple[str, ...]:
             name = str(network["Name"])
             if dry_run or await engine.remove_network(name):
                 gone.append(f"network {name}")
-                if box_id and ground.walls is not None and not dry_run:
-                    await ground.walls.remove(box_id)
+                walls = await ground.walls() if box_id and not dry_run else None
+                if box_id and walls is not None:
+                    await walls.remove(box_id)
     for container in await engine.containers({naming.THROWAWAY: ""}):
         if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE:
             if not dry_run:
