@@ -181,6 +181,16 @@ def test_a_build_has_no_network_unless_asked(home: Home, app: str) -> None:
     assert [line.split(":")[0].strip() for line in devices.splitlines()[2:]] == ["lo"]
 
 
+def test_a_build_step_that_waits_for_ever_is_ended_and_says_for_what(home: Home, app: str) -> None:
+    """Issue 6: without an outside network a step hung; it has a bound of its own, and the error says where to look."""
+    code, told = home.answer(
+        "image", "build", "hung", "--from", app, "--user", "root", "--timeout", "0.5", "--run", "while :; do :; done"
+    )
+    assert code == 125 and "step 2 of 2" in told["error"]["message"]
+    assert "--timeout" in told["error"]["remedy"] and "--net on" in told["error"]["remedy"]
+    assert "30m" in home.good("image", "build", "--help")
+
+
 def test_copies_follow_the_links_of_the_image(home: Home, registry: Server, tmp_path: Path) -> None:
     """A file for /bin of an image whose /bin is a link must not turn the link into a directory."""
     from tests.images.registries import TOOLS, busybox, symlink

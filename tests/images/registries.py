@@ -238,6 +238,26 @@ class Server:
         finally:
             connection.close()
 
+    @contextmanager
+    def also_inside(self, enter: list[str]) -> Iterator[None]:
+        """The same images at the same address, in the network that `enter` leads to."""
+        assert PROGRAM is not None
+        home = self.data.parent
+        with open(home / "log-inside", "wb") as log:
+            process = subprocess.Popen(
+                [*enter, PROGRAM, "serve", str(home / "config.yml")], stdout=log, stderr=log, cwd=home
+            )
+        try:
+            ask = [*enter, "curl", "--silent", "--fail", f"http://{self.address}/v2/"]
+            end = time.monotonic() + PATIENCE
+            while subprocess.run(ask, capture_output=True).returncode != 0:
+                assert process.poll() is None and time.monotonic() < end, (home / "log-inside").read_text()
+                time.sleep(0.05)
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
     def blob_file(self, digest: str) -> Path:
         """Where the registry keeps a blob."""
         name = digest.partition(":")[2]

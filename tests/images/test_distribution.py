@@ -15,6 +15,7 @@ from hutch.sync import Hutch
 from tests import proofs
 from tests.conftest import remove
 from tests.images.registries import Made, Server, digest_of, image, tar_of
+from tests.providers import daemons
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(1500)]
 
@@ -41,6 +42,17 @@ def bootstrapped(top: Path) -> Path:
     if done.returncode != 0:
         pytest.skip(f"debootstrap failed: {done.stdout[-500:]}")
     return top
+
+
+def _looked_at_on_docker(name: str, registry: Server, home: Path) -> str:
+    """The same image, pulled by a real Docker daemon from the same registry: what a box of it shows."""
+    with daemons.docker() as daemon, registry.also_inside(daemon.inside):
+        table = {"host": daemon.host, "cgroup_parent": daemons.CGROUP}
+        with Hutch(
+            state_dir=str(home / "ds"), run_dir=str(home / "dr"), provider="docker", providers={"docker": table}
+        ) as hutch:
+            with hutch.box(image=f"oci:{name}", user="root", profile="code") as box:
+                return box.exec(LOOK, timeout=120).stdout
 
 
 def test_a_distribution_runs_as_in_its_own_root(tmp_path: Path, registry: Server, hutch_directories: Path) -> None:
@@ -72,6 +84,9 @@ def test_a_distribution_runs_as_in_its_own_root(tmp_path: Path, registry: Server
                 with hutch.box(image=f"oci:{reference}", user="root", profile="code") as box:
                     found = box.exec(LOOK, timeout=120)
                     assert found.stdout == wanted, found.stderr
+        on_docker = _looked_at_on_docker(name, registry, home)
+        assert on_docker == wanted
+        with Hutch(state_dir=str(home / "s"), run_dir=str(home / "r")) as hutch:
             began = time.monotonic()
             with hutch.box(image=f"oci:{name}") as box:
                 box.exec("true")
@@ -81,4 +96,5 @@ def test_a_distribution_runs_as_in_its_own_root(tmp_path: Path, registry: Server
     proofs.write(
         "distribution", bytes=len(data), packed_bytes=len(made.layers[0]), pull_seconds=round(seconds, 2),
         second_image_bytes=cost, box_to_first_command_ms=round(first * 1000, 1), same_as_chroot=True,
+        same_on_docker=True,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from tests.native.boxes import box, engine, make, order, out, run
 from tests.native.test_images import minimal_root
 
 from hutch.errors import EngineError, HutchError
-from hutch.model.spec import Mount, MountMode, Retention
+from hutch.model.spec import Mount, MountMode, Retention, Workspace
 from hutch.providers.native import root
 
 
@@ -115,3 +115,27 @@ async def test_a_nonsensical_target_is_refused() -> None:
         for target in ("/", "relative", "/sys", "/dev/x", "/../proc"):
             with pytest.raises(HutchError):
                 await make(native, mounts=(Mount(source="/usr/share", target=target, mode=MountMode.RO),))
+
+
+@pytest.mark.parametrize("owner", [0, 1000, 4321])
+async def test_a_mount_inside_a_workspace_of_the_machine(tmp_path_factory: pytest.TempPathFactory, owner: int) -> None:
+    """B11: a directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
+    is known in the box, so that the mount points have to be made as that one."""
+    top = tmp_path_factory.mktemp("places")
+    places = [top, top / "workspace", top / "data"]
+    for place in places[1:]:
+        place.mkdir()
+    if os.geteuid() == 0:
+        os.chown(top / "workspace", owner, owner)
+    for place in places:
+        place.chmod(0o755)
+    (top / "data/file").write_text("content")
+    mounts = (
+        Mount(source=str(top / "data"), target="/workspace/deep/data"),
+        Mount(source=str(top / "data/file"), target="/workspace/alone"),
+    )
+    workspace = Workspace(source=str(top / "workspace"), mode=MountMode.RW)
+    async with engine() as native, box(native, workspace=workspace, mounts=mounts) as made:
+        assert await out(made, "cat deep/data/file alone; touch deep/own; stat -c %U deep/own") == "contentcontentuser"
+    found = {(top / "workspace" / name).stat().st_uid for name in ("deep", "deep/own", "alone")}
+    assert found == {(top / "workspace").stat().st_uid}

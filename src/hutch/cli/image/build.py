@@ -24,7 +24,7 @@ from hutch.images import layering, steps, users
 from hutch.images.building import Site
 from hutch.images.steps import Step
 from hutch.model.ids import BoxId
-from hutch.model.results import Cause
+from hutch.model.results import Cause, Result
 from hutch.providers.base import Command
 
 EPILOG = """\
@@ -34,6 +34,8 @@ examples:
 """
 _RANGE = 65536
 _SHOWN = 60
+_LONGEST = 1800.0
+"""Seconds: what waits for a network that is not there would wait for ever, and nobody may be looking."""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +54,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     made.add_argument("--no-cache", action="store_true", help="make every step anew")
     made.add_argument("--pull", choices=("missing", "always", "never"), help="when IMAGE is fetched (missing)")
     made.add_argument("--profile", default="code", help="limits of the boxes that commands run in (code)")
-    made.add_argument("--timeout", type=duration, default=0.0, metavar="TIME", help="of each command (none)")
+    made.add_argument("--timeout", type=duration, default=_LONGEST, metavar="TIME", help="of a command (30m; 0: none)")
     add_limits(parser)
 
 
@@ -171,12 +173,7 @@ class _Builder:
                     )
                     result = await Attachment(signals, stdin=None).run(box, order)
                     if result.verdict.cause is not Cause.OK:
-                        raise EngineError(
-                            f"{self.place} failed: {result.verdict.message or result.verdict.cause}",
-                            op="build",
-                            remedy=result.verdict.remedy or None,
-                            details={"exit_code": result.exit_code, "stderr": result.stderr[-2000:]},
-                        )
+                        raise self._failure(result)
                     await box.stop()
                     live = keeper.held(BoxId(box.id))
                     store = str(live.record.instance.data["store"]) if live else ""
@@ -190,6 +187,19 @@ class _Builder:
                 raise KeyboardInterrupt from None
             finally:
                 await keeper.close()
+
+    def _failure(self, result: Result) -> EngineError:
+        remedy = result.verdict.remedy
+        if result.verdict.cause is Cause.TIMEOUT:
+            network = self._arguments.network
+            waits = "it has no network (--net on)" if network == "off" else "does this machine reach where it asks?"
+            remedy = f"give it longer with --timeout; if it waits for the network: {waits}"
+        return EngineError(
+            f"{self.place} failed: {result.verdict.message or result.verdict.cause}",
+            op="build",
+            remedy=remedy or None,
+            details={"exit_code": result.exit_code, "stderr": result.stderr[-2000:]},
+        )
 
     def _spec(self) -> dict[str, Any]:
         user = users.of_box(self.site.run.user or "", self.site.directories) or "root"

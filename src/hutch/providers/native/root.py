@@ -21,8 +21,12 @@ from os import (
     chown,
     close,
     fstat,
+    getgid,
+    getuid,
     lstat,
     mkdir,
+    setegid,
+    seteuid,
 )
 from os import open as open_file
 from os import write as write_to
@@ -262,13 +266,37 @@ def _make_target(merged: int, path: str, is_directory: bool) -> int:
             above = "/".join(parts[: depth - 1]) or "."
             parent = openat2(merged, above, O_PATH | O_DIRECTORY, resolve)
             try:
-                if is_directory or depth < len(parts):
-                    mkdir(parts[depth - 1], 0o755, dir_fd=parent)
-                else:
-                    close(open_file(parts[depth - 1], O_CREAT | O_EXCL | O_WRONLY, 0o644, dir_fd=parent))
+                _make_point(parent, parts[depth - 1], is_directory or depth < len(parts))
             finally:
                 close(parent)
     return openat2(merged, path, O_PATH, resolve)
+
+
+def _make_point(parent: int, name: str, is_directory: bool) -> None:
+    """A mount of the machine's files knows their owner alone: for everybody else, the box's root too, creating there is
+    EOVERFLOW (mount_setattr(2), idmapped mounts), so that it is done as the owner."""
+    try:
+        _create(parent, name, is_directory)
+        return
+    except OSError as error:
+        if error.errno != errno.EOVERFLOW:
+            raise
+    facts = fstat(parent)
+    setegid(facts.st_gid)
+    seteuid(facts.st_uid)
+    try:
+        _create(parent, name, is_directory)
+    finally:
+        # All other ids stayed as they were, so that the way back is open, and the capabilities come back with it.
+        seteuid(getuid())
+        setegid(getgid())
+
+
+def _create(parent: int, name: str, is_directory: bool) -> None:
+    if is_directory:
+        mkdir(name, 0o755, dir_fd=parent)
+    else:
+        close(open_file(name, O_CREAT | O_EXCL | O_WRONLY, 0o644, dir_fd=parent))
 
 
 def write_file(path: str, text: str) -> None:
