@@ -1,13 +1,19 @@
-"""The kit on container engines: a class for each way to reach a box. Every check runs on each of them.
+"""The kit on container engines: a class for each way to reach a box.
 
 Their boxes take a few tenths of a second, so that checks which need no more than a plain box share one; `make prove`
 runs the kit with a box for each check (test_whole_engines).
 """
 
+import asyncio
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
+from hutch.conformance.kit import perform
 from hutch.conformance.pytest_class import ProviderConformance
+from hutch.conformance.registry import Check, chosen
+from hutch.conformance.workbench import Workbench
 from hutch.providers.base import Provider
 from tests.providers import daemons, rootfs
 
@@ -24,3 +30,19 @@ class OnEngine(ProviderConformance):
     def make_provider(cls) -> Provider:
         daemon, state = OnEngine.running[-1]
         return daemons.provider(daemon, state, **cls.settings)
+
+
+def part(*themes: str) -> Any:
+    """Decorates a class: of the kit only these themes and checks."""
+
+    def narrow(kind: type[ProviderConformance]) -> type[ProviderConformance]:
+        @pytest.mark.parametrize("check", chosen(themes), ids=lambda check: check.name)
+        def test_contract(
+            self: ProviderConformance, check: Check, bench: Workbench, event_loop_of_class: asyncio.Runner
+        ) -> None:
+            event_loop_of_class.run(perform(check, bench))
+
+        kind.test_contract = test_contract  # type: ignore[method-assign]
+        return kind
+
+    return narrow

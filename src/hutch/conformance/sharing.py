@@ -7,7 +7,7 @@ from hutch.model.results import Result
 from hutch.providers.base import Command, Instance
 
 # Every process but the first and this one, then every file; `kill -1` spares whoever calls it.
-_EMPTY = 'kill -9 -1 2>/dev/null; find /workspace /tmp "$HOME" -mindepth 1 -delete'
+_EMPTY = 'kill -9 -1 2>/dev/null; find /workspace /tmp "$HOME" -mindepth 1 -maxdepth 1 -exec rm -rf {} +'
 
 
 class CommonBox:

@@ -2,11 +2,11 @@
 
 import importlib.metadata
 import importlib.util
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Unavailable
+from hutch.providers.relayed.speaking import translated
 
 
 def is_installed() -> bool:
@@ -24,15 +24,9 @@ def sdk() -> Any:
     return boxlite
 
 
-@asynccontextmanager
-async def spoken(op: str) -> AsyncIterator[None]:
+def spoken(op: str) -> AbstractAsyncContextManager[None]:
     """Whatever the package raises inside comes out as a HutchError."""
-    try:
-        yield
-    except HutchError:
-        raise
-    except Exception as error:
-        raise told(error, op) from error
+    return translated(op, told)
 
 
 def told(error: Exception, op: str) -> HutchError:

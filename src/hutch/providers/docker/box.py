@@ -2,21 +2,20 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hutch.errors import HutchError, Unsupported
 from hutch.model.limits import Limits
-from hutch.model.results import JobInfo, Result, Usage
+from hutch.model.results import Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import shape
 from hutch.providers.docker.disk_guard import DiskGuard
 from hutch.providers.docker.engine import Engine
-from hutch.providers.docker.facts import Facts
-from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
+from hutch.providers.planted.counted import CountedInstance
+from hutch.providers.planted.facts import Facts
 
 
 class Traits(NamedTuple):
@@ -33,7 +32,7 @@ class Traits(NamedTuple):
     """Whether we cannot see its first process: then the engine is asked when it ends."""
 
 
-class ContainerInstance(LinkedInstance):
+class ContainerInstance(CountedInstance):
     """What `LinkedInstance` leaves to the engine."""
 
     def __init__(
@@ -48,7 +47,6 @@ class ContainerInstance(LinkedInstance):
     ) -> None:
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._engine = engine
-        self._counters = facts
         self._traits = traits
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None
         kept = record.data.get("volumes")
@@ -64,27 +62,10 @@ class ContainerInstance(LinkedInstance):
     def container(self) -> str:
         return str(self.record.data["container"])
 
-    # Counters that only the guest can read are asked for before a command, and after one that failed.
-
-    async def run(self, command: Command) -> Result:
-        await self._counters.refresh(await self.link())
-        return await super().run(command)
-
     async def start(self, command: Command) -> LinkedProcess:
         if command.pty and not self._traits.pty:
             raise Unsupported("this runtime gives a program no controlling terminal", op="start")
-        await self._counters.refresh(await self.link())
         return await super().start(command)
-
-    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: Any = None) -> Result:
-        if answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().result(link, channel, answer, seen)
-
-    async def job_info(self, link: Link, answer: dict[str, Any]) -> JobInfo:
-        if answer.get("ended") and answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().job_info(link, answer)
 
     async def pause(self) -> None:
         await self._engine.pause(self.container)
@@ -142,4 +123,3 @@ class ContainerInstance(LinkedInstance):
         if self._disk is not None:
             self._disk.close()
         await super().close()
-        self._counters.close()

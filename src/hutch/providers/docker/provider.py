@@ -17,7 +17,6 @@ from hutch.providers.docker.box import ContainerInstance, Traits
 from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.facts import AskedFacts, Facts, HostFacts
 from hutch.providers.docker.ground import Ground
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
 from hutch.providers.docker.settings import LaneChoice
@@ -26,6 +25,7 @@ from hutch.providers.docker.throwaway import BASE
 from hutch.providers.linked.link import Link
 from hutch.providers.native.processes import Identity, boot_id, start_time
 from hutch.providers.planted.door import DEPUTY_PLACE, GUEST_PLACE
+from hutch.providers.planted.facts import AskedFacts, Facts, HostFacts
 
 _ID_LETTERS = 64
 

@@ -1,11 +1,11 @@
 """The official SDK, imported when it is first needed, and its errors in our words."""
 
 import importlib.util
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
+from hutch.providers.relayed.speaking import translated
 
 
 def is_installed() -> bool:
@@ -19,15 +19,9 @@ def sdk() -> Any:
     return e2b
 
 
-@asynccontextmanager
-async def spoken(op: str) -> AsyncIterator[None]:
+def spoken(op: str) -> AbstractAsyncContextManager[None]:
     """Whatever the SDK raises inside comes out as a HutchError."""
-    try:
-        yield
-    except HutchError:
-        raise
-    except Exception as error:
-        raise told(error, op) from error
+    return translated(op, told)
 
 
 def told(error: Exception, op: str) -> HutchError:

@@ -5,13 +5,13 @@ from typing import Any
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.docker.facts import AskedFacts
 from hutch.providers.launched.box import LaunchedInstance
 from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
 from hutch.providers.native.processes import Identity
+from hutch.providers.planted.facts import AskedFacts
 
 WARNING = "NO ISOLATION: commands run on this machine itself, with all rights of the user who runs Hutch"
 _PATHS = ("path", "source", "target", "cwd")

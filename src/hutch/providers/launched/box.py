@@ -3,25 +3,21 @@
 import os
 import socket
 import struct
-from typing import Any
 
 import msgspec
 
 from hutch.errors import Unavailable
 from hutch.model.limits import Limits
-from hutch.model.results import JobInfo, Result
 from hutch.model.spec import EffectiveSpec
-from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.docker.facts import AskedFacts, Facts
+from hutch.providers.base import InstanceRecord
 from hutch.providers.launched import trees
 from hutch.providers.launched.shape import UNHELD
-from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link, connect_unix
-from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
 from hutch.providers.native.processes import Identity
+from hutch.providers.planted.counted import CountedInstance
 from hutch.providers.planted.door import NAME
+from hutch.providers.planted.facts import AskedFacts, Facts
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -33,8 +29,8 @@ class WatchedFacts(AskedFacts):
         return msgspec.structs.replace(super().read(), pids_hits=None)
 
 
-class LaunchedInstance(LinkedInstance):
-    """Counters that only the guest has are asked for before a command, and after one that failed."""
+class LaunchedInstance(CountedInstance):
+    """Made of a guest that its provider has found at its door."""
 
     def __init__(
         self,
@@ -53,26 +49,7 @@ class LaunchedInstance(LinkedInstance):
 
         super().__init__(record, spec, connect, facts)
         self._guest = guest
-        self._counters = facts
         self._watched = watched
-
-    async def run(self, command: Command) -> Result:
-        await self._counters.refresh(await self.link())
-        return await super().run(command)
-
-    async def start(self, command: Command) -> LinkedProcess:
-        await self._counters.refresh(await self.link())
-        return await super().start(command)
-
-    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: Any = None) -> Result:
-        if answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().result(link, channel, answer, seen)
-
-    async def job_info(self, link: Link, answer: dict[str, Any]) -> JobInfo:
-        if answer.get("ended") and answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().job_info(link, answer)
 
     async def pause(self) -> None:
         """By signals: everything but the guest stands still."""
@@ -92,10 +69,6 @@ class LaunchedInstance(LinkedInstance):
         self.limits = self.limits.but(memory_mb=limits.memory_mb)
         await (await self.link()).request("watch", memory_bytes=limits.memory_mb << 20, pids=UNHELD)
         return tuple(name for name in unchanged if name != "memory_mb")
-
-    async def close(self) -> None:
-        await super().close()
-        self._counters.close()
 
 
 def knock(door: str) -> tuple[socket.socket, int]:

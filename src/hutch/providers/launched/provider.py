@@ -21,7 +21,6 @@ from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command, InstanceRecord, Provider
-from hutch.providers.docker.facts import Facts
 from hutch.providers.launched import places, shape, trees
 from hutch.providers.launched.box import LaunchedInstance, WatchedFacts, knock
 from hutch.providers.launched.ground import Ground
@@ -30,6 +29,7 @@ from hutch.providers.linked.link import Link
 from hutch.providers.native import seccomp
 from hutch.providers.native.processes import Identity
 from hutch.providers.planted.door import GUEST_PLACE, packed
+from hutch.providers.planted.facts import Facts
 
 _PATIENCE = 20.0
 _FIRST_ID = 0x70000000

@@ -11,11 +11,11 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
 from hutch.providers.base import InstanceRecord, read_settings
-from hutch.providers.docker.facts import Facts, HostFacts
 from hutch.providers.launched.box import WatchedFacts
 from hutch.providers.launched.provider import LaunchedProvider
 from hutch.providers.launched.shape import Site
 from hutch.providers.nsjail import argv, groups
+from hutch.providers.planted.facts import Facts, HostFacts
 
 _MISSING = (
     Missing(what="networks.on", reason="a jail has only its own loopback", remedy="use the native provider or Docker"),

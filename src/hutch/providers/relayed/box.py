@@ -1,31 +1,26 @@
 """`RelayedInstance`: the provider contract over a guest that is reached by the streams of a process."""
 
 from abc import abstractmethod
-from typing import Any
 
 from hutch.errors import BoxBroken, Unavailable
 from hutch.model.limits import Limits
-from hutch.model.results import JobInfo, Result
 from hutch.model.spec import EffectiveSpec
-from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.docker.facts import AskedFacts
-from hutch.providers.linked.channel import Channel
-from hutch.providers.linked.instance import LinkedInstance
+from hutch.providers.base import InstanceRecord
 from hutch.providers.linked.link import Link
-from hutch.providers.linked.process import LinkedProcess
+from hutch.providers.planted.counted import CountedInstance
 from hutch.providers.planted.door import packed
+from hutch.providers.planted.facts import AskedFacts
 from hutch.providers.relayed.stream import RelayStream
 
 _PATIENCE = 30.0
 
 
-class RelayedInstance(LinkedInstance):
+class RelayedInstance(CountedInstance):
     """An engine says how a relay is started (`relay`) and whether the box's machine lives (`lives`)."""
 
     def __init__(self, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None) -> None:
         """`told` are the first orders of a guest that was just started."""
-        self._counters = AskedFacts()
-        super().__init__(record, spec, self._reach, self._counters)
+        super().__init__(record, spec, self._reach, AskedFacts())
         self._first = told
 
     @abstractmethod
@@ -48,26 +43,6 @@ class RelayedInstance(LinkedInstance):
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
             raise Unavailable(f"the guest cannot be reached: {stream.complaint.strip() or error.message}") from error
         return stream.link
-
-    # Counters that only the guest has are asked for before a command, and after one that failed.
-
-    async def run(self, command: Command) -> Result:
-        await self._counters.refresh(await self.link())
-        return await super().run(command)
-
-    async def start(self, command: Command) -> LinkedProcess:
-        await self._counters.refresh(await self.link())
-        return await super().start(command)
-
-    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: Any = None) -> Result:
-        if answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().result(link, channel, answer, seen)
-
-    async def job_info(self, link: Link, answer: dict[str, Any]) -> JobInfo:
-        if answer.get("ended") and answer.get("exit_code") != 0:
-            await self._counters.refresh(link)
-        return await super().job_info(link, answer)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         unchanged = await super().change_limits(limits)
