@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -11,7 +12,7 @@ import pytest
 from hutch.errors import Unavailable
 from hutch.keeper import receipt_queue
 from hutch.keeper.connections import Connection, Connections
-from hutch.keeper.ledger import Ledger, MemoryLedger
+from hutch.keeper.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
 from hutch.keeper.ledger_postgres import PostgresLedger
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.operations import Operations
@@ -93,6 +94,28 @@ async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Op
     crowded = Receipts(ledger, mode="off", days=30, most=3)
     assert await crowded.prune() == 1, "too many: the one that went first goes first, but never a live one"
     assert len(await ledger.rows(box(4), 0, 9)) == 2
+    await receipts.close()
+
+
+@pytest.mark.parametrize("opened", ["sqlite", "postgres"], indirect=True)  # the other has all in memory anyhow
+async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open) -> None:
+    """Issue 4, the soak: reading all chains to find the old ones raised a server's memory with every box it had ever
+    made. Whatever there is, a look at it costs no more than a page does."""
+    ledger = opened()
+    now, rows = time.time(), 4 * PRUNED_AT_ONCE
+    await ledger.append([draft(number, op, at=now) for number in range(rows) for op in ("exec", GONE)])
+    receipts = Receipts(ledger, mode="off")
+    assert await receipts.prune() == 0  # what is imported and prepared once
+    tracemalloc.start()
+    try:
+        assert await receipts.prune() == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 400 * PRUNED_AT_ONCE, peak
+    crowded = Receipts(ledger, mode="off", most=rows)
+    assert await crowded.prune() == rows // 2, "page by page, until it is done"
+    assert sum(not chain.pruned_at for chain in await ledger.chains(None, "", 2 * rows)) == rows // 2
     await receipts.close()
 
 
