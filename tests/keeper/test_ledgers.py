@@ -1,6 +1,10 @@
 """Every ledger keeps the same promises; and the queue before it loses nothing, whatever the ledger does."""
 
 import asyncio
+import json
+import shutil
+import subprocess
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +28,7 @@ from tests.keeper.postgres_server import Server
 
 T = TypeVar("T")
 Open = Callable[[], Ledger]
+FULL_DISK = Path(__file__).with_name("full_disk.py")
 
 
 class Held(PostgresLedger):
@@ -199,6 +204,57 @@ async def test_a_receipt_that_cannot_be_written_down_takes_no_other_with_it() ->
     receipts = Receipts(ledger, mode="off")
     assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 1), (True, 1)]
     assert (await receipts.list(box(2)))[0].details == {"unwritable": True}
+
+
+async def test_a_receipt_without_any_words_leaves_a_gap() -> None:
+    """It is tried no further, and what stands beside it keeps its details."""
+    ledger = MemoryLedger()
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    queue.put(draft(1).but(cause=object()))
+    assert await queue.close() == ()
+    receipts = await Receipts(ledger, mode="off").list(box(1))
+    assert [(receipt.op, receipt.details) for receipt in receipts] == [
+        ("exec", {"command": "true"}), ("gap", {"unwritable": "exec"})
+    ]  # fmt: skip
+
+
+async def test_the_end_does_not_wait_for_a_ledger_that_never_comes_back() -> None:
+    """Tried a few times more, also out of a long pause; then what is left is named, not retried for ever."""
+    ledger = Moody()
+    ledger.fails = 1_000_000
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    while queue.failures < 6:  # the pause is 1.6 s by now
+        await asyncio.sleep(0.01)
+    before = queue.failures
+    lost = await queue.close()
+    assert [each.box for each in lost] == [box(1)]
+    assert queue.failures == before + receipt_queue.CLOSING_TRIES
+    ledger.fails = 0
+    await asyncio.sleep(0.05)
+    assert ledger.batches == [], "what was called lost is not written behind our back"
+
+
+async def test_the_end_does_not_wait_for_a_ledger_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    ledger = Moody()
+    ledger.may.clear()
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    assert len(await queue.close()) == 1
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare (util-linux)")
+async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: Path) -> None:
+    """Issue 4.4: bounded tries at the end; the chain of a box that went meanwhile gets a gap and its end, once."""
+    script = f"mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} {FULL_DISK} {tmp_path}"
+    done = await asyncio.to_thread(
+        subprocess.run, ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"lost": 51, "ended": [1, 0], "ok": True, "ops": ["exec", "gap", "box.gone"], "over": True}
 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from hutch.keeper.connections import Connection, Connections
 from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
@@ -85,7 +86,7 @@ def _prune(db: Connection, before: float, most: int) -> int:
     with db.transaction():
         [[total]] = db.execute(_TOTAL).fetchall()
         oldest = [Ended(*row) for row in db.execute(_OLDEST, (PRUNED_AT_ONCE,))]  # type: ignore[arg-type]
-        going = expired(oldest, int(str(total)), before, most)
+        going = expired(oldest, cast(int, total), before, most)
         for chain in going:
             db.execute("DELETE FROM hutch.receipts WHERE box = %s", (chain.box,))
             db.execute("UPDATE hutch.chains SET pruned_at = %s WHERE box = %s", (now, chain.box))

@@ -11,6 +11,7 @@ from zlib import crc32
 import msgspec
 
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
+from hutch.keeper import receipt_losses
 from hutch.keeper.callers import unasked, who
 from hutch.keeper.ledger import Ledger
 from hutch.keeper.operations import Operations, bounded
@@ -18,6 +19,7 @@ from hutch.keeper.pool import POOL_OWNER
 from hutch.keeper.receipt_chain import ARRIVED, LEFT, Row, Walk
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
+from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
@@ -53,12 +55,13 @@ class Receipts:
         self._clock: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to prune, now and then."""
+    def start(self, store: Store) -> None:
+        """End what a keeper before could not, and begin to prune, now and then."""
         if self.queue is not None and self._clock is None:
-            self._clock = asyncio.create_task(self._prune_on(), name="hutch-retention", context=unasked())
+            self._clock = asyncio.create_task(self._look_after(store), name="hutch-retention", context=unasked())
 
-    async def close(self) -> None:
+    async def close(self) -> tuple[Receipt, ...]:
+        """Those that could not be written, and are lost."""
         if self._clock is not None:
             self._clock.cancel()
             with suppress(asyncio.CancelledError):
@@ -66,9 +69,9 @@ class Receipts:
             self._clock = None
         if self._pruning is not None:
             await asyncio.wait({self._pruning})
-        if self.queue is not None:
-            await self.queue.close()
+        lost = await self.queue.close() if self.queue is not None else ()
         await self._ledger.close()
+        return lost
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -218,7 +221,11 @@ class Receipts:
             log("receipts").info("chains of gone boxes pruned", chains=gone, days=self._days, most=self._most)
         return gone
 
-    async def _prune_on(self) -> None:
+    async def _look_after(self, store: Store) -> None:
+        try:
+            await receipt_losses.end_chains(self._ledger, store)
+        except HutchError as error:
+            log("receipts").warning("chains without an end were not looked for", error=error)
         while True:
             await asyncio.sleep(PRUNE_SECONDS)
             await self._prune_once()
