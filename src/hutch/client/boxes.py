@@ -9,7 +9,7 @@ from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
 from hutch.errors import Invalid, LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo
-from hutch.model.record import decoded
+from hutch.model.reading import understood, understood_plain
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
@@ -55,7 +55,7 @@ class RemoteBox:
         self._handle.refuse_if_observing("exec")
         body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
         data, _ = await self._handle.once("/exec", body)
-        return decoded(data, Ended).result()
+        return understood(data, Ended).result()
 
     def stream(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
@@ -77,7 +77,7 @@ class RemoteBox:
         return job
 
     async def jobs(self) -> tuple[JobInfo, ...]:
-        return (await self._handle.ask(dict[str, tuple[JobInfo, ...]], "GET", "/jobs"))["jobs"]
+        return await self._handle.ask(tuple[JobInfo, ...], "GET", "/jobs", part="jobs")
 
     async def job(self, job_id: str) -> RemoteJob:
         found = await self._handle.ask(JobInfo, "GET", f"/jobs/{named(job_id, 'job')}")
@@ -128,7 +128,7 @@ class RemoteBox:
 
     async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
         told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
-        self._info = BoxInfo.from_plain(told["box"])
+        self._info = understood_plain(told["box"], BoxInfo)
         return tuple(told["refused"])
 
     async def renew(self) -> None:

@@ -18,6 +18,7 @@ from hutch.client.lifeline import Rhythm, Told
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
+from hutch.model.reading import understood_plain
 from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
@@ -158,12 +159,12 @@ class RemoteHutch:
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """None while the server is not there (B25)."""
         try:
-            found: dict[str, tuple[BoxInfo, ...]] = await self._ask(
-                dict[str, tuple[BoxInfo, ...]], "GET", "/v1/boxes", repeat=Repeat.NEVER
+            found: tuple[BoxInfo, ...] = await self._ask(
+                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
             )
         except Unavailable:
             return ()
-        return found["boxes"]
+        return found
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         await self._ask(type(None), "DELETE", f"/v1/boxes/{named(box_id, 'box')}", force=force)
@@ -224,7 +225,7 @@ class RemoteHutch:
         while len(found) < limit:
             asked = min(limit - len(found), EVENTS_AT_ONCE)
             page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=asked)
-            found += msgspec.convert(page["events"], list[Event])
+            found += understood_plain(page["events"], list[Event])
             after = page["cursor"]
             if len(page["events"]) < asked:
                 break
@@ -232,7 +233,7 @@ class RemoteHutch:
 
     async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
         told = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
-        return msgspec.convert(told["providers"], tuple[Capabilities, ...])
+        return understood_plain(told["providers"], tuple[Capabilities, ...])
 
     async def check(self) -> None:
         """Raises unless the server answers, and lets this session in."""
@@ -278,10 +279,10 @@ class RemoteVolumes:
         return made
 
     async def all(self) -> tuple[VolumeInfo, ...]:
-        found: dict[str, tuple[VolumeInfo, ...]] = await self._ask(
-            dict[str, tuple[VolumeInfo, ...]], "GET", "/v1/volumes"
-        )
-        return found["volumes"]
+        found: tuple[VolumeInfo, ...] = await self._ask(
+            tuple[VolumeInfo, ...], "GET", "/v1/volumes", part="volumes"
+        )  # fmt: skip
+        return found
 
     async def get(self, name: str) -> VolumeInfo:
         found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{named(name, 'volume')}")

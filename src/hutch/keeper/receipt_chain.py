@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from hutch.errors import Invalid
 from hutch.logs import HIDDEN
+from hutch.model.reading import remembered
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 
 ARRIVED = "box.arrived"
@@ -49,7 +50,7 @@ class Row(NamedTuple):
         found = re.fullmatch(rb',"hash":"([0-9a-f]{64})"}', tail)
         if found is None:
             raise Invalid("a receipt does not end in its hash")
-        return cls(Receipt.from_json(body).seq, found[1].decode(), body)
+        return cls(remembered(body, Receipt).seq, found[1].decode(), body)
 
 
 def genesis(box: str, owner: str) -> str:
@@ -135,7 +136,7 @@ class Walk:
         if hashlib.sha256(row.body).hexdigest() != row.hash:
             return "its hash does not fit its content"
         try:
-            receipt = Receipt.from_json(row.body)
+            receipt = remembered(row.body, Receipt)
         except Invalid as error:
             return error.message
         if receipt.box != self.box or receipt.owner != self.owner:

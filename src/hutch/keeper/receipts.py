@@ -22,6 +22,7 @@ from hutch.keeper.records import BoxRecord
 from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
+from hutch.model.reading import remembered
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encoded
 from hutch.model.state import State
@@ -261,7 +262,7 @@ def _op_of(event: Event) -> str:
 def _shown(row: Row) -> Receipt:
     """As it is stored, if it can be read at all."""
     try:
-        return Receipt.from_json(row.line)
+        return remembered(row.line, Receipt)
     except Invalid as error:
         raise Invalid(
             f"receipt {row.seq} cannot be read: {error.message}", op="receipts.list", remedy="hutch receipts verify"

@@ -19,6 +19,7 @@ from hutch.keeper.schema import migrate
 from hutch.keeper.store import TOMBSTONE_SECONDS
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
+from hutch.model.reading import remembered
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -97,12 +98,12 @@ class SqliteStore:
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
-        return Tombstone.from_json(row[0]) if row else None
+        return remembered(row[0], Tombstone) if row else None
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall())
-        return tuple(Event.from_json(body).but(seq=seq) for seq, body in rows)
+        return tuple(remembered(body, Event).but(seq=seq) for seq, body in rows)
 
     async def tell(self, event: Event) -> None:
         await self._do(lambda db: _append(db, event))
