@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.boxes import BoxInfo, Event, Moved, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
@@ -204,6 +204,10 @@ class Box(Protocol):
     async def release(self) -> None:
         """Give up the lease; the box goes on until its clocks end it."""
 
+    async def export(self, file: str | Path) -> Moved:
+        """All of it in one file of this machine, for `Hutch.import_box`: workspace, home, what was changed in the
+        system, spec and labels; not its processes, nor the values of secrets. The box goes on."""
+
     async def destroy(self) -> None: ...
 
 
@@ -345,6 +349,13 @@ class Hutch(Protocol):
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AbstractAsyncContextManager[Box]:
         """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
+
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> Box:  # fmt: skip
+        """A new box from a file that `Box.export` wrote, here or elsewhere, on the same or another provider; what is
+        given wins over what the file says. `Box.notes` tells what was left behind."""
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> Box:
         """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""

@@ -102,6 +102,7 @@ class Hutch:
     box = _passed(api.Hutch.box)
     create = _passed(api.Hutch.create)
     box_for = _passed(api.Hutch.box_for)
+    import_box = _passed(api.Hutch.import_box)
     attach = _passed(api.Hutch.attach)
     observe = _passed(api.Hutch.observe)
     find = _passed(api.Hutch.find)

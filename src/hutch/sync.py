@@ -246,6 +246,7 @@ class Box:
     change = _blocking(api.Box.change)
     renew = _blocking(api.Box.renew)
     release = _blocking(api.Box.release)
+    export = _blocking(api.Box.export)
     destroy = _blocking(api.Box.destroy)
 
 
@@ -371,6 +372,7 @@ class Hutch:
             self._portal.run(_left(found))
 
     create = _giving(Box, api.Hutch.create)
+    import_box = _giving(Box, api.Hutch.import_box)
     attach = _giving(Box, api.Hutch.attach)
     observe = _giving(Box, api.Hutch.observe)
     find = _blocking(api.Hutch.find)

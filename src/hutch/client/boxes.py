@@ -1,14 +1,16 @@
 """`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease; this end keeps it alive."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from hutch.client import moving
 from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
 from hutch.errors import Invalid, LeaseLost, NotFound
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.reading import understood, understood_plain
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -141,6 +143,10 @@ class RemoteBox:
         """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
         if self._close():
             await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+
+    async def export(self, file: str | Path) -> Moved:
+        self._handle.refuse_if_observing("export")
+        return await moving.export(self._handle, file)
 
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")

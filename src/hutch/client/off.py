@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -45,6 +46,9 @@ class OffHutch:
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AbstractAsyncContextManager[Any]:
         self._refuse("box_for")
+
+    async def import_box(self, file: str | Path, **changes: Any) -> NoReturn:
+        self._refuse("import")
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> NoReturn:
         self._refuse("attach")

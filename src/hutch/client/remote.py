@@ -5,12 +5,14 @@ import copy
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import msgspec
 
+from hutch.client import moving
 from hutch.client.address import address_of
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
@@ -142,6 +144,17 @@ class RemoteHutch:
 
     def _found(self, found: Found) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes)
+
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> RemoteBox:  # fmt: skip
+        """A new box from a file that `Box.export` wrote. Not asked twice: there would be two."""
+        found: Found = await self._ask(
+            Found, "POST", "/v1/boxes/import", content=moving.pieces(file), repeat=Repeat.NEVER, provider=provider,
+            profile=profile, image=image, name=name,
+        )  # fmt: skip
+        return self._found(found)
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         path = f"/v1/boxes/{named(box_id, 'box')}"

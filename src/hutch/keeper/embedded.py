@@ -5,13 +5,14 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
 from hutch.errors import Gone
-from hutch.keeper import leases, naming
+from hutch.keeper import leases, moving, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.observing import ObservedBox
@@ -99,6 +100,18 @@ class Hutch:
             yield box
         finally:
             await box.release()
+
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> BoxHandle:  # fmt: skip
+        """A new box from a file that `Box.export` wrote."""
+        await self._start()
+        box, moved = await moving.import_box(
+            self.create, file, provider=provider, profile=profile, image=image, name=name
+        )  # fmt: skip
+        box.notes = moved.notes
+        return box
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
         """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""

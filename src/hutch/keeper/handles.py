@@ -4,16 +4,17 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing
+from hutch.keeper import changing, moving
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.keeper.operations import Operation
 from hutch.keeper.recovering import recover
 from hutch.keeper.showing import shown
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -250,6 +251,9 @@ class BoxHandle:
         self.close()
         if self._session not in self._live.handles:
             await self._keeper.release(self._live, self._session)
+
+    async def export(self, file: str | Path) -> Moved:
+        return await moving.export_box(self, file)
 
     async def destroy(self) -> None:
         self.close()
