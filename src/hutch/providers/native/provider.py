@@ -353,7 +353,7 @@ class NativeProvider(Provider):
             raise EngineError(
                 f"what a dead keeper left of the network of its boxes cannot be removed: {error}",
                 op="prune",
-                remedy="install the package nftables; `ip link` shows the links hv*, `nft list tables` the tables hutch_*",
+                remedy="install nftables; `ip link` shows the links hv*, `nft list tables` the tables hutch_*",
             ) from error
 
     async def close(self) -> None:

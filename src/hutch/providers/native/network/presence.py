@@ -1,4 +1,4 @@
-"""Whether an uplink still stands: a name in the machine's network namespace, which the kernel frees with its last holder.
+"""Whether an uplink still stands: a name in the machine's network namespace, freed by the kernel with its last holder.
 
 Names of abstract Unix sockets belong to a network namespace, just as links and tables do: who asks about a tag found
 there asks in the right place, whatever directories its owner used. Anybody on the machine could take a name, and would

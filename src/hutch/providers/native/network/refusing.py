@@ -1,8 +1,8 @@
 """Keeping the machine's own addresses refused in a junction, for as long as pasta carries what leaves it.
 
 Pasta connects from the machine, to which none of the machine's addresses is far away. The porter does this, and not the
-spawner: boxes keep their network when their spawner has ended, and an address that the machine gets then must be refused
-too. It has no privilege on the machine, but it owns the junction's user namespace, or is of the user who does.
+spawner: boxes keep their network when their spawner has ended, and an address that the machine gets then must be
+refused too. It has no privilege on the machine, but it owns the junction's user namespace, or is of the user who does.
 """
 
 import os

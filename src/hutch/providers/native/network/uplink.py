@@ -62,9 +62,8 @@ def sweep(*, dry_run: bool = False) -> tuple[str, ...]:
     with Netlink() as ours:
         names = ours.links()
         tags = sorted(match[1] for name in names if (match := re.fullmatch(r"hv([0-9a-f]{6})-dns", name)))
-        return tuple(
-            firewall.table(tag) for tag in tags if not wiring.joined(tag, names) and _sweep_one(ours, tag, dry_run=dry_run)
-        )
+        unused = [tag for tag in tags if not wiring.joined(tag, names)]
+        return tuple(firewall.table(tag) for tag in unused if _sweep_one(ours, tag, dry_run=dry_run))
 
 
 def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
