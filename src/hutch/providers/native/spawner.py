@@ -83,6 +83,8 @@ class Spawner:
         for stem in (*self._waiting, *self._busy.values()):
             if not _serves(stem):
                 self._nursery.end(stem)
+        self._waiting.clear()
+        self._busy.clear()  # nobody is there to be answered
         self._reap()  # boxes that have just ended have no more use for the uplink
         self._nursery.close()
 
