@@ -5,8 +5,12 @@ import os
 import shlex
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.cli.calling import HUTCH
 
@@ -28,6 +32,13 @@ sys.exit(subprocess.run(["sh", "-c", sys.argv[2]]).returncode)
 """
 
 
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="h-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
 def on_a_machine_poor_in(what: str, directory: Path, script: str) -> list[Any]:
     """The JSON lines that a script says there."""
     environ = {
@@ -46,7 +57,7 @@ def on_a_machine_poor_in(what: str, directory: Path, script: str) -> list[Any]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_full_disk_is_said_to_be_full_and_nothing_remains(tmp_path: Path) -> None:
+def test_a_full_disk_is_said_to_be_full_and_nothing_remains(short: Path) -> None:
     """Issue "bad input": typed, with a remedy; and when there is space again, all is as if nothing had happened."""
     script = """
         dd if=/dev/zero of=fill bs=4k 2>/dev/null
@@ -57,7 +68,7 @@ def test_a_full_disk_is_said_to_be_full_and_nothing_remains(tmp_path: Path) -> N
         $HUTCH prune --json
         $HUTCH run --json -- true
     """
-    run, create, boxes, pruned, again = on_a_machine_poor_in("disk", tmp_path, script)
+    run, create, boxes, pruned, again = on_a_machine_poor_in("disk", short, script)
     assert run["error"]["code"] == "unavailable" and "No space left" in run["error"]["message"]
     assert "free space" in run["error"]["remedy"]
     assert create["error"]["code"] == "unavailable" and "free space" in create["error"]["remedy"]
@@ -66,20 +77,20 @@ def test_a_full_disk_is_said_to_be_full_and_nothing_remains(tmp_path: Path) -> N
     assert again["exit_code"] == 0
 
 
-def test_doctor_sees_a_full_disk(tmp_path: Path) -> None:
-    (report,) = on_a_machine_poor_in("disk", tmp_path, "dd if=/dev/zero of=fill bs=4k 2>&-; $HUTCH doctor --json; :")
+def test_doctor_sees_a_full_disk(short: Path) -> None:
+    (report,) = on_a_machine_poor_in("disk", short, "dd if=/dev/zero of=fill bs=4k 2>&-; $HUTCH doctor --json; :")
     finding = next(each for each in report["findings"] if each["name"] == "state directory")
     assert (finding["state"], "no space is left" in finding["found"]) == ("fail", True)
     assert "HUTCH_STATE_DIR" in finding["fix"]
 
 
-def test_a_machine_without_user_namespaces_is_told_the_fix(tmp_path: Path) -> None:
+def test_a_machine_without_user_namespaces_is_told_the_fix(short: Path) -> None:
     """Lesson 34: the obstacle and the exact fix, and no box, no process, no directory of one."""
     script = "$HUTCH run --json -- true; $HUTCH box create --json; $HUTCH doctor --json; :"
-    run, create, report = on_a_machine_poor_in("namespaces", tmp_path, script)
+    run, create, report = on_a_machine_poor_in("namespaces", short, script)
     for answer in (run, create):
         assert answer["error"]["code"] == "unavailable" and "max_user_namespaces is 0" in answer["error"]["message"]
         assert answer["error"]["remedy"] == "sysctl -w user.max_user_namespaces=15000"
     assert not report["usable"]
-    assert [path for path in (tmp_path / "r").rglob("*") if path.name != "keepers"] == []
-    assert not (tmp_path / "s" / "boxes").exists()
+    assert [path for path in (short / "r").rglob("*") if path.name != "keepers"] == []
+    assert not (short / "s" / "boxes").exists()
