@@ -1,5 +1,6 @@
 """Ranges of host ids: never shared by two live boxes, never lost with a dead one."""
 
+import itertools
 import os
 import subprocess
 import time
@@ -19,44 +20,75 @@ def age(path: Path) -> None:
     os.utime(path, (long_ago, long_ago))
 
 
+def beginning_at(block: int, directory: Path) -> identity.Slots:
+    slots = identity.Slots(str(directory))
+    slots._numbers = itertools.count(block)
+    return slots
+
+
 def test_a_slot_is_given_once(tmp_path: Path) -> None:
-    one, other = identity.Slots(str(tmp_path)), identity.Slots(str(tmp_path))
-    taken = [slots.take(me()) for _ in range(50) for slots in (one, other)]
-    assert len(set(taken)) == 100
+    one, other = beginning_at(3, tmp_path), beginning_at(3, tmp_path)
+    taken = [slots.take() for _ in range(2 * identity.BLOCK) for slots in (one, other)]
+    assert len(set(taken)) == 4 * identity.BLOCK
+    assert {slot // identity.BLOCK for slot in taken} == {3, 4, 5, 6}
 
 
-def test_two_spawners_that_begin_at_the_same_place_share_nothing(tmp_path: Path) -> None:
-    one, other = identity.Slots(str(tmp_path)), identity.Slots(str(tmp_path))
-    one._numbers = iter(range(100))  # type: ignore[assignment]
-    other._numbers = iter(range(100))  # type: ignore[assignment]
-    assert [one.take(me()), other.take(me()), one.take(me())] == [0, 1, 2]
+def test_a_slot_given_back_is_given_again(tmp_path: Path) -> None:
+    slots = beginning_at(3, tmp_path)
+    taken = [slots.take() for _ in range(identity.BLOCK)]
+    slots.give_back(taken[7])
+    assert slots.take() == taken[7]
+    assert slots.take() // identity.BLOCK == 4
 
 
-def test_the_range_of_a_dead_box_is_free_again(tmp_path: Path) -> None:
-    slots = identity.Slots(str(tmp_path))
+def test_a_spawner_that_ends_leaves_only_the_blocks_with_boxes(tmp_path: Path) -> None:
+    slots = beginning_at(3, tmp_path)
+    taken = [slots.take() for _ in range(identity.BLOCK + 1)]
+    slots.give_back(taken[-1])
+    slots.close()
+    assert [path.name for path in tmp_path.iterdir()] == ["3"]
+
+
+def test_the_block_of_a_dead_spawner_is_free_again(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as child:
-        gone = processes.Identity(child.pid, 1, processes.boot_id())
-    slots._numbers = iter([5, 5, 5])  # type: ignore[assignment]
-    assert slots.take(gone) == 5
+        (tmp_path / "5").write_text(str(processes.Identity(child.pid, 1, processes.boot_id())))
     age(tmp_path / "5")
-    assert slots.take(me()) == 5
-    assert (tmp_path / "5").read_text() == str(me())
+    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 5
+
+
+def test_the_block_of_a_living_spawner_is_not(tmp_path: Path) -> None:
+    beginning_at(5, tmp_path).take()
+    age(tmp_path / "5")
+    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 6
+
+
+def test_the_block_of_a_dead_spawner_is_not_free_while_somebody_has_ids_of_it(tmp_path: Path, rootless: bool) -> None:
+    """A box outlives its spawner; were its range given to another, the two would be the same user outside."""
+    if rootless:
+        pytest.skip("ranges of ids need root")
+    (tmp_path / "5").write_text(str(processes.Identity(2**22 - 3, 1, processes.boot_id())))
+    age(tmp_path / "5")
+    with subprocess.Popen(["unshare", "--user", "sleep", "60"]) as inhabitant:
+        try:
+            map_ids(inhabitant.pid, 5 * identity.BLOCK + 9)
+            assert beginning_at(5, tmp_path).take() // identity.BLOCK == 6
+        finally:
+            inhabitant.kill()
+    assert beginning_at(5, tmp_path).take() // identity.BLOCK == 5
+
+
+def map_ids(pid: int, slot: int) -> None:
+    ours = os.readlink("/proc/self/ns/user")
+    until = time.monotonic() + 20
+    while os.readlink(f"/proc/{pid}/ns/user") == ours:
+        assert time.monotonic() < until, "it did not enter a user namespace"
+        time.sleep(0.005)
+    identity.range_maps(slot).write(pid)
 
 
 def test_a_claim_that_is_just_being_written_is_respected(tmp_path: Path) -> None:
-    slots = identity.Slots(str(tmp_path))
     (tmp_path / "7").touch()
-    slots._numbers = iter([7, 8])  # type: ignore[assignment]
-    assert slots.take(me()) == 8
-
-
-def test_only_its_owner_gives_a_range_back(tmp_path: Path) -> None:
-    slots = identity.Slots(str(tmp_path))
-    slot = slots.take(me())
-    identity.give_back(slot, processes.Identity(1, 1, "another boot"), str(tmp_path))
-    assert (tmp_path / str(slot)).exists()
-    identity.give_back(slot, me(), str(tmp_path))
-    assert not (tmp_path / str(slot)).exists()
+    assert beginning_at(7, tmp_path).take() // identity.BLOCK == 8
 
 
 def test_ranges_do_not_overlap_and_fit_into_an_id() -> None:

@@ -28,18 +28,15 @@ from tests.native.boxes import (
 from hutch.errors import Conflict, EngineError, HutchError, NotFound, Refused
 from hutch.model.spec import Mount, Order, Retention
 from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.native import identity
 from hutch.providers.native.provider import NativeProvider
 
 
 def traces(record: InstanceRecord) -> list[str]:
     """What is left of a box on this machine."""
     data = record.data
-    groups, slot, pid = data.get("groups"), data.get("slot"), data.get("pid")
+    groups, pid = data.get("groups"), data.get("pid")
     paths = [str(data["directory"]), str(data.get("store") or ""), *(groups if isinstance(groups, list) else [])]
     found = [path for path in paths if path and os.path.exists(path)]
-    if isinstance(slot, int) and os.path.exists(f"{identity.SLOT_DIRECTORY}/{slot}"):
-        found.append(f"slot {slot}")
     if isinstance(pid, int) and alive(pid):
         found.append(f"process {pid}")
     return found
@@ -251,7 +248,7 @@ async def test_a_half_made_box_is_listed_and_removed() -> None:
         bare, dead = order().box_id, order().box_id
         (run_dir(native) / bare / "spill").mkdir(parents=True)
         (run_dir(native) / dead).mkdir()
-        plan = {"keeper": "k", "pid": 2**22 - 3, "start": 1, "boot": "x", "groups": [], "slot": None}
+        plan = {"keeper": "k", "pid": 2**22 - 3, "start": 1, "boot": "x", "groups": []}
         (run_dir(native) / dead / "box").write_text(json.dumps(plan))
         found = await native.list()
         assert {record.box_id for record in found} == {bare, dead}

@@ -9,8 +9,9 @@ from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.errors import Invalid, LeaseLost, NotFound
+from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.commands import checked_command
 from hutch.model.reading import understood, understood_plain
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -164,11 +165,7 @@ class RemoteBox:
 def _command(
     command: str | Sequence[str], cwd: str | None, env: dict[str, str] | None, timeout: float | None, user: str | None
 ) -> dict[str, Any]:
-    """B7: an empty command is refused before anything is asked."""
-    argv = command if isinstance(command, str) else tuple(command)
-    if not argv or not (argv.strip() if isinstance(argv, str) else argv[0]):
-        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-    asked = {"command": argv, "cwd": cwd, "env": env or None, "timeout": timeout, "user": user}
+    asked = {"command": checked_command(command), "cwd": cwd, "env": env or None, "timeout": timeout, "user": user}
     return {name: value for name, value in asked.items() if value is not None}
 
 

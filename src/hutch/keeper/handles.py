@@ -15,6 +15,7 @@ from hutch.keeper.operations import Operation
 from hutch.keeper.recovering import recover
 from hutch.keeper.showing import shown
 from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.commands import checked_command
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -138,8 +139,8 @@ class BoxHandle:
         follow: bool = False,
     ) -> "JobHandle":
         order = Command(
-            command=_checked(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty, rows=rows,
-            cols=cols, name=name, follow=follow,
+            command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
+            rows=rows, cols=cols, name=name, follow=follow,
         )  # fmt: skip
         async with self.operation("job.start", asked(order)) as operation:
             instance = await self.begin()
@@ -189,7 +190,7 @@ class BoxHandle:
     ) -> tuple[Command, tuple[str, ...]]:
         seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
         order = Command(
-            command=_checked(command),
+            command=checked_command(command),
             cwd=cwd,
             env=env or {},
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -415,15 +416,3 @@ def asked(order: Command) -> Details:
     if order.pty:
         details["pty"] = True
     return details
-
-
-def _checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
-    """B7: an empty command is refused when it is to be run, not when the box is made."""
-    if isinstance(command, str):
-        if not command.strip():
-            raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-        return command
-    argv = tuple(command)
-    if not argv or not argv[0]:
-        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-    return argv

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from hutch.errors import Conflict, HutchError, Unavailable
 from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.schema import migrate
+from hutch.keeper.sqlite_problems import problem
 from hutch.keeper.store import TOMBSTONE_SECONDS
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
@@ -133,8 +134,10 @@ class SqliteStore:
         return BoxRecord.from_json(row[0]) if row else None
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if self._failure is not None or not self._thread.is_alive():
-            raise Unavailable(f"the store {self._path} is closed", details={"cause": str(self._failure or "")})
+        if self._failure is not None:
+            raise problem(self._path, self._failure)
+        if not self._thread.is_alive():
+            raise Unavailable(f"the store {self._path} is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put((work, future))
         return await future
@@ -177,35 +180,35 @@ class SqliteStore:
         try:
             db.execute("BEGIN IMMEDIATE")
             for work, future in batch:
-                answers.append((future, *_attempt(db, work)))
+                answers.append((future, *self._attempt(db, work)))
             db.execute("COMMIT")
         except sqlite3.Error as error:
-            problem = Unavailable(f"the store {self._path} could not be written: {error}")
+            refusal = problem(self._path, error)
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            answers = [(future, None, problem) for _, future in batch]
+            answers = [(future, None, refusal) for _, future in batch]
         loops = {future.get_loop() for future, _, _ in answers}
         for loop in loops:  # one call for all of a loop's: each one wakes it up
             loop.call_soon_threadsafe(_answer_all, [each for each in answers if each[0].get_loop() is loop])
 
     def _refuse_all(self, error: BaseException) -> None:
         """The file cannot be opened: everybody who waits, or comes later, is told."""
-        problem = error if isinstance(error, HutchError) else Unavailable(f"store {self._path}: {error}")
         while (waiting := self._queue.get()) is not None:
             future = waiting[1]
-            future.get_loop().call_soon_threadsafe(_answer, future, None, problem)
+            future.get_loop().call_soon_threadsafe(_answer, future, None, problem(self._path, error))
 
-
-def _attempt(db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
-    db.execute("SAVEPOINT one")
-    try:
-        result = work(db)
-    except (HutchError, sqlite3.Error) as error:
-        db.execute("ROLLBACK TO one")
+    def _attempt(self, db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
+        db.execute("SAVEPOINT one")
+        try:
+            result = work(db)
+        except (HutchError, sqlite3.Error) as error:
+            if not db.in_transaction:  # a full disk ends the whole transaction (sqlite.org/lang_transaction.html)
+                raise
+            db.execute("ROLLBACK TO one")
+            db.execute("RELEASE one")
+            return None, problem(self._path, error)
         db.execute("RELEASE one")
-        return None, error
-    db.execute("RELEASE one")
-    return result, None
+        return result, None
 
 
 def _answer_all(answers: "list[tuple[asyncio.Future[Any], Any, BaseException | None]]") -> None:

@@ -22,7 +22,10 @@ USER = 1000
 RANGE = 65536
 FIRST = 0x10000000
 """Where the ranges begin: above what distributions hand out in /etc/subuid, below what a signed number can hold."""
-SLOTS = (0x7FFF0000 - FIRST) // RANGE
+BLOCK = 64
+"""Ranges that a spawner claims at once."""
+BLOCKS = (0x7FFF0000 - FIRST) // RANGE // BLOCK
+SLOTS = BLOCKS * BLOCK
 SLOT_DIRECTORY = "/run/hutch/ids"
 """One for the machine, whatever the state directory: two keepers must never share a range."""
 
@@ -121,48 +124,69 @@ def _write(path: str, text: str) -> None:
 
 
 class Slots:
-    """Which ranges are taken on this machine: a file for each, naming the process that uses it.
+    """The ranges of one spawner's boxes: claimed for it in blocks, and handed on when a box is buried.
 
-    A range is free again when that process is gone, whoever killed it, so that nothing leaks with a crash.
+    A file for each block names the spawner. Its boxes outlive it, so a block is free again only when its spawner is
+    gone and no process has ids of it: nothing leaks with a crash, and the kernel says what is in use.
     """
 
     def __init__(self, directory: str = SLOT_DIRECTORY) -> None:
         self._directory = directory
         os.makedirs(directory, 0o700, exist_ok=True)
+        pid = os.getpid()
+        self._owner = processes.Identity(pid, processes.start_time(pid) or 0, processes.boot_id())
         # A start of its own for each spawner, so that two of them rarely meet.
-        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) % SLOTS)
+        self._numbers = itertools.count(int.from_bytes(os.urandom(4)) % BLOCKS)
+        self._free: dict[int, list[int]] = {}
+        """By block: the slots of it that no box has."""
 
-    def take(self, owner: processes.Identity) -> int:
-        for _ in range(SLOTS):
-            slot = next(self._numbers) % SLOTS
-            if self._try(slot, owner) or (self._release_if_stale(slot) and self._try(slot, owner)):
-                return slot
+    def take(self) -> int:
+        block = next((block for block, free in self._free.items() if free), None)
+        return self._free[self._claim() if block is None else block].pop()
+
+    def give_back(self, slot: int) -> None:
+        """Its box's first process has been reaped, and with it everybody in the box."""
+        self._free[slot // BLOCK].append(slot)
+
+    def close(self) -> None:
+        """Blocks in which boxes live on stay claimed."""
+        for block, free in self._free.items():
+            if len(free) == BLOCK:
+                os.unlink(self._path(block))
+
+    def _claim(self) -> int:
+        for _ in range(BLOCKS):
+            block = next(self._numbers) % BLOCKS
+            if self._try(block) or (self._release_if_stale(block) and self._try(block)):
+                self._free[block] = list(range(block * BLOCK, (block + 1) * BLOCK))
+                return block
         raise OSError(errno.ENOSPC, f"all {SLOTS} id ranges are in use", self._directory)
 
-    def _path(self, slot: int) -> str:
-        return f"{self._directory}/{slot}"
+    def _path(self, block: int) -> str:
+        return f"{self._directory}/{block}"
 
-    def _try(self, slot: int, owner: processes.Identity) -> bool:
+    def _try(self, block: int) -> bool:
         try:
-            fd = os.open(self._path(slot), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._path(block), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except FileExistsError:
             return False
         try:
-            os.write(fd, str(owner).encode())
+            os.write(fd, str(self._owner).encode())
         finally:
             os.close(fd)
         return True
 
-    def _release_if_stale(self, slot: int) -> bool:
+    def _release_if_stale(self, block: int) -> bool:
         """Under a lock: of two spawners that find the same dead owner, the second must not free the first's claim."""
-        path = self._path(slot)
+        path = self._path(block)
         with open(f"{self._directory}/lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 if time.time() - os.stat(path).st_mtime < _YOUNG:
                     return False  # perhaps not written to yet
-                owner = processes.Identity.parse(_read(path))
-                if owner is not None and owner.alive():
+                with open(path) as file:
+                    owner = processes.Identity.parse(file.read())
+                if (owner is not None and owner.alive()) or _inhabited(block):
                     return False
                 os.unlink(path)
             except FileNotFoundError:
@@ -170,20 +194,17 @@ class Slots:
         return True
 
 
-def give_back(slot: int, owner: processes.Identity, directory: str = SLOT_DIRECTORY) -> None:
-    """Free the range, if it is still the one of `owner`."""
-    path = f"{directory}/{slot}"
-    if _read(path) == str(owner):
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(path)
-
-
-def _read(path: str) -> str:
-    try:
-        with open(path) as file:
-            return file.read()
-    except FileNotFoundError:
-        return ""
+def _inhabited(block: int) -> bool:
+    """Whether a process is in a user namespace that maps ids of the block, whoever it is there at the moment."""
+    first, last = base(block * BLOCK), base((block + 1) * BLOCK)
+    for name in filter(str.isdecimal, os.listdir("/proc")):
+        try:
+            with open(f"/proc/{name}/uid_map") as file:
+                if any(first <= int(line.split()[1]) < last for line in file):
+                    return True
+        except (FileNotFoundError, ProcessLookupError):
+            continue  # it has ended
+    return False
 
 
 def drop_bounding_set(kept: frozenset[int] = frozenset(), last: int = 40) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from hutch.errors import EngineError
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.base import InstanceRecord
-from hutch.providers.native import cgroup_control, identity, processes
+from hutch.providers.native import cgroup_control, processes
 
 PROVIDER = "native"
 STEM = ".stem-"
@@ -176,7 +176,6 @@ async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: 
             if error.errno != errno.EBUSY:
                 raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
             await asyncio.to_thread(cgroup_control.remove, path, time.monotonic() + _GROUP_TIMEOUT)
-    _free_slot(facts)
     store = _own(record, "store")
     if store and not keep_store and os.path.isdir(store):
         await asyncio.to_thread(remove_tree, store)
@@ -206,12 +205,6 @@ def _thaw(path: str) -> None:
     """v1: SIGKILL waits for the thaw; a v2 group's processes die frozen."""
     with contextlib.suppress(FileNotFoundError):
         cgroup_control.write(f"{path}/freezer.state", "THAWED")
-
-
-def _free_slot(facts: Mapping[str, Any]) -> None:
-    process, slot = _process(facts), facts.get("slot")
-    if process is not None and isinstance(slot, int):
-        identity.give_back(slot, process)
 
 
 async def _remove_directory(directory: str) -> None:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 STEMS = 4
 """How many stems wait; each costs about 1.1 MB."""
 QUIET = 0.0005
-"""Seconds without any event before a stem is made: orders come first."""
+"""Seconds without any event before a stem is made where none is left: orders come first."""
+LULL = 0.02
+"""The same while some are left: whoever has just got a box runs a command in it, and has the processors to himself."""
 PATIENCE = 30.0
 """Seconds without an order after which the stems go: an idle spawner costs nothing."""
 
@@ -81,12 +83,16 @@ class Spawner:
         for stem in (*self._waiting, *self._busy.values()):
             if not _serves(stem):
                 self._nursery.end(stem)
+        self._waiting.clear()
+        self._busy.clear()  # nobody is there to be answered
+        self._reap()  # boxes that have just ended have no more use for the uplink
+        self._nursery.close()
 
     def _timeout(self) -> float:
         if self._busy or not self._worthwhile:
             return -1
         if len(self._waiting) < STEMS:
-            return QUIET
+            return LULL if self._waiting else QUIET
         return max(0.0, self._used + PATIENCE - time.monotonic())
 
     def _idle(self) -> None:
@@ -318,4 +324,4 @@ def _open_uplink(wanted: dict[str, Any], ranged: bool) -> "Uplink":
     from hutch.providers.native.network.uplink import Uplink, leave_machine_network
 
     porter = None if ranged else leave_machine_network()
-    return Uplink(wanted["instance"], wanted["allow_private"], porter=porter)
+    return Uplink(wanted["allow_private"], porter=porter)

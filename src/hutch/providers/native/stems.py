@@ -70,7 +70,6 @@ class Stem:
             "start": self.process.start,
             "boot": self.process.boot,
             "groups": list(self.group.paths) if self.group else [],
-            "slot": self.slot,
         }
 
 
@@ -85,6 +84,8 @@ class Nursery:
         self._uplink = uplink
         self._wired: dict[int, Wired] = {}
         self._slots = identity.Slots() if setting.ranged else None
+        self._taken: dict[int, int] = {}
+        """The slots of living children, by pid."""
         self._boot = processes.boot_id()
         self._numbers = itertools.count(1)
 
@@ -143,7 +144,7 @@ class Nursery:
                 privileged = "capabilities" in self._setting.without
                 identity.single_maps(0 if privileged else identity.USER).write(stem.process.pid)
             else:
-                stem.slot = self._slots.take(stem.process)
+                stem.slot = self._taken[stem.process.pid] = self._slots.take()
                 identity.range_maps(stem.slot).write(stem.process.pid)
                 userns = os.open(f"/proc/{stem.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
                 owner = identity.base(stem.slot) + identity.USER
@@ -173,7 +174,10 @@ class Nursery:
         return {"resolv_conf": wired.resolv_conf}
 
     def buried(self, pid: int) -> None:
-        """A child's process is gone: so is its network namespace."""
+        """A child's process is gone: so is its network namespace, and nobody has its ids any more."""
+        slot = self._taken.pop(pid, None)
+        if slot is not None and self._slots is not None:
+            self._slots.give_back(slot)
         wired = self._wired.pop(pid, None)
         if wired is not None and self._uplink is not None:
             self._uplink.unwire(wired)
@@ -214,8 +218,10 @@ class Nursery:
         self.buried(stem.process.pid)
         stem.sock.close()
         _remove(stem.group, stem.directory)
-        if stem.slot is not None:
-            identity.give_back(stem.slot, stem.process)
+
+    def close(self) -> None:
+        if self._slots is not None:
+            self._slots.close()
 
     def _extras(self, stem: Stem, claim: Claim) -> list[int]:
         if stem.slot is None:
