@@ -231,13 +231,14 @@ class Volumes(Protocol):
 
 
 class Receipts(Protocol):
-    """The tamper-evident record of what was done to boxes; it outlives them."""
+    """The tamper-evident record of what was done to boxes; it outlives them. Where a method takes a box, it also takes
+    the id of a daybook, as `chains` names it."""
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
         """In order, from past number `after` on. NotFound if there are none of this box."""
 
     async def chains(self) -> tuple[Chain, ...]:
-        """One for each box that has, or had, receipts."""
+        """One for each box that has, or had, receipts, and the daybooks."""
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         """Whether every receipt is what was written: of one box, or of all."""
@@ -245,8 +246,12 @@ class Receipts(Protocol):
     def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         """Lines of JSON that `hutch receipts verify --file` can check anywhere."""
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        """Put a word of your own on record: `op` is `tool.NAME` or `note.NAME`."""
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Put a word of your own on record: `op` is `tool.NAME`, `mcp.NAME` or `note.NAME`. An empty `box_id` is for
+        what concerns no box: it goes into the daybook, a chain for each day. `error` is the code it ended with."""
 
 
 class Skills(Protocol):

@@ -44,9 +44,10 @@ def expired(chains: Sequence[Chain], before: float, most: int) -> list[Chain]:
     """Which of the chains there are should go: those of gone boxes that are too old, and the oldest past `most`."""
     there = [chain for chain in chains if not chain.pruned_at]
     total = sum(chain.count for chain in there)
+    now = time.time()
     going: list[Chain] = []
     for chain in sorted(there, key=attrgetter("ended_at")):
-        if chain.ended_at and (chain.ended_at < before or total > most):
+        if 0 < chain.ended_at <= now and (chain.ended_at < before or total > most):
             total -= chain.count
             going.append(chain)
     return going

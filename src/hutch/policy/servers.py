@@ -1,5 +1,6 @@
 """What an MCP server's definition must be like. Pure: nothing here looks at the machine."""
 
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from hutch.errors import Invalid
@@ -44,6 +45,13 @@ def check(name: str, server: McpServer) -> None:
             raise _wrong(name, field, f"has a {field} that is not above 0 and up to a day")
     if not 0 <= server.tool_timeout_sec <= 86400:
         raise _wrong(name, "tool_timeout_sec", "has a tool_timeout_sec that is not from 0 to a day")
+
+
+def offers(server: McpServer, tool: str) -> bool:
+    """Whether its definition shows this tool to clients. Denied wins over allowed."""
+    if any(fnmatchcase(tool, pattern) for pattern in server.deny):
+        return False
+    return not server.allow or any(fnmatchcase(tool, pattern) for pattern in server.allow)
 
 
 def _check_url(name: str, url: str) -> None:

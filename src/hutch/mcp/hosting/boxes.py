@@ -13,6 +13,7 @@ from hutch.config.mcp import McpTable
 from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, NotFound, Unavailable
 from hutch.logs import log
 from hutch.mcp.hosting import projects
+from hutch.mcp.hosting.receipts import Notes
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.mcp import McpServer, Share
@@ -44,6 +45,9 @@ class Host(Protocol):
 
     @property
     def volumes(self) -> Cellar: ...
+
+    @property
+    def receipts(self) -> Notes: ...
 
     async def create(self, /, *, key: str = "", **spec: Any) -> Box: ...
 
@@ -88,6 +92,10 @@ class Boxes:
         self._hutch = hutch
         self._settings = settings
         self._pipelines: dict[str, _Pipeline] = {}
+
+    @property
+    def notes(self) -> Notes:
+        return self._hutch.receipts
 
     @asynccontextmanager
     async def room(
