@@ -161,7 +161,8 @@ class Supervisor:
             boxed=server.transport is Transport.STDIO, box=box, job=job, retries=self._retries, starts=self._starts,
             since=self._since, error=self._error, start=server.start, share=server.share,
             command=shown_command(server) if server.command else (),
-            url=redact(remote.address(server.url)) if server.url else "", env=tuple(server.env), files=self._files,
+            url=redact(remote.address(server.url)) if server.url else "", env=tuple(server.env),
+            secret_files=tuple(server.secret_files), files=self._files,
             tools=self.tools, origin=self.entry.origin, description=server.description,
         )  # fmt: skip
 

@@ -20,7 +20,7 @@ from hutch.api import Box, Job
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, NotRunnable, ServerFailed
 from hutch.logs import log
-from hutch.mcp.hosting import projects, remote
+from hutch.mcp.hosting import projects, remote, secret_files
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.installing import Installer
 from hutch.mcp.hosting.lines import LineStreams, Preview
@@ -122,6 +122,7 @@ class Making:
         installer = Installer(room, self.name, server, project, self.settings, self.preview)
         launch = await _within(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
         self._reached(Phase.PROCESS_START, room.box.id)
+        await _within(Phase.PROCESS_START, START_SECONDS, secret_files.place(room.box, server.secret_files))
         starting = room.box.start(
             launch.argv, cwd=launch.cwd, env=launch.env, name=f"mcp-{self.name}", follow=True
         )  # fmt: skip
