@@ -17,7 +17,9 @@ def wheel(top: Path, name: str = "tiny_dep", **programs: str) -> Path:
         packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         packed.writestr(f"{info}/entry_points.txt", f"[console_scripts]\ntiny-dep = {name}:answer\n")
         for program, text in programs.items():
-            packed.writestr(f"{name}-1.0.data/scripts/{program}", text)
+            script = zipfile.ZipInfo(f"{name}-1.0.data/scripts/{program}")
+            script.external_attr = 0o100755 << 16
+            packed.writestr(script, text)
         packed.writestr(f"{info}/RECORD", "")
     return path
 
