@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.skills import (
@@ -254,6 +255,20 @@ class Receipts(Protocol):
         what concerns no box: it goes into the daybook, a chain for each day. `error` is the code it ended with."""
 
 
+class Questions(Protocol):
+    """What agents want to do and somebody has to decide: `Tools(hutch, ask=hutch.questions.ask)` puts it here, and
+    whoever has people to ask (a dashboard, a chat) shows it and answers. Embedded, those of this process."""
+
+    async def waiting(self) -> tuple[QuestionInfo, ...]:
+        """Oldest first."""
+
+    async def answer(self, question_id: str, answer: Answer | str) -> None:
+        """`allow`, `deny` or `always`. The first answer counts; NotFound if nobody waits for it any more."""
+
+    async def ask(self, request: AskRequest) -> Answer:
+        """Waits for the answer; Timeout if none comes. Leaving withdraws the question."""
+
+
 class Skills(Protocol):
     """Skill packages of this owner: what an agent can activate, and their versions. See docs/guides/skills.md."""
 
@@ -396,6 +411,9 @@ class Hutch(Protocol):
 
     @property
     def skills(self) -> Skills: ...
+
+    @property
+    def questions(self) -> Questions: ...
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Those after the `seq` that was seen last, oldest first."""

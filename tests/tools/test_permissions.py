@@ -7,10 +7,10 @@ import pytest
 from hutch import Hutch
 from hutch.config import Config
 from hutch.errors import ConfigError, NotFound
+from hutch.keeper.questions import Questions
 from hutch.policy.permissions import (
     Access,
     AgentPermissions,
-    Answer,
     CommandRule,
     Decision,
     PathRule,
@@ -20,7 +20,7 @@ from hutch.policy.permissions import (
     on_path,
     on_tool,
 )
-from hutch.tools import AskRequest, Questions, Tools
+from hutch.tools import Answer, AskRequest, Tools
 from tests.tools.workshop import done, put, refused, workshop
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
