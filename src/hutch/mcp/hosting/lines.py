@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hutch.api import Job
 from hutch.errors import HutchError, ServerFailed
-from hutch.logs import redact
+from hutch.logs import log, redact
 from hutch.model.mcp import Phase
 
 LONGEST_LINE = 16 << 20
@@ -29,6 +29,15 @@ class Preview:
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=PREVIEW_LINES)
         self._rest = b""
+        self._fresh = 0
+        """How many of them are of this run."""
+
+    def begin(self) -> None:
+        """A new run: an error quotes what that one said, not its predecessors."""
+        if self._rest:
+            self.line(self._rest.decode("utf-8", "replace"))
+        self._rest = b""
+        self._fresh = 0
 
     def add(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
@@ -39,13 +48,16 @@ class Preview:
     def line(self, text: str) -> None:
         if shown := text.rstrip()[:LONGEST_PREVIEW_LINE]:
             self._lines.append(redact(shown))
+            self._fresh += 1
 
     def lines(self) -> tuple[str, ...]:
         rest = self._rest.decode("utf-8", "replace").strip()
         return (*self._lines, *((redact(rest),) if rest else ()))
 
     def tail(self, count: int = 6) -> str:
-        return " | ".join(self.lines()[-count:])
+        said = self.lines()
+        fresh = self._fresh + len(said) - len(self._lines)
+        return " | ".join(said[-min(count, fresh) :] if fresh else ())
 
 
 class LineStreams:
@@ -117,8 +129,8 @@ class LineStreams:
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 try:
                     await self._job.write(text.encode() + b"\n")
-                except HutchError as error:
-                    self._preview.line(f"(not written: {error.message})")
+                except HutchError as error:  # it has ended, or its box: whoever watches the job tells
+                    log("mcp").debug("a message was not written to a server", why=error.message)
                     return
 
 
