@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from hutch.api import Job
 from hutch.errors import HutchError, ServerFailed
-from hutch.logs import log, redact
+from hutch.logs import redact
 from hutch.model.mcp import Phase
 
 LONGEST_LINE = 16 << 20
@@ -67,7 +67,7 @@ class LineStreams:
         self._job = job
         self._preview = preview
         self.overflow: HutchError | None = None
-        """Why the lines ended, if the server broke the framing."""
+        """Why the lines ended, if it was not the server's own end."""
         # No buffer: a client that does not read lets the pipe fill, and that stops the server, not our memory.
         self._to_us, self._incoming = _pair()
         self._outgoing, self._from_us = _pair()
@@ -129,8 +129,10 @@ class LineStreams:
                 text = item.message.model_dump_json(by_alias=True, exclude_unset=True)
                 try:
                     await self._job.write(text.encode() + b"\n")
-                except HutchError as error:  # it has ended, or its box: whoever watches the job tells
-                    log("mcp").debug("a message was not written to a server", why=error.message)
+                except HutchError as error:
+                    # It has ended, or its box is another's now. No answer will come: whoever waits for one is told.
+                    self.overflow = error
+                    self._to_us.close()
                     return
 
 

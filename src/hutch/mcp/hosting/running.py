@@ -147,10 +147,11 @@ class Supervisor:
     async def _lost(self, run: Run) -> ServerFailed:
         if run.ended is not None:
             await asyncio.wait({run.ended}, timeout=PING_SECONDS)
-            if run.ended.done():
+            if run.ended.done() and not run.ended.cancelled():
                 return self._named(ended_as(run.ended, Phase.TOOL_CALL, self.preview))
+        why = f": {run.streams.overflow.message}" if run.streams is not None and run.streams.overflow else ""
         return self._named(
-            ServerFailed("its connection ended while it worked on this", details={"phase": Phase.TOOL_CALL})
+            ServerFailed(f"its connection ended while it worked on this{why}", details={"phase": Phase.TOOL_CALL})
         )
 
     def info(self) -> McpServerInfo:
