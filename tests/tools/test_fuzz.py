@@ -86,8 +86,8 @@ class Range:
             for name in ("wait", "timeout"):  # what is valid must not take long
                 if isinstance(filled.get(name), int | float) and filled[name] > 0.3:
                     filled[name] = 0.3
-            if filled.get("action") == "wait":
-                filled.setdefault("wait", 0.05)
+            if filled.get("action") == "wait" and filled.get("wait") is None:  # null is "not given": half a minute
+                filled["wait"] = 0.05
             return filled
         return [self._filled(each) for each in value] if isinstance(value, list) else value
 
