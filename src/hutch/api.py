@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from hutch.model.boxes import BoxInfo, Event, Moved, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.skills import (
@@ -235,13 +236,14 @@ class Volumes(Protocol):
 
 
 class Receipts(Protocol):
-    """The tamper-evident record of what was done to boxes; it outlives them."""
+    """The tamper-evident record of what was done to boxes; it outlives them. Where a method takes a box, it also takes
+    the id of a daybook, as `chains` names it."""
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
         """In order, from past number `after` on. NotFound if there are none of this box."""
 
     async def chains(self) -> tuple[Chain, ...]:
-        """One for each box that has, or had, receipts."""
+        """One for each box that has, or had, receipts, and the daybooks."""
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         """Whether every receipt is what was written: of one box, or of all."""
@@ -249,8 +251,26 @@ class Receipts(Protocol):
     def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         """Lines of JSON that `hutch receipts verify --file` can check anywhere."""
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        """Put a word of your own on record: `op` is `tool.NAME` or `note.NAME`."""
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Put a word of your own on record: `op` is `tool.NAME`, `mcp.NAME` or `note.NAME`. An empty `box_id` is for
+        what concerns no box: it goes into the daybook, a chain for each day. `error` is the code it ended with."""
+
+
+class Questions(Protocol):
+    """What agents want to do and somebody has to decide: `Tools(hutch, ask=hutch.questions.ask)` puts it here, and
+    whoever has people to ask (a dashboard, a chat) shows it and answers. Embedded, those of this process."""
+
+    async def waiting(self) -> tuple[QuestionInfo, ...]:
+        """Oldest first."""
+
+    async def answer(self, question_id: str, answer: Answer | str) -> None:
+        """`allow`, `deny` or `always`. The first answer counts; NotFound if nobody waits for it any more."""
+
+    async def ask(self, request: AskRequest) -> Answer:
+        """Waits for the answer; Timeout if none comes. Leaving withdraws the question."""
 
 
 class Skills(Protocol):
@@ -402,6 +422,9 @@ class Hutch(Protocol):
 
     @property
     def skills(self) -> Skills: ...
+
+    @property
+    def questions(self) -> Questions: ...
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Those after the `seq` that was seen last, oldest first."""

@@ -128,6 +128,10 @@ class Hutch:
         return cast(api.Receipts, self._inner.receipts)
 
     @property
+    def questions(self) -> api.Questions:
+        return cast(api.Questions, self._inner.questions)
+
+    @property
     def skills(self) -> api.Skills:
         return cast(api.Skills, self._inner.skills)
 

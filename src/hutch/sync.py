@@ -277,6 +277,18 @@ class Receipts:
     note = _blocking(api.Receipts.note)
 
 
+class Questions:
+    """What agents want to do and somebody has to decide; see `hutch.api.Questions`."""
+
+    def __init__(self, portal: Portal, inner: api.Questions) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    waiting = _blocking(api.Questions.waiting)
+    answer = _blocking(api.Questions.answer)
+    ask = _blocking(api.Questions.ask)
+
+
 class Skills:
     """Skill packages; see `hutch.api.Skills`."""
 
@@ -395,6 +407,10 @@ class Hutch:
     @property
     def receipts(self) -> Receipts:
         return Receipts(self._portal, self._inner.receipts)
+
+    @property
+    def questions(self) -> Questions:
+        return Questions(self._portal, self._inner.questions)
 
     @property
     def skills(self) -> Skills:

@@ -13,14 +13,14 @@ from typing import TypeVar
 
 import pytest
 
-from hutch.errors import Unavailable
+from hutch.errors import NotFound, Unavailable
 from hutch.keeper import receipt_queue
 from hutch.keeper.connections import Connection, Connections
 from hutch.keeper.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
 from hutch.keeper.ledger_postgres import PostgresLedger
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.operations import Operations
-from hutch.keeper.receipt_chain import GONE
+from hutch.keeper.receipt_chain import GONE, daybook
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.receipts import Receipts
 from hutch.model.receipts import Receipt
@@ -121,6 +121,30 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
     crowded = Receipts(ledger, mode="off", most=rows)
     assert await crowded.prune() == rows // 2, "page by page, until it is done"
     assert sum(not chain.pruned_at for chain in await ledger.chains(None, "", 2 * rows)) == rows // 2
+    await receipts.close()
+
+
+async def test_a_daybook_is_pruned_when_its_day_is_long_over(opened: Open) -> None:
+    """Issue 5.2: what concerns no box is kept by days, each of one owner; it goes like the chain of a box that ended,
+    and never while it is still written to."""
+    ledger, now = opened(), time.time()
+    old, today = daybook("o", now - 40 * 86400), daybook("o", now)
+    assert len({old, today, daybook("p", now)}) == 3
+    said = Receipt(box=old, owner="o", at=now - 40 * 86400, op="tool.exec")
+    await ledger.append([said, said.but(box=today, at=now)])
+    assert await ledger.prune(now - 30 * 86400, 0) == 1
+    receipts = Receipts(ledger)
+    checks = {check.box: check for check in await receipts.verify(owner="o")}
+    assert checks[old].pruned_at and checks[today].ok and checks[today].count == 1
+    await receipts.note("", "tool.read", {"decision": "deny"}, owner="o")
+    await receipts.note("", "tool.read", {"decision": "deny"}, owner="p")
+    assert [each.op for each in await receipts.list(today, owner="o")] == ["tool.exec", "tool.read"]
+    with pytest.raises(NotFound):
+        await receipts.list(today, owner="p")
+    for closed in (old, today):
+        with pytest.raises(NotFound):
+            await receipts.note(closed, "note.x", owner="o")
+    assert all(check.ok for check in await receipts.verify())
     await receipts.close()
 
 

@@ -159,6 +159,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registrie
     good(f"DELETE {template}/lease", f"{box}/lease")
     good("DELETE /v1/session/current", "/v1/session/current")
     good(f"DELETE {template}", box)
+    good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
     assert done == {route.op for route in ROUTES}
 

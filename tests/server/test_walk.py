@@ -76,6 +76,7 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
     f"POST {_BOX}/receipts": Try(body={"op": "note.harm"}),
+    "POST /v1/receipts": Try(body={"op": "note.harm"}),
     f"POST {_BOX}/exec": Try(body={"command": HARM}, headers={"hutch_operation": "{operation}"}),
     f"DELETE {_BOX}/operations/{{operation}}": Try(headers={"hutch_session": "{session}"}, blind=True),
     f"GET {_BOX}/jobs": Try(),

@@ -93,6 +93,10 @@ class OffHutch:
         self._refuse("receipts")
 
     @property
+    def questions(self) -> NoReturn:
+        self._refuse("questions")
+
+    @property
     def skills(self) -> NoReturn:
         self._refuse("skills")
 

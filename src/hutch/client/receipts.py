@@ -33,9 +33,12 @@ class RemoteReceipts:
             async for piece in response.pieces():
                 yield piece
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        body = {"op": op, "details": dict(details or {})}
-        path = f"/v1/boxes/{named(box_id, 'box')}/receipts"
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        body = {"op": op, "details": dict(details or {}), "error": error, "duration_ms": duration_ms}
+        path = f"/v1/boxes/{named(box_id, 'box')}/receipts" if box_id else "/v1/receipts"
         await self._server.ask(type(None), "POST", path, headers=self._headers, body=body, repeat=Repeat.UNSENT)
 
     async def _ask(self, method: str, path: str, /, **options: Any) -> dict[str, Any]:

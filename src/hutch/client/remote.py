@@ -25,6 +25,7 @@ from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
     from hutch.client.mcp_servers import RemoteMcpServers
+    from hutch.client.questions import RemoteQuestions
     from hutch.client.receipts import RemoteReceipts
     from hutch.client.skills import RemoteSkills
 
@@ -216,6 +217,12 @@ class RemoteHutch:
         from hutch.client.receipts import RemoteReceipts  # few need them
 
         return RemoteReceipts(self._server, self.session)
+
+    @property
+    def questions(self) -> "RemoteQuestions":
+        from hutch.client.questions import RemoteQuestions  # few need them
+
+        return RemoteQuestions(self._server, self.session)
 
     @property
     def skills(self) -> "RemoteSkills":

@@ -17,8 +17,10 @@ from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.observing import ObservedBox
 from hutch.keeper.opening import open_ledger, open_store
+from hutch.keeper.own_questions import OwnQuestions
 from hutch.keeper.own_receipts import OwnReceipts
 from hutch.keeper.own_skills import OwnSkills
+from hutch.keeper.questions import Questions
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.scopes import scope
 from hutch.keeper.showing import all_shown, condition, shown_anywhere
@@ -44,6 +46,7 @@ class Hutch:
         self._borrowed = False
         """A view for another session: whoever made it closes."""
         self._since = time.time()
+        self._questions = Questions()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -190,6 +193,10 @@ class Hutch:
     @property
     def receipts(self) -> OwnReceipts:
         return OwnReceipts(self._keeper.receipts, self.session)
+
+    @property
+    def questions(self) -> OwnQuestions:
+        return OwnQuestions(self._questions)
 
     @property
     def skills(self) -> OwnSkills:

@@ -56,10 +56,11 @@ def by_box(drafts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
 
 def expired(oldest: Sequence[Ended], total: int, before: float, most: int) -> list[Ended]:
     """Which of the ended chains should go, `total` receipts being there: those that ended before a time, and the first
-    past `most`."""
+    past `most`. A daybook says ahead when it will end; until then it is written to."""
     going: list[Ended] = []
+    now = time.time()
     for chain in oldest:
-        if chain.ended_at >= before and total <= most:
+        if chain.ended_at > now or (chain.ended_at >= before and total <= most):
             break
         total -= chain.receipts
         going.append(chain)

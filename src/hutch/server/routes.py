@@ -130,6 +130,7 @@ ROUTES = (
     Route("GET", "/v1/errors", about.errors, May.READ, about.ErrorList),
     Route("GET", "/v1/receipts", receipts.read, May.READ, receipts.ReceiptPage, long=True,
           streams={NDJSON: Receipt}, fails=("not_found",)),
+    Route("POST", "/v1/receipts", receipts.note_without_box, May.CHANGE),
     Route("POST", "/v1/receipts/verify", receipts.verify, May.READ, receipts.Verified, long=True,
           fails=("not_found",)),
     Route("GET", "/v1/keys", about.list_keys, May.ADMIN, about.KeyList),
