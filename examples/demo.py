@@ -1,87 +1,127 @@
-"""What Hutch does, in half a minute: boxes are made, used, broken and thrown away, and the numbers are shown."""
+"""What Hutch does, in half a minute: boxes are made, used, broken and thrown away, and what happened is shown."""
 
 import asyncio
+import os
 import tempfile
 import time
 from pathlib import Path
 
-from hutch import Hutch
+from hutch import Hutch, __version__
 from hutch.errors import HutchError
 
 
 def say(what: str, result: object = "") -> None:
-    print(f"  {what:<46} {result}", flush=True)
+    print(f"  {what:<44} {result}", flush=True)
+
+
+def since(start: float) -> str:
+    return f"{(time.perf_counter() - start) * 1000:.1f} ms"
 
 
 async def show_a_box(hutch: Hutch) -> None:
     print("\nA box, from nothing to its first answer")
-    started = time.perf_counter()
+    start = time.perf_counter()
     async with hutch.box() as box:
         await box.exec(["true"])
-    say("the first one also starts the engine", f"{(time.perf_counter() - started) * 1000:.1f} ms")
-    started = time.perf_counter()
+        say("the first one also starts the engine", f"{since(start)} ({box.spec.provider})")
+    start = time.perf_counter()
     async with hutch.box() as box:
         await box.exec(["true"])
-        say("the next one: created, first command done", f"{(time.perf_counter() - started) * 1000:.1f} ms")
+        say("the next one: created, first command done", since(start))
+        start = time.perf_counter()
         result = await box.exec("python3 -c 'print(6 * 7)' 2>/dev/null || echo $((6 * 7))")
-        say("6 * 7, computed inside", result.stdout.strip())
-        say("who am I in there", (await box.exec("id -un; hostname")).stdout.split())
+        say("6 * 7, computed in it", f"{result.stdout.strip()} ({since(start)})")
         await box.files.write("notes/today.txt", "written from outside\n")
-        say("files go in and out", (await box.exec("cat notes/today.txt")).stdout.strip())
-        say("the network is", "off" if not (await box.exec("ip route 2>/dev/null")).stdout else "on")
-        refused = await box.exec("echo owned > /usr/bin/ls")
-        say("the system is", "read-only" if refused.exit_code else "writable?!")
+        say("a file, written here and read in there", (await box.exec("cat notes/today.txt")).stdout.strip())
+
+
+async def show_the_wall(hutch: Hutch) -> None:
+    print("\nWhat code in there finds when it looks around")
+    sights = {
+        "who it is": "echo $(id -un) on $(hostname)",
+        "its capabilities": "grep CapBnd /proc/self/status | cut -f2",
+        "processes it can see": "ls -d /proc/[0-9]* | wc -l",
+        "network interfaces": "tail -n +3 /proc/net/dev | cut -d: -f1 | xargs",
+        "files in your home that it can see": f"ls -A {Path.home()} | wc -l",
+        "replacing /usr/bin/ls": "echo owned 2>&1 > /usr/bin/ls | sed 's/.*: //'",
+        "a namespace of its own to be root in": "unshare --user --map-root-user id -u 2>&1 | sed 's/.*: //'",
+    }
+    async with hutch.box() as box:
+        for what, look in sights.items():
+            result = await box.exec(["sh", "-c", f"({look}) 2>&1"])
+            say(what, result.stdout.strip())
 
 
 async def show_limits(hutch: Hutch) -> None:
-    print("\nLimits bite, the box survives, and the agent is told why")
-    async with hutch.box(memory_mb=64, pids=32, disk_mb=16) as box:
-        attacks = {
-            "eats memory": "x=$(head -c 300M /dev/zero | tr '\\0' x); echo ${#x}",
-            "a fork bomb": "python3 -c 'import os\nwhile True: os.fork()'",
-            "fills the disk": "head -c 64M /dev/zero > big",
-            "never ends": "sleep 100",
-        }
-        for what, command in attacks.items():
-            result = await box.exec(command, timeout=4)
-            say(what, f"{result.verdict.cause}: {result.verdict.message}")
-        say("and the box still answers", (await box.exec("echo yes")).stdout.strip())
+    print("\nLimits bite, the box survives, and the agent is told why and what to do")
+    attacks = {
+        "eats memory": "x=$(head -c 300M /dev/zero | tr '\\0' x); echo ${#x}",
+        "a fork bomb": "python3 -c 'import os\nwhile True: os.fork()'",
+        "fills the disk": "head -c 64M /dev/zero > big",
+        "never ends": "sleep 100",
+    }
+    for what, command in attacks.items():
+        async with hutch.box(memory_mb=64, pids=32, disk_mb=16) as box:
+            verdict = (await box.exec(command, timeout=2)).verdict
+            say(what, f"{verdict.cause}: {verdict.message}")
+            say("", f"→ {verdict.remedy}")
+            alive = (await box.exec("echo yes")).stdout.strip()
+            say("  does the box still answer?", alive)
 
 
 async def show_jobs(hutch: Hutch) -> None:
-    print("\nProcesses are resources")
+    print("\nProcesses go on between calls")
     async with hutch.box() as box:
         job = await box.start('while read line; do echo "you said $line"; done')
         await job.write("hello\n")
         chunk = await job.read(wait=10)
-        say("a shell that goes on between calls", chunk.text.strip())
+        say("a shell, written to and read from", chunk.text.strip())
         await job.close_stdin()
-        say("it ended with", (await job.wait(10)).exit_code)
+        say("its exit code", (await job.wait(10)).exit_code)
 
 
 async def show_many(hutch: Hutch) -> None:
     print("\nA hundred boxes at once")
-    started = time.perf_counter()
+    start = time.perf_counter()
     boxes = await asyncio.gather(*(hutch.create() for _ in range(100)))
-    made = time.perf_counter()
+    say("created", since(start))
+    start = time.perf_counter()
     answers = await asyncio.gather(*(box.exec(["hostname"]) for box in boxes))
-    answered = time.perf_counter()
-    say("created", f"{(made - started) * 1000:.0f} ms")
-    say("each ran a command", f"{(answered - made) * 1000:.0f} ms, {len({a.stdout for a in answers})} host names")
+    say("each ran a command", f"{since(start)}, {len({answer.stdout for answer in answers})} host names")
+    start = time.perf_counter()
     await asyncio.gather(*(box.destroy() for box in boxes))
-    say("destroyed", f"{(time.perf_counter() - answered) * 1000:.0f} ms")
+    say("destroyed", since(start))
+
+
+def left_behind(scratch: Path) -> dict[str, int]:
+    """What of ours is on the machine: processes below us, mounts, boxes' directories."""
+    parents = (Path(f"/proc/{pid}/stat") for pid in os.listdir("/proc") if pid.isdigit())
+    ours = 0
+    for stat in parents:
+        try:
+            ours += stat.read_text().rpartition(")")[2].split()[1] == str(os.getpid())
+        except OSError:
+            continue  # it has just ended
+    mounts = Path("/proc/self/mountinfo").read_text().count(str(scratch))
+    boxes = sum(len(list((scratch / name).glob("*"))) for name in ("r", "s/boxes")) - (scratch / "r/keepers").exists()
+    return {"processes": ours, "mounts": mounts, "directories of boxes": boxes}
 
 
 async def main() -> None:
-    with tempfile.TemporaryDirectory(prefix="hd-", dir="/tmp") as scratch:
-        async with Hutch(state_dir=str(Path(scratch) / "s"), run_dir=str(Path(scratch) / "r")) as hutch:
-            capabilities = (await hutch.providers())[0]
-            print(f"Engine: {capabilities.provider}, isolation by {capabilities.isolation}")
+    who = "root" if os.geteuid() == 0 else "an ordinary user"
+    print(f"Hutch {__version__} on Linux {os.uname().release}, as {who}: no daemon, no container engine, no KVM")
+    with tempfile.TemporaryDirectory(prefix="hd-", dir="/tmp") as name:
+        scratch = Path(name)
+        async with Hutch(state_dir=str(scratch / "s"), run_dir=str(scratch / "r")) as hutch:
             await show_a_box(hutch)
+            await show_the_wall(hutch)
             await show_limits(hutch)
             await show_jobs(hutch)
             await show_many(hutch)
-    print("\nNothing is left: no process, no mount, no cgroup, no directory.")
+        print("\nWhat is left of all that")
+        for what, count in left_behind(scratch).items():
+            say(what, count)
+    print("\nNext: `hutch run -- COMMAND`, `hutch shell`, `hutch --help`; docs/guides/ has the rest.")
 
 
 if __name__ == "__main__":

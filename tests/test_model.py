@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 import hutch.model
 from hutch.errors import Invalid
 from hutch.model.ids import is_box_id, is_name, new_box_id
-from hutch.model.record import Record
+from hutch.model.reading import understood, understood_plain
+from hutch.model.record import Record, encoded
 from hutch.model.spec import Adjustment, EffectiveSpec, Mount, Spec
 from hutch.model.state import MOVES, State, may_move
+from tests.server.newer_release import grown
 
 MODULES = [importlib.import_module(f"hutch.model.{each.name}") for each in pkgutil.iter_modules(hutch.model.__path__)]
 RECORDS = sorted(
@@ -80,6 +82,18 @@ def test_every_record_is_frozen_and_strict(record: type[Record]) -> None:
     assert record.__struct_config__.forbid_unknown_fields
     with pytest.raises(Invalid, match=r"no_such_field|missing required field"):
         record.from_plain({"no_such_field": 1})
+
+
+@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
+def test_every_record_of_a_newer_release_is_read(record: type[Record]) -> None:
+    """What another release wrote has fields that this one does not know, at any depth: the rest is read."""
+
+    @given(records(record))
+    def reads(value: Record) -> None:
+        assert understood(encoded(grown(value)), type(value)) == value
+        assert understood_plain(grown(value), type(value)) == value
+
+    reads()
 
 
 def test_a_wrong_field_is_named() -> None:

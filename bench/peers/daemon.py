@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.peers.errors import PeerFailed
 
 PATIENCE_SECONDS = 60.0
-CGROUP = f"/hutch-bench-{os.getpid()}"
+CGROUP = f"/bench-of-hutch-{os.getpid()}"  # `hutch prune` may sweep what is called hutch-…
 
 
 @contextlib.contextmanager

@@ -5,9 +5,10 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.boxes import BoxInfo, Event, Moved, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.files import Change, Edited, FileInfo, GrepResult, Matches
+from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.skills import (
@@ -204,6 +205,10 @@ class Box(Protocol):
     async def release(self) -> None:
         """Give up the lease; the box goes on until its clocks end it."""
 
+    async def export(self, file: str | Path) -> Moved:
+        """All of it in one file of this machine, for `Hutch.import_box`: workspace, home, what was changed in the
+        system, spec and labels; not its processes, nor the values of secrets. The box goes on."""
+
     async def destroy(self) -> None: ...
 
 
@@ -231,13 +236,14 @@ class Volumes(Protocol):
 
 
 class Receipts(Protocol):
-    """The tamper-evident record of what was done to boxes; it outlives them."""
+    """The tamper-evident record of what was done to boxes; it outlives them. Where a method takes a box, it also takes
+    the id of a daybook, as `chains` names it."""
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
         """In order, from past number `after` on. NotFound if there are none of this box."""
 
     async def chains(self) -> tuple[Chain, ...]:
-        """One for each box that has, or had, receipts."""
+        """One for each box that has, or had, receipts, and the daybooks."""
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         """Whether every receipt is what was written: of one box, or of all."""
@@ -245,8 +251,26 @@ class Receipts(Protocol):
     def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         """Lines of JSON that `hutch receipts verify --file` can check anywhere."""
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        """Put a word of your own on record: `op` is `tool.NAME` or `note.NAME`."""
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Put a word of your own on record: `op` is `tool.NAME`, `mcp.NAME` or `note.NAME`. An empty `box_id` is for
+        what concerns no box: it goes into the daybook, a chain for each day. `error` is the code it ended with."""
+
+
+class Questions(Protocol):
+    """What agents want to do and somebody has to decide: `Tools(hutch, ask=hutch.questions.ask)` puts it here, and
+    whoever has people to ask (a dashboard, a chat) shows it and answers. Embedded, those of this process."""
+
+    async def waiting(self) -> tuple[QuestionInfo, ...]:
+        """Oldest first."""
+
+    async def answer(self, question_id: str, answer: Answer | str) -> None:
+        """`allow`, `deny` or `always`. The first answer counts; NotFound if nobody waits for it any more."""
+
+    async def ask(self, request: AskRequest) -> Answer:
+        """Waits for the answer; Timeout if none comes. Leaving withdraws the question."""
 
 
 class Skills(Protocol):
@@ -346,6 +370,13 @@ class Hutch(Protocol):
     ) -> AbstractAsyncContextManager[Box]:
         """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
 
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> Box:  # fmt: skip
+        """A new box from a file that `Box.export` wrote, here or elsewhere, on the same or another provider; what is
+        given wins over what the file says. `Box.notes` tells what was left behind."""
+
     async def attach(self, box_id: str, *, takeover: bool = False) -> Box:
         """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
 
@@ -391,6 +422,9 @@ class Hutch(Protocol):
 
     @property
     def skills(self) -> Skills: ...
+
+    @property
+    def questions(self) -> Questions: ...
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         """Those after the `seq` that was seen last, oldest first."""

@@ -166,10 +166,28 @@ class BoxBroken(HutchError):
     code = "box_broken"
 
 
+_NOT_RUNNABLE: dict[tuple[Detail, Detail], str] = {
+    ("program", "ENOENT"): "a box has the programs of its image: `command -v NAME` in it tells whether this is one",
+    ("program", "EACCES"): "make it executable (chmod +x), or give it to its interpreter: sh FILE, python3 FILE",
+    ("program", "ENOEXEC"): "begin the file with #! and its interpreter, or give it to that: sh FILE, python3 FILE",
+    ("cwd", None): "name a directory that the box has; without one a command starts in the workdir",
+    ("arguments", "E2BIG"): "write it to a file, or to the command's input: an argument may have 128 KB, all 2 MB",
+    ("arguments", None): "leave out NUL bytes, and '=' in names of variables: no program can be given these",
+    ("pipes", None): "end background processes, or raise limits.open_files",
+    ("process", None): "end background processes, or raise limits.pids and limits.memory_mb",
+}
+"""What to do, by what was wrong and the kernel's reason. The guest says only the latter two."""
+
+
 class NotRunnable(HutchError):
     """The program could not be started: missing, not executable, bad directory or user."""
 
     code = "not_runnable"
+
+    def __init__(self, message: str, **rest: Any) -> None:
+        super().__init__(message, **rest)
+        what, number = self.details.get("what"), self.details.get("errno")
+        self.remedy = self.remedy or _NOT_RUNNABLE.get((what, number)) or _NOT_RUNNABLE.get((what, None), "")
 
 
 class Timeout(HutchError, TimeoutError):

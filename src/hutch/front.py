@@ -102,6 +102,7 @@ class Hutch:
     box = _passed(api.Hutch.box)
     create = _passed(api.Hutch.create)
     box_for = _passed(api.Hutch.box_for)
+    import_box = _passed(api.Hutch.import_box)
     attach = _passed(api.Hutch.attach)
     observe = _passed(api.Hutch.observe)
     find = _passed(api.Hutch.find)
@@ -125,6 +126,10 @@ class Hutch:
     @property
     def receipts(self) -> api.Receipts:
         return cast(api.Receipts, self._inner.receipts)
+
+    @property
+    def questions(self) -> api.Questions:
+        return cast(api.Questions, self._inner.questions)
 
     @property
     def skills(self) -> api.Skills:

@@ -246,6 +246,7 @@ class Box:
     change = _blocking(api.Box.change)
     renew = _blocking(api.Box.renew)
     release = _blocking(api.Box.release)
+    export = _blocking(api.Box.export)
     destroy = _blocking(api.Box.destroy)
 
 
@@ -274,6 +275,18 @@ class Receipts:
     verify = _blocking(api.Receipts.verify)
     export = _streaming(api.Receipts.export)
     note = _blocking(api.Receipts.note)
+
+
+class Questions:
+    """What agents want to do and somebody has to decide; see `hutch.api.Questions`."""
+
+    def __init__(self, portal: Portal, inner: api.Questions) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    waiting = _blocking(api.Questions.waiting)
+    answer = _blocking(api.Questions.answer)
+    ask = _blocking(api.Questions.ask)
 
 
 class Skills:
@@ -371,6 +384,7 @@ class Hutch:
             self._portal.run(_left(found))
 
     create = _giving(Box, api.Hutch.create)
+    import_box = _giving(Box, api.Hutch.import_box)
     attach = _giving(Box, api.Hutch.attach)
     observe = _giving(Box, api.Hutch.observe)
     find = _blocking(api.Hutch.find)
@@ -393,6 +407,10 @@ class Hutch:
     @property
     def receipts(self) -> Receipts:
         return Receipts(self._portal, self._inner.receipts)
+
+    @property
+    def questions(self) -> Questions:
+        return Questions(self._portal, self._inner.questions)
 
     @property
     def skills(self) -> Skills:

@@ -1,5 +1,6 @@
 """Scripted agents that see only schemas and answers do ten tasks, one with OpenAI's schema and one with Anthropic's."""
 
+import ast
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,17 @@ import pytest
 from tests.agents.flavours import AnthropicDesk, OpenAIDesk, ToolsHost
 from tests.agents.tasks import TASKS
 from tests.tools.workshop import workshop
+
+
+def test_the_tasks_know_nothing_of_hutch() -> None:
+    """Issue 5: what decides in a task is what a model sees; the tasks and their desk import nothing else of ours."""
+    for name in ("tasks.py", "desk.py"):
+        tree = ast.parse(Path(__file__).with_name(name).read_text())
+        froms = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        plain = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}
+        assert not {module for module in froms | plain if module.split(".")[0] in ("hutch", "mcp")}
+        assert {module for module in froms if module.startswith("tests")} <= {"tests.agents.desk"}
+    assert len(TASKS) == 10
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -35,6 +35,14 @@ def test_an_unknown_command_has_a_suggestion() -> None:
     assert b"did you mean `hutch doctor`?" in done.stderr
 
 
+def test_a_command_without_its_action_names_the_choices() -> None:
+    """A person's first `hutch key` must teach the second."""
+    done = hutch("key")
+    assert done.returncode == 125
+    assert b"hutch key needs one of create, list, revoke" in done.stderr
+    assert b"SETTING" in hutch("config").stdout, "there is but one thing to do"
+
+
 def test_shared_options_may_stand_before_the_command(tmp_path: Path) -> None:
     """`hutch --config FILE --json config show`: a file that was named is used, and each value tells its origin."""
     file = tmp_path / "mine.toml"
@@ -81,7 +89,7 @@ def test_doctor_fails_where_boxes_cannot_be_made(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "FAIL  state directory" in text
     assert "means: no box can be made" in text
-    assert "fix:   set HUTCH_STATE_DIR" in text
+    assert "fix:   free it, or set HUTCH_STATE_DIR" in text
 
 
 # --- without a process ------------------------------------------------------------------------------------------------

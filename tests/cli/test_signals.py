@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +72,17 @@ def test_what_was_ignored_stays_ignored() -> None:
         process.stdin.write(b"still here\n")
         read_until(fd, b"still here\n")
         assert process.wait(PATIENCE) == 0
+
+
+def test_an_interrupt_while_we_are_still_importing_is_no_traceback() -> None:
+    """The moment after the shell's Enter is when people press Ctrl-C; the import is held where it would strike."""
+    program = """
+import sys
+from hutch.cli import main
+def interrupted(): raise KeyboardInterrupt
+main._import_asyncio = interrupted
+sys.argv = ["hutch", "run", "--", "true"]
+main.main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE)
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

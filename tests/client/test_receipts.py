@@ -23,6 +23,14 @@ async def test_receipts_are_the_same_embedded_and_remote(server: Server, remote:
             assert [each.seq for each in await hutch.receipts.list(box.id, after=1, limit=1)] == [2]
             with pytest.raises(Invalid):
                 await hutch.receipts.note(box.id, "exec")
+        await hutch.receipts.note("", "tool.exec", {"decision": "deny"}, error="refused", duration_ms=2.5)
+        [daybook] = [chain.box for chain in await hutch.receipts.chains() if chain.box.startswith("daybook-")]
+        noted = (await hutch.receipts.list(daybook))[-1]
+        assert (noted.op, noted.error, noted.duration_ms, noted.who.session) == (
+            "tool.exec", "refused", 2.5, hutch.session
+        )  # fmt: skip
+        await hutch.receipts.note(box.id, "note.after", {"said": "when it was gone"})
+        assert (await hutch.receipts.list(box.id))[-1].op == "note.after"
         assert box.id in [chain.box for chain in await hutch.receipts.chains()]
         [check] = await hutch.receipts.verify(box.id)
         assert check.ok

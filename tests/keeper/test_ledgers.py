@@ -1,21 +1,26 @@
 """Every ledger keeps the same promises; and the queue before it loses nothing, whatever the ledger does."""
 
 import asyncio
+import json
+import shutil
+import subprocess
+import sys
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from hutch.errors import Unavailable
+from hutch.errors import NotFound, Unavailable
 from hutch.keeper import receipt_queue
 from hutch.keeper.connections import Connection, Connections
-from hutch.keeper.ledger import Ledger, MemoryLedger
+from hutch.keeper.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
 from hutch.keeper.ledger_postgres import PostgresLedger
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.operations import Operations
-from hutch.keeper.receipt_chain import GONE
+from hutch.keeper.receipt_chain import GONE, daybook
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.receipts import Receipts
 from hutch.model.receipts import Receipt
@@ -23,6 +28,7 @@ from tests.keeper.postgres_server import Server
 
 T = TypeVar("T")
 Open = Callable[[], Ledger]
+FULL_DISK = Path(__file__).with_name("full_disk.py")
 
 
 class Held(PostgresLedger):
@@ -93,6 +99,52 @@ async def test_whole_chains_of_gone_boxes_are_pruned_and_verify_knows(opened: Op
     crowded = Receipts(ledger, mode="off", days=30, most=3)
     assert await crowded.prune() == 1, "too many: the one that went first goes first, but never a live one"
     assert len(await ledger.rows(box(4), 0, 9)) == 2
+    await receipts.close()
+
+
+@pytest.mark.parametrize("opened", ["sqlite", "postgres"], indirect=True)  # the other has all in memory anyhow
+async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open) -> None:
+    """Issue 4, the soak: reading all chains to find the old ones raised a server's memory with every box it had ever
+    made. Whatever there is, a look at it costs no more than a page does."""
+    ledger = opened()
+    now, rows = time.time(), 4 * PRUNED_AT_ONCE
+    await ledger.append([draft(number, op, at=now) for number in range(rows) for op in ("exec", GONE)])
+    receipts = Receipts(ledger, mode="off")
+    assert await receipts.prune() == 0  # what is imported and prepared once
+    tracemalloc.start()
+    try:
+        assert await receipts.prune() == 0
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 400 * PRUNED_AT_ONCE, peak
+    crowded = Receipts(ledger, mode="off", most=rows)
+    assert await crowded.prune() == rows // 2, "page by page, until it is done"
+    assert sum(not chain.pruned_at for chain in await ledger.chains(None, "", 2 * rows)) == rows // 2
+    await receipts.close()
+
+
+async def test_a_daybook_is_pruned_when_its_day_is_long_over(opened: Open) -> None:
+    """Issue 5.2: what concerns no box is kept by days, each of one owner; it goes like the chain of a box that ended,
+    and never while it is still written to."""
+    ledger, now = opened(), time.time()
+    old, today = daybook("o", now - 40 * 86400), daybook("o", now)
+    assert len({old, today, daybook("p", now)}) == 3
+    said = Receipt(box=old, owner="o", at=now - 40 * 86400, op="tool.exec")
+    await ledger.append([said, said.but(box=today, at=now)])
+    assert await ledger.prune(now - 30 * 86400, 0) == 1
+    receipts = Receipts(ledger)
+    checks = {check.box: check for check in await receipts.verify(owner="o")}
+    assert checks[old].pruned_at and checks[today].ok and checks[today].count == 1
+    await receipts.note("", "tool.read", {"decision": "deny"}, owner="o")
+    await receipts.note("", "tool.read", {"decision": "deny"}, owner="p")
+    assert [each.op for each in await receipts.list(today, owner="o")] == ["tool.exec", "tool.read"]
+    with pytest.raises(NotFound):
+        await receipts.list(today, owner="p")
+    for closed in (old, today):
+        with pytest.raises(NotFound):
+            await receipts.note(closed, "note.x", owner="o")
+    assert all(check.ok for check in await receipts.verify())
     await receipts.close()
 
 
@@ -176,6 +228,57 @@ async def test_a_receipt_that_cannot_be_written_down_takes_no_other_with_it() ->
     receipts = Receipts(ledger, mode="off")
     assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 1), (True, 1)]
     assert (await receipts.list(box(2)))[0].details == {"unwritable": True}
+
+
+async def test_a_receipt_without_any_words_leaves_a_gap() -> None:
+    """It is tried no further, and what stands beside it keeps its details."""
+    ledger = MemoryLedger()
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    queue.put(draft(1).but(cause=object()))
+    assert await queue.close() == ()
+    receipts = await Receipts(ledger, mode="off").list(box(1))
+    assert [(receipt.op, receipt.details) for receipt in receipts] == [
+        ("exec", {"command": "true"}), ("gap", {"unwritable": "exec"})
+    ]  # fmt: skip
+
+
+async def test_the_end_does_not_wait_for_a_ledger_that_never_comes_back() -> None:
+    """Tried a few times more, also out of a long pause; then what is left is named, not retried for ever."""
+    ledger = Moody()
+    ledger.fails = 1_000_000
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    while queue.failures < 6:  # the pause is 1.6 s by now
+        await asyncio.sleep(0.01)
+    before = queue.failures
+    lost = await queue.close()
+    assert [each.box for each in lost] == [box(1)]
+    assert queue.failures == before + receipt_queue.CLOSING_TRIES
+    ledger.fails = 0
+    await asyncio.sleep(0.05)
+    assert ledger.batches == [], "what was called lost is not written behind our back"
+
+
+async def test_the_end_does_not_wait_for_a_ledger_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    ledger = Moody()
+    ledger.may.clear()
+    queue = ReceiptQueue(ledger)
+    queue.put(draft(1))
+    assert len(await queue.close()) == 1
+
+
+@pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare (util-linux)")
+async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: Path) -> None:
+    """Issue 4.4: bounded tries at the end; the chain of a box that went meanwhile gets a gap and its end, once."""
+    script = f"mount -t tmpfs -o size=256k none {tmp_path} && exec {sys.executable} {FULL_DISK} {tmp_path}"
+    done = await asyncio.to_thread(
+        subprocess.run, ["unshare", "-Urm", "sh", "-c", script], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told == {"lost": 51, "ended": [1, 0], "ok": True, "ops": ["exec", "gap", "box.gone"], "over": True}
 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hutch.errors import BoxBusy, HutchError, Invalid, LeaseLost, NotFound, Refused
+from hutch.keeper import receipt_losses
 from hutch.keeper.callers import called_by
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.ledger_sqlite import SqliteLedger
@@ -243,8 +244,9 @@ async def test_without_receipts_nothing_is_written() -> None:
             assert await hutch.receipts.chains() == ()
             with pytest.raises(NotFound):
                 await hutch.receipts.list(box.id)
-            with pytest.raises(NotFound):
-                await hutch.receipts.note(box.id, "note.x")
+            await hutch.receipts.note(box.id, "note.x")  # switched off is no fault of whoever has something to say
+            await hutch.receipts.note("", "note.x")
+            assert await hutch.receipts.chains() == ()
 
 
 async def test_a_disk_that_cannot_hold_receipts_degrades_and_recovers() -> None:
@@ -263,6 +265,36 @@ async def test_a_disk_that_cannot_hold_receipts_degrades_and_recovers() -> None:
                 db.execute("ALTER TABLE away RENAME TO receipts")
             assert (await the_last(hutch, box.id)).op == "exec"
             assert (await hutch.status()).state == "ready"
+
+
+async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Issue 4.4: the end comes in time, an event names each box that lost receipts, and the next keeper records a gap,
+    for the box that lives on and for the one that was destroyed meanwhile."""
+    monkeypatch.setattr(receipt_losses, "LOOK_AGAIN_SECONDS", 0.1)
+    with house() as place:
+        ledger = place.state / "receipts.db"
+        async with place.opened() as hutch:
+            kept = await hutch.create(**SMALL, retention="persistent")
+            gone = await hutch.create(**SMALL)
+            await hutch.receipts.verify()
+            with sqlite3.connect(ledger) as db:
+                db.execute("ALTER TABLE receipts RENAME TO away")
+            await kept.exec("true")
+            await gone.destroy()
+        with sqlite3.connect(ledger) as db:
+            db.execute("ALTER TABLE away RENAME TO receipts")
+        async with place.opened() as hutch:
+            warned = {event.box_id: event.reason for event in await hutch.events() if event.kind == "warning"}
+            assert set(warned) == {kept.id, gone.id} and all("could not be written" in text for text in warned.values())
+            again = await hutch.attach(kept.id)
+            assert "gap" in await ops(hutch, kept.id)
+            while "box.gone" not in (told := await ops(hutch, gone.id)):
+                await asyncio.sleep(0.1)
+            assert told[-2:] == ["gap", "box.gone"]
+            assert all(check.ok for check in await hutch.receipts.verify())
+            await again.destroy()
 
 
 async def test_a_note_cannot_look_like_a_word_of_the_keepers() -> None:

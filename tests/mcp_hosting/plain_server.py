@@ -19,6 +19,8 @@ TOOLS = (
     "ask",
     "endless",
     "cancels",
+    "file",
+    "spill",
 )
 cancelled = []
 answers = {}
@@ -55,6 +57,15 @@ def call(request):
         return text(os.environ.get(given["name"], "(not set)"))
     if name == "where":
         return text(json.dumps({"cwd": os.getcwd(), "argv": sys.argv, "file": __file__, "pid": os.getpid()}))
+    if name == "file":
+        with open(given["path"]) as file:
+            facts = os.fstat(file.fileno())
+            mode, mine = oct(facts.st_mode & 0o7777), facts.st_uid == os.getuid()
+            return text(json.dumps({"mode": mode, "mine": mine, "text": file.read()}))
+    if name == "spill":
+        with open(given["path"]) as file:
+            print("the key is", file.read(), file=sys.stderr, flush=True)
+        os._exit(9)
     if name == "progress":
         for step in range(3):
             told = {"progressToken": token, "progress": step + 1, "total": 3, "message": given["who"]}
@@ -101,7 +112,7 @@ def handle(request):
     elif method == "tools/call":
         try:
             result = call(request)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OSError) as error:
             result = {**text(f"{type(error).__name__}: {error}"), "isError": True}
     elif method == "ping":
         result = {}

@@ -258,3 +258,33 @@ def test_pauses_are_those_promised() -> None:
     assert McpTable().retry_pauses_sec == (2.0, 4.0, 8.0)
     assert McpTable().health_sec == 5.0
     assert McpServer(command="x").startup_timeout_sec == 120.0
+
+
+async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: Path) -> None:
+    """B36: whoever reads it learns what to do: the last run's words once, and the dependency that nobody listed."""
+    place = project(tmp_path / "proj")
+    (place / "server.py").write_text("import sys\nprint('hello', file=sys.stderr)\nimport not_installed_here\n")
+    async with hosting(tmp_path) as hosted:
+        await hosted.add("broken", McpServer(command="python3", args=(str(place / "server.py"),)))
+        with pytest.raises(ServerFailed, match="No module named 'not_installed_here'") as failed:
+            await hosted.start("broken")
+        assert failed.value.message.count("hello") == 1
+        assert "list not_installed_here in requirements.txt" in failed.value.remedy
+        assert len([line for line in await hosted.logs("broken") if line == "hello"]) == 4, "the logs keep every try"
+
+
+async def test_a_box_that_somebody_took_over_is_left_to_him(tmp_path: Path) -> None:
+    """P6: the server's handle is an old one then. Whoever waits for an answer is told, and it starts anew elsewhere."""
+    async with Hutch(mount_roots=()) as hutch:
+        async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
+            await hosted.add("plain", plain(tmp_path / "p"))
+            first = (await hosted.start("plain")).box
+            taken = await hutch.for_session("somebody").attach(first, takeover=True)
+            with pytest.raises(ServerFailed, match="was taken over"):
+                await asyncio.wait_for(hosted.call("plain", "echo", {"text": "lost"}), 60)
+            while (await hosted.info("plain")).starts < 2:
+                await asyncio.sleep(0.1)
+            assert text_of(await hosted.call("plain", "echo", {"text": "on"})) == "on"
+            assert (await hosted.info("plain")).box != first
+            assert (await taken.exec("true")).ok
+            await taken.destroy()

@@ -20,6 +20,8 @@ SLEEPERS = "cat /proc/[0-9]*/comm | grep -c '^sleep$' || true"
 async def lists_and_calls(client: Client) -> None:
     tools = {tool.name: tool for tool in (await client.list_tools()).tools}
     assert {"exec", "job", "read", "write", "edit", "glob", "grep", "box_query"} <= set(tools)
+    # The SDK's client holds every answer from here on against these, and raises where one does not fit.
+    assert all(tool.output_schema and tool.output_schema["type"] == "object" for tool in tools.values())
     assert "isolated Linux box" in (client.instructions or "")
     reading, running = tools["read"].annotations, tools["exec"].annotations
     assert reading is not None and running is not None

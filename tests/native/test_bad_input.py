@@ -20,6 +20,7 @@ SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
     ({"memory_mb": -1}, Invalid),
     ({"memory_mb": 0}, Invalid),
     ({"pids": 10**12}, Invalid),
+    ({"pids": 10**310}, Invalid),
     ({"cpus": float("nan")}, Invalid),
     ({"timeout_sec": -5}, Invalid),
     ({"memory_mb": "lots"}, Invalid),
@@ -40,12 +41,12 @@ def left_over() -> list[str]:
     return sorted(name for name in names if is_box_id(name))
 
 
-@pytest.mark.parametrize(("spec", "kind"), SPECS, ids=[str(spec) for spec, _ in SPECS])
+@pytest.mark.parametrize(("spec", "kind"), SPECS, ids=[str(spec)[:60] for spec, _ in SPECS])
 async def test_a_bad_spec_is_refused_before_anything_is_made(spec: dict[str, Any], kind: type[HutchError]) -> None:
     async with Hutch() as hutch:
         with pytest.raises(kind) as caught:
             await hutch.create(**spec)
-        assert caught.value.message
+        assert caught.value.message and caught.value.remedy
         assert not await hutch.boxes()
         assert not left_over()
 
@@ -73,6 +74,9 @@ COMMANDS: list[tuple[Any, dict[str, Any], type[Exception]]] = [
     (["true"], {"env": {"A": "x\0y"}}, HutchError),
     (["true"], {"env": {"A=B": "x"}}, HutchError),
     (["true"], {"timeout": -1}, Invalid),
+    (5, {}, Invalid),
+    (["echo", 5], {}, Invalid),
+    (b"echo", {}, Invalid),
     (["true"], {"user": "nobody-knows"}, HutchError),
     (["echo", "x" * (10 << 20)], {}, NotRunnable),
     ("echo " + "x" * (10 << 20), {}, NotRunnable),
@@ -87,7 +91,8 @@ async def test_a_command_that_cannot_be_run_says_why(
     async with Hutch() as hutch, hutch.box() as box:
         with pytest.raises(kind) as caught:
             await box.exec(command, **options)
-        assert str(caught.value)
+        assert isinstance(caught.value, HutchError)
+        assert caught.value.message and caught.value.remedy
         assert (await box.exec("echo alive")).stdout == "alive\n"
         assert not await box.jobs()
 

@@ -117,9 +117,9 @@ def test_a_symlink_counts_as_what_it_leads_to(root: Path) -> None:
     (root / "out").symlink_to("/etc")
     (root / "step").symlink_to(root / "in")
     assert look(root / "step", root).mounts[0].real == str(root / "in")
-    with pytest.raises(Refused, match="belongs to /etc"):
+    with pytest.raises(Refused, match="/etc"):
         look(root / "out", root)
-    with pytest.raises(Refused, match="belongs to /etc"):
+    with pytest.raises(Refused, match="/etc"):
         look(root / "out" / "passwd", root)
     # A symlink elsewhere that leads into the root is fine: only the end counts.
     with tempfile.TemporaryDirectory(dir="/tmp") as elsewhere:
@@ -141,7 +141,7 @@ def test_our_own_directories_are_refused_and_all_above_them(root: Path) -> None:
     (state / "boxes" / "abc").mkdir(parents=True)
     (root / "beside").mkdir()
     for source in (state, state / "boxes" / "abc"):
-        with pytest.raises(Refused, match="never shown in a box"):
+        with pytest.raises(Refused, match="closed to every box"):
             look(source, root, state)
     with pytest.raises(Refused, match="contains"):
         look(root / "above", root, state)
@@ -152,7 +152,7 @@ def test_a_refused_tree_that_is_a_symlink_is_refused_at_both_ends(root: Path) ->
     (root / "real").mkdir()
     (root / "state").symlink_to(root / "real")
     for source in (root / "state", root / "real"):
-        with pytest.raises(Refused, match="never shown"):
+        with pytest.raises(Refused, match="closed to every box"):
             look(source, root, root / "state")
 
 
@@ -172,7 +172,7 @@ def test_homes_are_refused_as_a_whole_and_their_keys_always(root: Path, monkeypa
         look(home, root)
     with pytest.raises(Refused, match="contains"):
         look(root, root)
-    with pytest.raises(Refused, match="never shown"):
+    with pytest.raises(Refused, match="closed to every box"):
         look(home / ".ssh", root)
 
 

@@ -45,7 +45,7 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
         assert out.parts == ("workspace", "home") and out.size == (tmp_path / "first.hutch").stat().st_size
         assert any("TOKEN" in note for note in out.notes)
 
-        second, moved = await moving.import_box(hutch, tmp_path / "first.hutch", provider="docker")
+        second, moved = await moving.import_box(hutch.create, tmp_path / "first.hutch", provider="docker")
         assert (second.spec.provider, second.spec.labels, second.spec.limits.memory_mb) == (
             "docker",
             {"task": "42"},
@@ -57,7 +57,7 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
         await moving.export_box(second, tmp_path / "second.hutch")
         await second.destroy()
 
-        third, _ = await moving.import_box(hutch, tmp_path / "second.hutch", provider="native")
+        third, _ = await moving.import_box(hutch.create, tmp_path / "second.hutch", provider="native")
         assert (await third.exec("cat src/deep/a.py link")).stdout == "code\nmore\n" * 2
         await third.destroy()
     assert b"hush" not in (tmp_path / "first.hutch").read_bytes()
@@ -72,7 +72,7 @@ async def test_changes_of_a_writable_system_are_carried(tmp_path: Path) -> None:
             assert (await box.exec(change, user="root")).ok
             out = await moving.export_box(box, tmp_path / "box.hutch")
         assert "system" in out.parts and out.size < 5_000_000
-        copy, moved = await moving.import_box(hutch, tmp_path / "box.hutch")
+        copy, moved = await moving.import_box(hutch.create, tmp_path / "box.hutch")
         assert "system" in moved.parts
         assert (await copy.exec("cat /etc/motd; stat -c %a:%U /usr/local/bin/ours")).stdout == (
             "changed by us\n750:root\n"
@@ -157,7 +157,7 @@ async def test_files_that_are_no_boxes(tmp_path: Path) -> None:
     async with Hutch() as hutch:
         for name, error in (("missing", FileMissing), ("text", Invalid), ("cut", Invalid), ("whole", Invalid)):
             with pytest.raises(error):
-                await moving.import_box(hutch, tmp_path / name)
+                await moving.import_box(hutch.create, tmp_path / name)
         newer = json.dumps(
             {
                 "version": 99,
@@ -171,5 +171,5 @@ async def test_files_that_are_no_boxes(tmp_path: Path) -> None:
         )
         packed(tmp_path / "newer", (entry("hutch.json"), newer.encode()))
         with pytest.raises(Invalid, match="format 99"):
-            await moving.import_box(hutch, tmp_path / "newer")
+            await moving.import_box(hutch.create, tmp_path / "newer")
         assert await hutch.boxes() == ()

@@ -90,6 +90,8 @@ class Client:
 class Server:
     """One state directory, and the servers that were started on it one after the other."""
 
+    program: tuple[str, ...] = ("-m", "hutch.cli.main")
+
     def __init__(self, **settings: str) -> None:
         self.top = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
         self.top.chmod(0o755)
@@ -101,7 +103,7 @@ class Server:
     def start(self, *options: str) -> None:
         environ = {**os.environ, "HUTCH_STATE_DIR": str(self.state), "HUTCH_RUN_DIR": str(self.run)}
         environ |= {"HUTCH_ORPHAN_GRACE_SEC": GRACE, **self._settings}
-        command = [sys.executable, "-m", "hutch.cli.main", "serve", "--verbose", "--port", "0", *options]
+        command = [sys.executable, *self.program, "serve", "--verbose", "--port", "0", *options]
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(command, env=environ, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
         process = self._process

@@ -126,6 +126,9 @@ def test_every_route_answers(server: Server, client: Client, registry: registrie
     good(f"PUT {template}/files/content", f"{box}/files/content?path=f", b"one two\n")
     for path in ("content", "stat", "lines", "exists"):
         good(f"GET {template}/files/{path}", f"{box}/files/{path}?path=f")
+    whole = good(f"GET {template}/export", f"{box}/export")
+    imported = good("POST /v1/boxes/import", "/v1/boxes/import?name=", whole)["box"]["id"]
+    client.good("DELETE", f"/v1/boxes/{imported}")
     tree = good(f"GET {template}/files/tree", f"{box}/files/tree?path=d")
     good(f"PUT {template}/files/tree", f"{box}/files/tree?path=d2", tree)
     connection, response = client.open("GET", f"{box}/files/watch")
@@ -156,6 +159,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registrie
     good(f"DELETE {template}/lease", f"{box}/lease")
     good("DELETE /v1/session/current", "/v1/session/current")
     good(f"DELETE {template}", box)
+    good("POST /v1/receipts", "/v1/receipts", {"op": "note.said"})
     good("POST /v1/receipts/verify", "/v1/receipts/verify", {})
     assert done == {route.op for route in ROUTES}
 

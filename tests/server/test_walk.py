@@ -67,6 +67,7 @@ RECIPES: dict[str, Try] = {
     f"GET {_BOX}": Try(),
     f"PATCH {_BOX}": Try(body={"name": "harm", "idle_timeout_sec": 1}),
     f"DELETE {_BOX}": Try("?force=true"),
+    f"GET {_BOX}/export": Try(),
     f"GET {_BOX}/usage": Try(),
     f"POST {_BOX}/pause": Try(),
     f"POST {_BOX}/resume": Try(),
@@ -75,6 +76,7 @@ RECIPES: dict[str, Try] = {
     f"POST {_BOX}/lease": Try(body={"takeover": True}),
     f"DELETE {_BOX}/lease": Try(headers={"hutch_session": "{session}"}),
     f"POST {_BOX}/receipts": Try(body={"op": "note.harm"}),
+    "POST /v1/receipts": Try(body={"op": "note.harm"}),
     f"POST {_BOX}/exec": Try(body={"command": HARM}, headers={"hutch_operation": "{operation}"}),
     f"DELETE {_BOX}/operations/{{operation}}": Try(headers={"hutch_session": "{session}"}, blind=True),
     f"GET {_BOX}/jobs": Try(),
@@ -148,6 +150,7 @@ RECIPES: dict[str, Try] = {
     "POST /v1/boxes": Try(
         body={"name": "{name}", "workspace": "volume:{volume}"}, headers={"idempotency_key": "{idempotency}"}
     ),
+    "POST /v1/boxes/import": Try("?name={name}", body=b"harm"),
     "POST /v1/session/working": Try(body={"memory_mb": 128}, headers={"hutch_session": "{session}"}),
     "POST /v1/scopes": Try(body={"template": "{{chat}}", "values": {"chat": "{chat}"}, "spec": {"memory_mb": 128}}),
     "POST /v1/volumes": Try(body={"name": "{volume}"}),

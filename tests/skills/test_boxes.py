@@ -325,7 +325,7 @@ async def test_dependencies_that_fail_are_a_warning(tmp_path: Path) -> None:
 
 
 PROBE = """#!/usr/bin/python3
-import json, os, socket, subprocess, sys
+import ctypes, json, os, socket, subprocess, sys
 told = {"given": json.load(sys.stdin)}
 def attempt(name, work):
     try:
@@ -343,6 +343,26 @@ attempt("write data", lambda: open("/workspace/data/made", "w").close())
 attempt("read data", lambda: open("/workspace/data/there").close())
 attempt("read secret", lambda: open("/workspace/secret").close())
 attempt("link out", lambda: os.link("/workspace/out/made", "/workspace/made"))
+attempt("read out", lambda: open("/workspace/out/made").close())
+attempt("through link", lambda: open("/workspace/out/link").close())
+attempt("through root", lambda: open("/proc/self/root/workspace/secret").close())
+others = [name for name in os.listdir("/proc") if name.isdigit() and name not in ("1", str(os.getpid()))]
+def through(rest):
+    errors = []
+    for name in others:
+        try:
+            return open(f"/proc/{name}/{rest}").close()
+        except OSError as error:
+            errors.append(error)
+    raise errors[-1] if errors else OSError(2, "nobody there")
+attempt("through descriptor", lambda: through("fd/0"))
+attempt("through cwd", lambda: through("cwd/secret"))
+def system_call(number, *words):
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(number, *words) < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+attempt("x32", lambda: system_call(0x40000000 | 41, 2, 1, 0))
+attempt("io_uring", lambda: system_call(425, 8, ctypes.create_string_buffer(256)))
 attempt("write state", lambda: open(os.environ["SKILL_STATE"] + "/x", "w").close())
 attempt("write tmp", lambda: open("/tmp/x", "w").close())
 told["cat"] = subprocess.run(["cat", "/workspace/secret"], capture_output=True).returncode
@@ -360,25 +380,73 @@ async def _probes(hutch: Hutch, top: Path, **permissions: str) -> None:
 async def test_declared_paths_hold(tmp_path: Path) -> None:
     """With declared paths nothing else of the workspace; what was not declared is as the box is."""
     async with opened(tmp_path) as hutch:
-        await _probes(hutch, tmp_path, closed="{paths: [out, 'data:ro']}", none="{paths: []}", open="{tools: [read]}")
+        await _probes(hutch, tmp_path, closed="{paths: [out, 'data:ro']}", none="{paths: []}", open="{}")
         async with hutch.box() as box:
-            await box.exec("mkdir out data && touch secret data/there")
+            await box.exec("mkdir out data && touch secret data/there; ln -s ../secret out/link; sleep 1000 < secret &")
             told = await _call(hutch, box, "closed")
             assert told["given"] == {"n": 1}
             assert {told[name] for name in ("write data", "read secret")} == {"Permission denied"}, told
             assert {told[name] for name in ("unix", "write out", "read data", "write state", "write tmp")} == {"yes"}
             assert told["cat"] != 0 and told["link out"] != "yes"
+            around = ("through link", "through root", "through descriptor", "through cwd")
+            assert "yes" not in {told[name] for name in around}, told
             told = await _call(hutch, box, "none")
             assert {told[name] for name in ("write out", "read data", "read secret")} == {"Permission denied"}
             told = await _call(hutch, box, "open")
-            assert {told[name] for name in ("read secret", "write data")} == {"yes"}
+            assert {told[name] for name in ("read secret", "write data", *around[:2])} == {"yes"}
+
+
+async def test_declared_tools_hold(tmp_path: Path) -> None:
+    """Issue 5.5: the programs of a skill do to files what the tools that it declares could do, and no more; with
+    declared paths both hold."""
+    async with opened(tmp_path) as hutch:
+        await _probes(
+            hutch, tmp_path, reads="{tools: [read, grep]}", writes="{tools: [edit]}", nothing="{tools: []}",
+            both="{tools: [read], paths: [out]}", boxes="{tools: [box_query], paths: [out]}",
+        )  # fmt: skip
+        async with hutch.box() as box:
+            await box.exec("mkdir out data && touch secret data/there out/made")
+            told = {name: await _call(hutch, box, name) for name in ("reads", "writes", "nothing", "both", "boxes")}
+            may = {
+                name: {what for what in ("read secret", "write data", "write out", "read out") if each[what] == "yes"}
+                for name, each in told.items()
+            }
+            assert may == {
+                "reads": {"read secret", "read out"},
+                "writes": {"read secret", "write data", "write out", "read out"},
+                "nothing": set(),
+                "both": {"read out"},
+                "boxes": set(),
+            }
+            assert {each["write state"] for each in told.values()} == {"yes"}
+            assert {each["write tmp"] for each in told.values()} == {"yes"}
+        preview = await hutch.skills.preview(
+            skill(tmp_path, "odd", "hutch: {permissions: {tools: [read, Bash]}}\n"))  # fmt: skip
+        assert any("Bash: there is no such tool" in warning for warning in preview.warnings)
+
+
+async def test_a_skill_cannot_bring_what_confines_it(tmp_path: Path) -> None:
+    """A `python3` among its dependencies is on the path of its tools, and not the one that puts the rules on them."""
+    more = (
+        "hutch: {dependencies: {python: [./tiny_dep-1.0-py3-none-any.whl]}, permissions: {paths: []}, "
+        "tools: [{name: probe, command: [scripts/probe]}]}\n"
+    )
+    place = skill(tmp_path, "sly", more, scripts__probe=PROBE)
+    wheel(place, python3='#!/bin/sh\nshift 5\nexec "$@"\n')
+    async with opened(tmp_path) as hutch:
+        await hutch.skills.install(place)
+        async with hutch.box(skills="all") as box:
+            await box.exec("touch secret")
+            ready = await hutch.skills.prepare("sly", box)
+            assert (await box.exec("test -x $SKILL_BIN/python3", env=ready.env)).ok, "its own is there"
+            assert (await _call(hutch, box, "sly"))["read secret"] == "Permission denied"
 
 
 async def test_a_declared_network_holds(tmp_path: Path) -> None:
     """Without a declared network no socket but Unix ones, in a box that has one; and what the box cannot give is
     refused before anything runs."""
     async with opened(tmp_path) as hutch:
-        await _probes(hutch, tmp_path, closed="{network: false}", wants="{network: true}", open="{tools: [read]}")
+        await _probes(hutch, tmp_path, closed="{network: false}", wants="{network: true}", open="{}")
         async with hutch.box() as box:
             assert (await _call(hutch, box, "closed"))["connect"] != "yes"
             with pytest.raises(Refused, match="needs the network"):
@@ -388,6 +456,7 @@ async def test_a_declared_network_holds(tmp_path: Path) -> None:
         async with hutch.box(network="on") as box:
             told = await _call(hutch, box, "closed")
             assert {told[name] for name in ("inet", "inet6", "netlink", "connect")} == {"Permission denied"}, told
+            assert "yes" not in (told["x32"], told["io_uring"])
             assert told["unix"] == "yes"
             for name in ("open", "wants"):
                 assert (await _call(hutch, box, name))["inet"] == "yes"

@@ -7,8 +7,8 @@ import zipfile
 from pathlib import Path
 
 
-def wheel(top: Path, name: str = "tiny_dep") -> Path:
-    """A module with one function, and a program `tiny-dep`."""
+def wheel(top: Path, name: str = "tiny_dep", **programs: str) -> Path:
+    """A module with one function, and a program `tiny-dep`; others by their names."""
     path = top / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as packed:
@@ -16,6 +16,10 @@ def wheel(top: Path, name: str = "tiny_dep") -> Path:
         packed.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         packed.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         packed.writestr(f"{info}/entry_points.txt", f"[console_scripts]\ntiny-dep = {name}:answer\n")
+        for program, text in programs.items():
+            script = zipfile.ZipInfo(f"{name}-1.0.data/scripts/{program}")
+            script.external_attr = 0o100755 << 16
+            packed.writestr(script, text)
         packed.writestr(f"{info}/RECORD", "")
     return path
 

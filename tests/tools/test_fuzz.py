@@ -19,6 +19,7 @@ from hutch.errors import HutchError
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
 from tests import proofs
+from tests.tools.answering import check_answer
 from tests.tools.wild import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
 
 CALLS_EACH = 20
@@ -85,8 +86,8 @@ class Range:
             for name in ("wait", "timeout"):  # what is valid must not take long
                 if isinstance(filled.get(name), int | float) and filled[name] > 0.3:
                     filled[name] = 0.3
-            if filled.get("action") == "wait":
-                filled.setdefault("wait", 0.05)
+            if filled.get("action") == "wait" and filled.get("wait") is None:  # null is "not given": half a minute
+                filled["wait"] = 0.05
             return filled
         return [self._filled(each) for each in value] if isinstance(value, list) else value
 
@@ -96,6 +97,7 @@ class Range:
         about = f"{name}({str(given)[:500]}) answered {result.text[:500]}"
         assert self.secret not in whole, f"a file of the host was read: {about}"
         assert self.secret.encode().hex() not in whole, about
+        check_answer(name, result)
         if result.is_error:
             assert result.code in CODES, f"untyped: {about}"
             assert result.structured["error"]["message"], about

@@ -7,10 +7,10 @@ import pytest
 from hutch import Hutch
 from hutch.config import Config
 from hutch.errors import ConfigError, NotFound
+from hutch.keeper.questions import Questions
 from hutch.policy.permissions import (
     Access,
     AgentPermissions,
-    Answer,
     CommandRule,
     Decision,
     PathRule,
@@ -20,7 +20,7 @@ from hutch.policy.permissions import (
     on_path,
     on_tool,
 )
-from hutch.tools import AskRequest, Questions, Tools
+from hutch.tools import Answer, AskRequest, Tools
 from tests.tools.workshop import done, put, refused, workshop
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
@@ -215,6 +215,32 @@ async def test_path_rules_hold_through_symlinks_searches_and_copies() -> None:
         await done(tools, "box_lifecycle", action="switch", box=other)
         result = await tools.call("read", {"path": "loop"})
         assert result.is_error
+
+
+async def test_a_decision_before_there_is_a_box_is_in_the_daybook() -> None:
+    """Issue 5.2: every decision is a receipt, also of an agent that never gets as far as a box; verify covers it."""
+    permissions = AgentPermissions(tools={"exec": DENY, "box_lifecycle": ASK, "box_query": ALLOW})
+
+    async def ask(request: AskRequest) -> Answer:
+        return Answer.DENY
+
+    async with workshop(permissions=permissions, ask=ask, config={"store": "memory"}) as tools:
+        await refused(tools, "exec", "refused", command="curl -H 'Authorization: Bearer hush-hush-hush'")
+        await refused(tools, "box_lifecycle", "refused", action="create")
+        await done(tools, "box_query", action="list")
+        assert await tools.hutch.boxes() == ()
+        [daybook] = await tools.hutch.receipts.chains()
+        assert daybook.box.startswith("daybook-")
+        receipts = await tools.hutch.receipts.list(daybook.box)
+        assert [(each.op, each.details["decision"], each.details["by"]) for each in receipts] == [
+            ("tool.exec", "deny", "rule"),
+            ("tool.box_lifecycle", "deny", "answer"),
+            ("tool.box_query", "allow", "rule"),
+        ]
+        assert receipts[0].who.session == tools.hutch.session
+        assert "hush" not in str(receipts)
+        [check] = await tools.hutch.receipts.verify()
+        assert (check.box, check.ok, check.count) == (daybook.box, True, 3)
 
 
 async def test_every_decision_is_a_receipt() -> None:

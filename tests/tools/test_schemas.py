@@ -4,6 +4,7 @@ import json
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
@@ -53,6 +54,23 @@ async def test_one_definition_gives_every_interface_its_schema() -> None:
         }  # fmt: skip
         with pytest.raises(Invalid, match="gemini"):
             await tools.schemas("gemini")
+
+
+async def test_every_tool_says_what_it_answers() -> None:
+    """Output schemas come from the same definition, need no references, take an error, and refuse what does not fit."""
+    async with workshop() as tools:
+        for each in await tools.schemas("mcp"):
+            schema = each["outputSchema"]
+            assert schema["type"] == "object" and "$ref" not in json.dumps(schema), each["name"]
+            Draft202012Validator.check_schema(schema)
+            valid = Draft202012Validator(schema)
+            error = {"code": "refused", "message": "m", "hint": "", "retryable": False, "details": {}}
+            assert valid.is_valid({"error": error}), each["name"]
+            assert not valid.is_valid({"error": {"code": 1}}), each["name"]
+            assert not valid.is_valid({"box": 7, "skills": 7, "size": "large", "name": 7}), each["name"]
+        assert not any(
+            "output" in json.dumps(each) and "outputSchema" in each for each in await tools.schemas("openai")
+        )
 
 
 async def test_what_decides_isolation_is_in_no_schema() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
+from tests.tools.answering import check_answer
 
 
 @asynccontextmanager
@@ -25,6 +26,7 @@ async def workshop(**options: Any) -> AsyncIterator[Tools]:
 async def done(tools: Tools, tool: str, /, *, agent: str | None = None, **arguments: Any) -> ToolResult:
     """A call that has to succeed."""
     result = await tools.call(tool, arguments, agent=agent)
+    check_answer(tool, result)
     assert not result.is_error, result.text
     return result
 
@@ -32,6 +34,7 @@ async def done(tools: Tools, tool: str, /, *, agent: str | None = None, **argume
 async def refused(tools: Tools, tool: str, code: str, /, *, agent: str | None = None, **arguments: Any) -> ToolResult:
     """A call that has to end in that error, with words for a model."""
     result = await tools.call(tool, arguments, agent=agent)
+    check_answer(tool, result)
     assert result.is_error, result.text
     assert result.code == code, result.text
     assert result.structured["error"]["message"]

@@ -7,7 +7,7 @@ from hutch.cli.output import emit_json, table
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show",), help="print every setting with its origin")
+    parser.add_argument("action", choices=("show",), nargs="?", help="print every setting with its origin")
 
 
 def run(arguments: argparse.Namespace) -> int:

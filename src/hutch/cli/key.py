@@ -63,6 +63,9 @@ def _show_all(keys: tuple[Key, ...], *, as_json: bool) -> None:
     if as_json:
         emit_json({"keys": [key.to_plain() for key in keys]})
         return
+    if not keys:
+        print("there is no key; `hutch key create` makes one, and `hutch serve` the first")
+        return
     rows = [(key.id, key.role, key.owner, _day(key.created_at), _state(key), key.name) for key in keys]
     table(("ID", "ROLE", "OWNER", "CREATED", "STATE", "NAME"), rows)
 

@@ -52,7 +52,10 @@ exit codes: the command's own; 128+N if signal N ended it; 124 timeout; 125 Hutc
 def main() -> NoReturn:
     """The process's entry. It leaves without the interpreter's teardown: everything is closed by then."""
     _fill_standard_descriptors()
-    code = command(sys.argv[1:])
+    try:
+        code = command(sys.argv[1:])
+    except KeyboardInterrupt:  # also while we are still importing
+        code = INTERRUPTED
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -92,8 +95,6 @@ def command(argv: list[str]) -> int:
 
         fail(error, as_json=_wants_json(words))
         return _code_of(error)
-    except KeyboardInterrupt:
-        return INTERRUPTED
     except BrokenPipeError:
         return BROKEN_PIPE
     except Exception as error:  # the boundary of the process: a defect of ours is reported, never a bare traceback

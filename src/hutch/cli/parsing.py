@@ -23,7 +23,12 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser whose complaint is a HutchError, so that it can be JSON like every other."""
 
     def error(self, message: str) -> NoReturn:
-        raise Invalid(message, op=self.prog, remedy=f"`{self.prog} --help` shows the options")
+        remedy = f"`{self.prog} --help` shows the options"
+        missing = message.removeprefix("the following arguments are required: ")
+        if missing != message:
+            choices = [each.choices for each in self._actions if each.dest == missing and each.choices]
+            message = f"{self.prog} needs one of {', '.join(choices[0])}" if choices else f"{self.prog} needs {missing}"
+        raise Invalid(message, op=self.prog, remedy=remedy)
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

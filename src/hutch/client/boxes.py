@@ -1,15 +1,18 @@
 """`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease; this end keeps it alive."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from hutch.client import moving
 from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.errors import Invalid, LeaseLost, NotFound
-from hutch.model.boxes import BoxInfo
-from hutch.model.record import decoded
+from hutch.errors import LeaseLost, NotFound
+from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.commands import checked_command
+from hutch.model.reading import understood, understood_plain
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
@@ -55,7 +58,7 @@ class RemoteBox:
         self._handle.refuse_if_observing("exec")
         body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
         data, _ = await self._handle.once("/exec", body)
-        return decoded(data, Ended).result()
+        return understood(data, Ended).result()
 
     def stream(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
@@ -77,7 +80,7 @@ class RemoteBox:
         return job
 
     async def jobs(self) -> tuple[JobInfo, ...]:
-        return (await self._handle.ask(dict[str, tuple[JobInfo, ...]], "GET", "/jobs"))["jobs"]
+        return await self._handle.ask(tuple[JobInfo, ...], "GET", "/jobs", part="jobs")
 
     async def job(self, job_id: str) -> RemoteJob:
         found = await self._handle.ask(JobInfo, "GET", f"/jobs/{named(job_id, 'job')}")
@@ -128,7 +131,7 @@ class RemoteBox:
 
     async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
         told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
-        self._info = BoxInfo.from_plain(told["box"])
+        self._info = understood_plain(told["box"], BoxInfo)
         return tuple(told["refused"])
 
     async def renew(self) -> None:
@@ -141,6 +144,10 @@ class RemoteBox:
         """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
         if self._close():
             await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+
+    async def export(self, file: str | Path) -> Moved:
+        self._handle.refuse_if_observing("export")
+        return await moving.export(self._handle, file)
 
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")
@@ -158,11 +165,7 @@ class RemoteBox:
 def _command(
     command: str | Sequence[str], cwd: str | None, env: dict[str, str] | None, timeout: float | None, user: str | None
 ) -> dict[str, Any]:
-    """B7: an empty command is refused before anything is asked."""
-    argv = command if isinstance(command, str) else tuple(command)
-    if not argv or not (argv.strip() if isinstance(argv, str) else argv[0]):
-        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-    asked = {"command": argv, "cwd": cwd, "env": env or None, "timeout": timeout, "user": user}
+    asked = {"command": checked_command(command), "cwd": cwd, "env": env or None, "timeout": timeout, "user": user}
     return {name: value for name, value in asked.items() if value is not None}
 
 

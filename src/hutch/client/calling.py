@@ -16,7 +16,8 @@ from hutch.client.lifeline import Lifeline, Rhythm, Told
 from hutch.client.pool import Line, Pool
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
-from hutch.model.record import decoded, encoded
+from hutch.model.reading import understood, understood_plain
+from hutch.model.record import encoded
 
 T = TypeVar("T")
 
@@ -66,16 +67,18 @@ class Server:
 
     async def ask(
         self, kind: type[T], method: str, path: str, /, *, headers: Mapping[str, str], body: object = None,
-        content: Body | None = None, repeat: Repeat = Repeat.ALWAYS, seconds: float | None = None,
+        content: Body | None = None, repeat: Repeat = Repeat.ALWAYS, seconds: float | None = None, part: str = "",
         **query: object,
     ) -> T:  # fmt: skip
-        """The JSON of a good answer as `kind`; an error answer is raised as what it was."""
+        """The JSON of a good answer, or the named part of it, as `kind`; an error answer is raised as what it was."""
         data, _ = await self.get(
             method, path, headers=headers, body=body, content=content, repeat=repeat, seconds=seconds, **query
         )
         try:
-            return decoded(data or b"null", kind)
-        except msgspec.MsgspecError as error:
+            if part:
+                return understood_plain(understood(data, dict[str, Any])[part], kind)
+            return understood(data or b"null", kind)
+        except (msgspec.MsgspecError, KeyError) as error:
             raise HutchError(
                 f"the server's answer to {method} {path} is not understood: {error}",
                 remedy="use the same version of Hutch on both sides",
@@ -179,7 +182,7 @@ class Server:
         self._reached = True
         if status != 200:
             return
-        for session, lost in decoded(told, Presence).lost.items():
+        for session, lost in understood(told, Presence).lost.items():
             for box_id in lost:
                 known = self.handles.get((session, box_id))
                 if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
@@ -264,7 +267,7 @@ def _text(value: object) -> str:
 
 def _error(status: int, data: bytes) -> HutchError:
     try:
-        told = decoded(data, dict[str, Any])
+        told = understood(data, dict[str, Any])
     except msgspec.MsgspecError:
         told = {}
     if "code" in told:

@@ -88,8 +88,7 @@ class RemoteFiles:
         return edited
 
     async def digest(self, path: str) -> str:
-        told: dict[str, str] = await self._post(dict[str, str], "digest", {"path": path})
-        return told["digest"]
+        return await self._handle.ask(str, "POST", "/files/digest", body={"path": path}, part="digest")
 
     # --- names ----------------------------------------------------------------------------------------------
 
@@ -97,10 +96,10 @@ class RemoteFiles:
         return await self._handle.ask(FileInfo, "GET", "/files/stat", path=path)
 
     async def exists(self, path: str) -> bool:
-        return (await self._handle.ask(dict[str, bool], "GET", "/files/exists", path=path))["exists"]
+        return await self._handle.ask(bool, "GET", "/files/exists", part="exists", path=path)
 
     async def list(self, path: str = ".") -> builtins.list[FileInfo]:
-        return (await self._handle.ask(dict[str, builtins.list[FileInfo]], "GET", "/files", path=path))["files"]
+        return await self._handle.ask(builtins.list[FileInfo], "GET", "/files", part="files", path=path)
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         self._handle.refuse_if_observing("mkdir")

@@ -15,10 +15,10 @@ class RemoteMcpServers:
         self._ask = ask
 
     async def all(self) -> tuple[McpServerInfo, ...]:
-        found: dict[str, tuple[McpServerInfo, ...]] = await self._ask(
-            dict[str, tuple[McpServerInfo, ...]], "GET", "/v1/mcp-servers"
+        found: tuple[McpServerInfo, ...] = await self._ask(
+            tuple[McpServerInfo, ...], "GET", "/v1/mcp-servers", part="servers"
         )
-        return found["servers"]
+        return found
 
     async def info(self, name: str) -> McpServerInfo:
         return await self._of(name, "GET", "")
@@ -43,14 +43,12 @@ class RemoteMcpServers:
         return await self._of(name, "POST", "/restart")
 
     async def logs(self, name: str) -> tuple[str, ...]:
-        told: dict[str, tuple[str, ...]] = await self._ask(dict[str, tuple[str, ...]], "GET", _path(name, "/logs"))
-        return told["lines"]
+        told: tuple[str, ...] = await self._ask(tuple[str, ...], "GET", _path(name, "/logs"), part="lines")
+        return told
 
     async def tools(self, name: str) -> tuple[McpTool, ...]:
-        told: dict[str, tuple[McpTool, ...]] = await self._ask(
-            dict[str, tuple[McpTool, ...]], "GET", _path(name, "/tools")
-        )
-        return told["tools"]
+        told: tuple[McpTool, ...] = await self._ask(tuple[McpTool, ...], "GET", _path(name, "/tools"), part="tools")
+        return told
 
     async def call(self, name: str, tool: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Not asked twice: nobody knows what a tool does."""

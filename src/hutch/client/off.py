@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -46,6 +47,9 @@ class OffHutch:
     ) -> AbstractAsyncContextManager[Any]:
         self._refuse("box_for")
 
+    async def import_box(self, file: str | Path, **changes: Any) -> NoReturn:
+        self._refuse("import")
+
     async def attach(self, box_id: str, *, takeover: bool = False) -> NoReturn:
         self._refuse("attach")
 
@@ -87,6 +91,10 @@ class OffHutch:
     @property
     def receipts(self) -> NoReturn:
         self._refuse("receipts")
+
+    @property
+    def questions(self) -> NoReturn:
+        self._refuse("questions")
 
     @property
     def skills(self) -> NoReturn:

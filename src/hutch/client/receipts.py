@@ -3,10 +3,9 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import msgspec
-
 from hutch.client.boxes import named
 from hutch.client.calling import NDJSON, Repeat, Server
+from hutch.model.reading import understood_plain
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 
 
@@ -19,14 +18,14 @@ class RemoteReceipts:
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
         page = await self._ask("GET", "/v1/receipts", box=named(box_id, "box"), after=after, limit=limit)
-        return msgspec.convert(page["receipts"], tuple[Receipt, ...])
+        return understood_plain(page["receipts"], tuple[Receipt, ...])
 
     async def chains(self) -> tuple[Chain, ...]:
-        return msgspec.convert((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
+        return understood_plain((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         found = await self._ask("POST", "/v1/receipts/verify", body={"box": box_id})
-        return msgspec.convert(found["chains"], tuple[ChainCheck, ...])
+        return understood_plain(found["chains"], tuple[ChainCheck, ...])
 
     async def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         headers = self._headers | {"Accept": NDJSON}
@@ -34,9 +33,12 @@ class RemoteReceipts:
             async for piece in response.pieces():
                 yield piece
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        body = {"op": op, "details": dict(details or {})}
-        path = f"/v1/boxes/{named(box_id, 'box')}/receipts"
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        body = {"op": op, "details": dict(details or {}), "error": error, "duration_ms": duration_ms}
+        path = f"/v1/boxes/{named(box_id, 'box')}/receipts" if box_id else "/v1/receipts"
         await self._server.ask(type(None), "POST", path, headers=self._headers, body=body, repeat=Repeat.UNSENT)
 
     async def _ask(self, method: str, path: str, /, **options: Any) -> dict[str, Any]:

@@ -5,12 +5,14 @@ import copy
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import quote
 
 import msgspec
 
+from hutch.client import moving
 from hutch.client.address import address_of
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
@@ -18,10 +20,12 @@ from hutch.client.lifeline import Rhythm, Told
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
+from hutch.model.reading import understood_plain
 from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
     from hutch.client.mcp_servers import RemoteMcpServers
+    from hutch.client.questions import RemoteQuestions
     from hutch.client.receipts import RemoteReceipts
     from hutch.client.skills import RemoteSkills
 
@@ -142,6 +146,17 @@ class RemoteHutch:
     def _found(self, found: Found) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes)
 
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> RemoteBox:  # fmt: skip
+        """A new box from a file that `Box.export` wrote. Not asked twice: there would be two."""
+        found: Found = await self._ask(
+            Found, "POST", "/v1/boxes/import", content=moving.pieces(file), repeat=Repeat.NEVER, provider=provider,
+            profile=profile, image=image, name=name,
+        )  # fmt: skip
+        return self._found(found)
+
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         path = f"/v1/boxes/{named(box_id, 'box')}"
         await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
@@ -158,12 +173,12 @@ class RemoteHutch:
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """None while the server is not there (B25)."""
         try:
-            found: dict[str, tuple[BoxInfo, ...]] = await self._ask(
-                dict[str, tuple[BoxInfo, ...]], "GET", "/v1/boxes", repeat=Repeat.NEVER
+            found: tuple[BoxInfo, ...] = await self._ask(
+                tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
             )
         except Unavailable:
             return ()
-        return found["boxes"]
+        return found
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         await self._ask(type(None), "DELETE", f"/v1/boxes/{named(box_id, 'box')}", force=force)
@@ -204,6 +219,12 @@ class RemoteHutch:
         return RemoteReceipts(self._server, self.session)
 
     @property
+    def questions(self) -> "RemoteQuestions":
+        from hutch.client.questions import RemoteQuestions  # few need them
+
+        return RemoteQuestions(self._server, self.session)
+
+    @property
     def skills(self) -> "RemoteSkills":
         from hutch.client.skills import RemoteSkills  # few need them
 
@@ -224,7 +245,7 @@ class RemoteHutch:
         while len(found) < limit:
             asked = min(limit - len(found), EVENTS_AT_ONCE)
             page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=asked)
-            found += msgspec.convert(page["events"], list[Event])
+            found += understood_plain(page["events"], list[Event])
             after = page["cursor"]
             if len(page["events"]) < asked:
                 break
@@ -232,7 +253,7 @@ class RemoteHutch:
 
     async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
         told = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
-        return msgspec.convert(told["providers"], tuple[Capabilities, ...])
+        return understood_plain(told["providers"], tuple[Capabilities, ...])
 
     async def check(self) -> None:
         """Raises unless the server answers, and lets this session in."""
@@ -278,10 +299,10 @@ class RemoteVolumes:
         return made
 
     async def all(self) -> tuple[VolumeInfo, ...]:
-        found: dict[str, tuple[VolumeInfo, ...]] = await self._ask(
-            dict[str, tuple[VolumeInfo, ...]], "GET", "/v1/volumes"
-        )
-        return found["volumes"]
+        found: tuple[VolumeInfo, ...] = await self._ask(
+            tuple[VolumeInfo, ...], "GET", "/v1/volumes", part="volumes"
+        )  # fmt: skip
+        return found
 
     async def get(self, name: str) -> VolumeInfo:
         found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{named(name, 'volume')}")

@@ -44,32 +44,30 @@ class RemoteSkills:
     # --- looking --------------------------------------------------------------------------------------------
 
     async def all(self) -> tuple[SkillInfo, ...]:
-        found: dict[str, tuple[SkillInfo, ...]] = await self._ask(
-            dict[str, tuple[SkillInfo, ...]], "GET", "/v1/skills"
-        )  # fmt: skip
-        return found["skills"]
+        found: tuple[SkillInfo, ...] = await self._ask(tuple[SkillInfo, ...], "GET", "/v1/skills", part="skills")
+        return found
 
     async def get(self, name: str) -> SkillInfo:
         found: SkillInfo = await self._of(SkillInfo, "GET", name)
         return found
 
     async def body(self, name: str) -> str:
-        told: dict[str, str] = await self._of(dict[str, str], "GET", name, "/body")
-        return told["body"]
+        told: str = await self._of(str, "GET", name, "/body", part="body")
+        return told
 
     async def files(self, name: str, version: str = "") -> tuple[SkillFile, ...]:
-        kind = dict[str, tuple[SkillFile, ...]]
-        told: dict[str, tuple[SkillFile, ...]] = await self._of(kind, "GET", name, "/files", version=version or None)
-        return told["files"]
+        kind, given = tuple[SkillFile, ...], version or None
+        told: tuple[SkillFile, ...] = await self._of(kind, "GET", name, "/files", part="files", version=given)
+        return told
 
     async def read_file(self, name: str, path: str, version: str = "") -> bytes:
         where = f"/v1/skills/{named(name, 'skill')}/files/content"
         return await self._get(where, path=path, version=version or None)
 
     async def versions(self, name: str) -> tuple[SkillVersion, ...]:
-        kind = dict[str, tuple[SkillVersion, ...]]
-        told: dict[str, tuple[SkillVersion, ...]] = await self._of(kind, "GET", name, "/versions")
-        return told["versions"]
+        kind = tuple[SkillVersion, ...]
+        told: tuple[SkillVersion, ...] = await self._of(kind, "GET", name, "/versions", part="versions")
+        return told
 
     async def export(self, name: str, version: str = "") -> bytes:
         return await self._get(f"/v1/skills/{named(name, 'skill')}/export", version=version or None)
@@ -142,9 +140,9 @@ class RemoteSkills:
     # --- groups and boxes -----------------------------------------------------------------------------------
 
     async def bindings(self) -> tuple[SkillBinding, ...]:
-        kind = dict[str, tuple[SkillBinding, ...]]
-        told: dict[str, tuple[SkillBinding, ...]] = await self._ask(kind, "GET", "/v1/skill-bindings")
-        return told["bindings"]
+        kind = tuple[SkillBinding, ...]
+        told: tuple[SkillBinding, ...] = await self._ask(kind, "GET", "/v1/skill-bindings", part="bindings")
+        return told
 
     async def bind(self, group: str, names: Sequence[str]) -> SkillBinding:
         path = f"/v1/skill-bindings/{named(group, 'group')}"

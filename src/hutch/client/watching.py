@@ -10,7 +10,7 @@ from hutch.client.handle import Handle
 from hutch.client.http import Broken
 from hutch.errors import HutchError
 from hutch.model.files import Change
-from hutch.model.record import decoded
+from hutch.model.reading import understood, understood_plain
 
 
 class RemoteWatch:
@@ -88,7 +88,7 @@ class RemoteWatch:
             async for piece in response.pieces():
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    self._take(decoded(line, dict[str, Any]))
+                    self._take(understood(line, dict[str, Any]))
                 self._news.set()
 
     def _take(self, told: dict[str, Any]) -> None:
@@ -99,4 +99,4 @@ class RemoteWatch:
                 self._changes.append(Change(path=self._path, kind="overflow"))
             self._in_place = True
         else:
-            self._changes.append(Change.from_plain(told))
+            self._changes.append(understood_plain(told, Change))

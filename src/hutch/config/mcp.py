@@ -48,4 +48,7 @@ class McpTable(Record, frozen=True, kw_only=True):
 
 
 def hidden(server: McpServer) -> McpServer:
-    return server.but(env=dict.fromkeys(server.env, "***"), headers=dict.fromkeys(server.headers, "***"))
+    return server.but(
+        env=dict.fromkeys(server.env, "***"), headers=dict.fromkeys(server.headers, "***"),
+        secret_files=dict.fromkeys(server.secret_files, "***"),
+    )  # fmt: skip

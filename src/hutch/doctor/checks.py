@@ -229,7 +229,7 @@ def _writable(name: str, place: Place, variable: str) -> Finding:
     if not place.obstacle:
         return ok(name, place.path)
     return fail(
-        name, f"{place.path}: {place.obstacle}", "no box can be made", f"set {variable} to a directory of yours"
+        name, f"{place.path}: {place.obstacle}", "no box can be made", f"free it, or set {variable} to another one"
     )
 
 

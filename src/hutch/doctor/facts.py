@@ -96,6 +96,10 @@ def gather(config: "Config") -> Facts:
     )
 
 
+# A record, a box's directories, the log of the store: what the next box takes, with room to end it again.
+_LEAST_BYTES, _LEAST_FILES = 4 << 20, 64
+
+
 def place(directory: Path) -> Place:
     """Whether we can write there; a directory that does not exist yet is judged by the one it would be made in."""
     for existing in (directory, *directory.parents):
@@ -105,6 +109,12 @@ def place(directory: Path) -> Place:
             return Place(path=str(directory), obstacle=f"{existing} is not a directory")
         if not os.access(existing, os.W_OK | os.X_OK):
             return Place(path=str(directory), obstacle=f"{existing} cannot be written to")
+        space = os.statvfs(existing)
+        # Some file systems count neither: then both are 0.
+        if space.f_blocks and space.f_bavail * space.f_frsize < _LEAST_BYTES:
+            return Place(path=str(directory), obstacle="no space is left on its file system")
+        if space.f_files and space.f_favail < _LEAST_FILES:
+            return Place(path=str(directory), obstacle="its file system can hold no more files")
         return Place(path=str(directory))
     return Place(path=str(directory), obstacle="no part of this path exists")
 

@@ -5,19 +5,22 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
 from hutch.errors import Gone
-from hutch.keeper import leases, naming
+from hutch.keeper import leases, moving, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.observing import ObservedBox
 from hutch.keeper.opening import open_ledger, open_store
+from hutch.keeper.own_questions import OwnQuestions
 from hutch.keeper.own_receipts import OwnReceipts
 from hutch.keeper.own_skills import OwnSkills
+from hutch.keeper.questions import Questions
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.scopes import scope
 from hutch.keeper.showing import all_shown, condition, shown_anywhere
@@ -43,6 +46,7 @@ class Hutch:
         self._borrowed = False
         """A view for another session: whoever made it closes."""
         self._since = time.time()
+        self._questions = Questions()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -99,6 +103,18 @@ class Hutch:
             yield box
         finally:
             await box.release()
+
+    async def import_box(
+        self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
+        name: str | None = None,
+    ) -> BoxHandle:  # fmt: skip
+        """A new box from a file that `Box.export` wrote."""
+        await self._start()
+        box, moved = await moving.import_box(
+            self.create, file, provider=provider, profile=profile, image=image, name=name
+        )  # fmt: skip
+        box.notes = moved.notes
+        return box
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> BoxHandle:
         """A handle on a box there is. BoxBusy while another session holds it, unless it is taken over."""
@@ -177,6 +193,10 @@ class Hutch:
     @property
     def receipts(self) -> OwnReceipts:
         return OwnReceipts(self._keeper.receipts, self.session)
+
+    @property
+    def questions(self) -> OwnQuestions:
+        return OwnQuestions(self._questions)
 
     @property
     def skills(self) -> OwnSkills:

@@ -4,16 +4,18 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from pathlib import Path
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing
+from hutch.keeper import changing, moving
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.keeper.operations import Operation
 from hutch.keeper.recovering import recover
 from hutch.keeper.showing import shown
-from hutch.model.boxes import BoxInfo
+from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.commands import checked_command
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
@@ -137,8 +139,8 @@ class BoxHandle:
         follow: bool = False,
     ) -> "JobHandle":
         order = Command(
-            command=_checked(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty, rows=rows,
-            cols=cols, name=name, follow=follow,
+            command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
+            rows=rows, cols=cols, name=name, follow=follow,
         )  # fmt: skip
         async with self.operation("job.start", asked(order)) as operation:
             instance = await self.begin()
@@ -188,7 +190,7 @@ class BoxHandle:
     ) -> tuple[Command, tuple[str, ...]]:
         seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
         order = Command(
-            command=_checked(command),
+            command=checked_command(command),
             cwd=cwd,
             env=env or {},
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
@@ -250,6 +252,9 @@ class BoxHandle:
         self.close()
         if self._session not in self._live.handles:
             await self._keeper.release(self._live, self._session)
+
+    async def export(self, file: str | Path) -> Moved:
+        return await moving.export_box(self, file)
 
     async def destroy(self) -> None:
         self.close()
@@ -411,15 +416,3 @@ def asked(order: Command) -> Details:
     if order.pty:
         details["pty"] = True
     return details
-
-
-def _checked(command: str | Sequence[str]) -> str | tuple[str, ...]:
-    """B7: an empty command is refused when it is to be run, not when the box is made."""
-    if isinstance(command, str):
-        if not command.strip():
-            raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-        return command
-    argv = tuple(command)
-    if not argv or not argv[0]:
-        raise Invalid("the command is empty", op="exec", remedy="give a shell command or a list of arguments")
-    return argv

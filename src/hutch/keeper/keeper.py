@@ -18,7 +18,7 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import changing, leases, naming, ownership
+from hutch.keeper import changing, leases, naming, ownership, receipt_losses
 from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
@@ -124,7 +124,7 @@ class Keeper:
         telemetry.join()
         if not self.visiting:
             self.pool.start()
-            self.receipts.start()
+            self.receipts.start(self.store)
 
     async def adopt(self) -> None:
         """Take over what dead keepers left, and keep it."""
@@ -215,7 +215,7 @@ class Keeper:
 
     async def _let_go(self) -> None:
         await self.engines.close()
-        await self.receipts.close()
+        await receipt_losses.tell(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False

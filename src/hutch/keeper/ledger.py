@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from itertools import groupby
 from operator import attrgetter
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from hutch.keeper.receipt_chain import Row, link
 from hutch.model.receipts import Chain, Receipt
@@ -12,6 +12,20 @@ from hutch.model.receipts import Chain, Receipt
 HEADS_KEPT_SECONDS = 365 * 86400.0
 """How long the head of a pruned chain stays, to tell that it was pruned and not stolen."""
 MEMORY_ROWS = 50_000
+MEMORY_HEADS = 5_000
+"""Of pruned chains: a process that makes boxes for months does not remember each."""
+
+
+PRUNED_AT_ONCE = 500
+"""Chains, in one transaction: whoever appends waits for no more, and no ledger is read into memory."""
+
+
+class Ended(NamedTuple):
+    """What retention asks of the chain of a gone box."""
+
+    box: str
+    receipts: int
+    ended_at: float
 
 
 class Ledger(Protocol):
@@ -40,15 +54,16 @@ def by_box(drafts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
     return [(box, list(each)) for box, each in groupby(sorted(drafts, key=attrgetter("box")), key=attrgetter("box"))]
 
 
-def expired(chains: Sequence[Chain], before: float, most: int) -> list[Chain]:
-    """Which of the chains there are should go: those of gone boxes that are too old, and the oldest past `most`."""
-    there = [chain for chain in chains if not chain.pruned_at]
-    total = sum(chain.count for chain in there)
-    going: list[Chain] = []
-    for chain in sorted(there, key=attrgetter("ended_at")):
-        if chain.ended_at and (chain.ended_at < before or total > most):
-            total -= chain.count
-            going.append(chain)
+def expired(oldest: Sequence[Ended], total: int, before: float, most: int) -> list[Ended]:
+    """Which of the ended chains should go, `total` receipts being there: those that ended before a time, and the first
+    past `most`. A daybook says ahead when it will end; until then it is written to."""
+    going: list[Ended] = []
+    now = time.time()
+    for chain in oldest:
+        if chain.ended_at > now or (chain.ended_at >= before and total <= most):
+            break
+        total -= chain.receipts
+        going.append(chain)
     return going
 
 
@@ -81,12 +96,18 @@ class MemoryLedger:
 
     async def prune(self, before: float, most: int) -> int:
         now = time.time()
-        going = expired(list(self._chains.values()), before, most)
+        ended = [
+            Ended(chain.box, chain.count, chain.ended_at)
+            for chain in self._chains.values()
+            if chain.ended_at and not chain.pruned_at
+        ]
+        going = expired(sorted(ended, key=attrgetter("ended_at")), self._total, before, most)
         for chain in going:
             self._total -= len(self._rows.pop(chain.box, ()))
-            self._chains[chain.box] = chain.but(pruned_at=now)
-        for chain in [chain for chain in self._chains.values() if 0 < chain.pruned_at < now - HEADS_KEPT_SECONDS]:
-            del self._chains[chain.box]
+            self._chains[chain.box] = self._chains[chain.box].but(pruned_at=now)
+        pruned = sorted([chain for chain in self._chains.values() if chain.pruned_at], key=attrgetter("pruned_at"))
+        for head in pruned[: max(0, len(pruned) - MEMORY_HEADS)]:
+            del self._chains[head.box]
         return len(going)
 
     async def close(self) -> None:

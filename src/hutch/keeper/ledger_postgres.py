@@ -3,9 +3,10 @@
 import secrets
 import time
 from collections.abc import Sequence
+from typing import cast
 
 from hutch.keeper.connections import Connection, Connections
-from hutch.keeper.ledger import HEADS_KEPT_SECONDS, by_box, expired
+from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
 from hutch.keeper.ledger_sqlite import COLUMNS, chain_of, chain_values
 from hutch.keeper.receipt_chain import Row, link
 from hutch.model.receipts import Chain, Receipt
@@ -18,6 +19,10 @@ _KEEP = (
 )
 _ADD = "INSERT INTO hutch.receipts (box, seq, hash, body) VALUES (%s, %s, %s, %s)"
 _ROWS = "SELECT seq, hash, body FROM hutch.receipts WHERE box = %s AND seq > %s ORDER BY seq LIMIT %s"
+_TOTAL = "SELECT coalesce(sum(count), 0) FROM hutch.chains WHERE pruned_at = 0"
+_OLDEST = (
+    "SELECT box, count, ended_at FROM hutch.chains WHERE pruned_at = 0 AND ended_at > 0 ORDER BY ended_at LIMIT %s"
+)
 _PAGE = f'{_CHAIN} WHERE box COLLATE "C" > %s AND (%s::text IS NULL OR owner = %s) ORDER BY box COLLATE "C" LIMIT %s'
 
 
@@ -57,20 +62,10 @@ class PostgresLedger:
         return [Row(*row) for row in rows]  # type: ignore[arg-type]
 
     async def prune(self, before: float, most: int) -> int:
-        now = time.time()
-
-        def work(db: Connection, _: bool) -> int:
-            with db.transaction():
-                there = db.execute(f"{_CHAIN} WHERE pruned_at = 0".encode()).fetchall()
-                going = expired([chain_of(row) for row in there], before, most)
-                for chain in going:
-                    db.execute("DELETE FROM hutch.receipts WHERE box = %s", (chain.box,))
-                    db.execute("UPDATE hutch.chains SET pruned_at = %s WHERE box = %s", (now, chain.box))
-                oldest = now - HEADS_KEPT_SECONDS
-                db.execute("DELETE FROM hutch.chains WHERE pruned_at > 0 AND pruned_at < %s", (oldest,))
-            return len(going)
-
-        return await self._connections.run(work)
+        gone = 0
+        while some := await self._connections.run(lambda db, _: _prune(db, before, most)):
+            gone += some
+        return gone
 
     async def close(self) -> None:
         return None
@@ -83,3 +78,17 @@ def _chain(db: Connection, box: str) -> Chain | None:
 
 def _done(db: Connection, box: str, batch: str) -> bool:
     return db.execute("SELECT 1 FROM hutch.chains WHERE box = %s AND batch = %s", (box, batch)).fetchone() is not None
+
+
+def _prune(db: Connection, before: float, most: int) -> int:
+    """How many chains went: so many at once, until there are none."""
+    now = time.time()
+    with db.transaction():
+        [[total]] = db.execute(_TOTAL).fetchall()
+        oldest = [Ended(*row) for row in db.execute(_OLDEST, (PRUNED_AT_ONCE,))]  # type: ignore[arg-type]
+        going = expired(oldest, cast(int, total), before, most)
+        for chain in going:
+            db.execute("DELETE FROM hutch.receipts WHERE box = %s", (chain.box,))
+            db.execute("UPDATE hutch.chains SET pruned_at = %s WHERE box = %s", (now, chain.box))
+        db.execute("DELETE FROM hutch.chains WHERE pruned_at > 0 AND pruned_at < %s", (now - HEADS_KEPT_SECONDS,))
+    return len(going)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from hutch.errors import Unavailable
-from hutch.keeper.ledger import HEADS_KEPT_SECONDS, by_box, expired
+from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
 from hutch.keeper.receipt_chain import Row, link
 from hutch.keeper.schema import LEDGER_STEPS, migrate
 from hutch.model.receipts import Chain, Receipt
@@ -27,6 +27,11 @@ _CHAIN = (
 _ROWS = (
     "SELECT CAST(seq AS INTEGER), CAST(hash AS TEXT), CAST(body AS BLOB) FROM receipts"
     " WHERE box = ? AND seq > ? ORDER BY seq LIMIT ?"
+)
+_TOTAL = "SELECT coalesce(sum(count), 0) FROM chains WHERE pruned_at = 0"
+_OLDEST = (
+    "SELECT CAST(box AS TEXT), CAST(count AS INTEGER), CAST(ended_at AS REAL) FROM chains"
+    " WHERE pruned_at = 0 AND ended_at > 0 ORDER BY ended_at LIMIT ?"
 )
 _KEEP = f"INSERT OR REPLACE INTO chains ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
@@ -64,18 +69,10 @@ class SqliteLedger:
         return [Row(*row) for row in rows]
 
     async def prune(self, before: float, most: int) -> int:
-        now = time.time()
-
-        def work(db: sqlite3.Connection) -> int:
-            there = db.execute(f"{_CHAIN} WHERE pruned_at = 0").fetchall()
-            going = expired([chain_of(row) for row in there], before, most)
-            for chain in going:
-                db.execute("DELETE FROM receipts WHERE box = ?", (chain.box,))
-                db.execute("UPDATE chains SET pruned_at = ? WHERE box = ?", (now, chain.box))
-            db.execute("DELETE FROM chains WHERE pruned_at > 0 AND pruned_at < ?", (now - HEADS_KEPT_SECONDS,))
-            return len(going)
-
-        return await self._do(work, writes=True)
+        gone = 0
+        while some := await self._do(lambda db: _prune(db, before, most), writes=True):
+            gone += some
+        return gone
 
     async def close(self) -> None:
         if self._closed:
@@ -135,3 +132,16 @@ def _chain(db: sqlite3.Connection, box: str) -> Chain | None:
 
 def chain_values(chain: Chain) -> tuple[object, ...]:
     return tuple(getattr(chain, name) for name in COLUMNS)
+
+
+def _prune(db: sqlite3.Connection, before: float, most: int) -> int:
+    """How many chains went: so many at once, until there are none."""
+    now = time.time()
+    [total] = db.execute(_TOTAL).fetchone()
+    oldest = [Ended(*row) for row in db.execute(_OLDEST, (PRUNED_AT_ONCE,))]
+    going = expired(oldest, int(total), before, most)
+    for chain in going:
+        db.execute("DELETE FROM receipts WHERE box = ?", (chain.box,))
+        db.execute("UPDATE chains SET pruned_at = ? WHERE box = ?", (now, chain.box))
+    db.execute("DELETE FROM chains WHERE pruned_at > 0 AND pruned_at < ?", (now - HEADS_KEPT_SECONDS,))
+    return len(going)

@@ -11,20 +11,24 @@ import shlex
 import shutil
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import msgspec
 
-from hutch.api import Box, Hutch
+from hutch.api import Box
 from hutch.errors import HutchError, Invalid, NotRunnable, Unsupported
 from hutch.keeper import bundles
+from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec, MountMode
 from hutch.model.spec_kinds import NetworkMode
 
+B = TypeVar("B", bound=Box)
+
 VERSION = 1
+MOST_BYTES = 1 << 40
 _PIECE = 1 << 18
 _KEPT = ("profile", "workdir", "user", "env", "labels", "read_only_root", "retention", "idle_timeout_sec", "ttl_sec",
          "allow_private", "skills", "name")  # fmt: skip
@@ -58,16 +62,6 @@ class Manifest(Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-class Moved(Record, frozen=True, kw_only=True):
-    """What came of an export or an import."""
-
-    box_id: str
-    parts: tuple[str, ...]
-    """workspace, home, system: what was carried."""
-    notes: tuple[str, ...] = ()
-    size: int = 0
-
-
 async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
     """Write the box to `file`. The box goes on; what its processes change meanwhile may be carried or not."""
     notes: list[str] = []
@@ -90,16 +84,18 @@ async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
 
 
 async def import_box(
-    hutch: Hutch, file: str | os.PathLike[str], *, provider: str = "", **changes: Any
-) -> tuple[Box, Moved]:
-    """A new box from `file`; `changes` are fields of the spec that win over the file's. If a part cannot be put into
-    the new box, that box is destroyed and the error says which."""
+    create: Callable[..., Awaitable[B]], file: str | os.PathLike[str], *, provider: str = "", most: int = MOST_BYTES,
+    **changes: Any,
+) -> tuple[B, Moved]:  # fmt: skip
+    """A new box from `file`, made by `create`; `changes` are fields of the spec that win over the file's, and `most`
+    bounds what it may unpack to. If a part cannot be put into the new box, that box is destroyed and the error says
+    which."""
     with tempfile.TemporaryDirectory(prefix="hutch-import-") as place:
         here = Path(place)
-        await asyncio.to_thread(bundles.unpack, Path(file), here)
+        await asyncio.to_thread(bundles.unpack, Path(file), here, most=most)
         manifest = _manifest(here)
         notes = [*manifest.notes]
-        box = await hutch.create(**_wanted(manifest, provider, changes, notes))
+        box = await create(**_wanted(manifest, provider, changes, notes))
         try:
             parts = [part for part in manifest.parts if await _put(box, here, part, notes)]
         except BaseException:
@@ -136,7 +132,10 @@ def _wanted(manifest: Manifest, provider: str, changes: dict[str, Any], notes: l
         notes.append(f"image {manifest.image} is of provider {manifest.provider}; {target} uses its own")
     if wanted.get("network") == NetworkMode.OFF:
         wanted.pop("network")  # what every profile that has none gives, and what a locked one refuses to be told
-    return wanted | {"provider": target} | {name: value for name, value in changes.items() if value is not None}
+    wanted |= {"provider": target} | {name: value for name, value in changes.items() if value is not None}
+    if not wanted.get("name"):
+        wanted.pop("name", None)  # an empty name is none
+    return wanted
 
 
 # --- out of a box -------------------------------------------------------------------------------------------------

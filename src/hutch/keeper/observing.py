@@ -138,6 +138,9 @@ class ObservedBox:
     async def forget(self, job_id: str) -> None:
         refuse("forget")
 
+    async def export(self, file: str | Path) -> NoReturn:
+        refuse("export")
+
     async def pause(self) -> None:
         refuse("pause")
 

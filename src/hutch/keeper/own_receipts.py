@@ -26,5 +26,11 @@ class OwnReceipts:
     def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         return self._receipts.export(box_id, owner=LOCAL_OWNER)
 
-    async def note(self, box_id: str, op: str, details: Mapping[str, Detail] | None = None) -> None:
-        await self._receipts.note(box_id, op, dict(details or {}), owner=LOCAL_OWNER, session=self._session)
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        await self._receipts.note(
+            box_id, op, dict(details or {}), owner=LOCAL_OWNER, session=self._session, error=error,
+            duration_ms=duration_ms,
+        )  # fmt: skip

@@ -15,6 +15,7 @@ from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.store import TOMBSTONE_SECONDS
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
+from hutch.model.reading import remembered
 
 EVENTS_KEPT = 100_000
 
@@ -104,7 +105,7 @@ class PostgresStore:
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         query = "SELECT body FROM hutch.tombstones WHERE id = %s"
         body = await self.connections.run(lambda db, _: _body(db, query, box_id))
-        return None if body is None else Tombstone.from_json(body)
+        return None if body is None else remembered(body, Tombstone)
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         """Only numbers below which nothing can appear any more: whoever goes on from the last one misses none."""
@@ -115,7 +116,7 @@ class PostgresStore:
             return db.execute(query, (after, settled[0] if settled else 0, limit)).fetchall()
 
         rows = await self.connections.run(work)
-        return tuple(Event.from_json(_bytes(body)).but(seq=seq) for seq, body in rows)
+        return tuple(remembered(_bytes(body), Event).but(seq=seq) for seq, body in rows)
 
     async def tell(self, event: Event) -> None:
         query = f"{_WRITER}, done AS (SELECT 1) {_TELL}"

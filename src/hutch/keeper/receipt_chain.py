@@ -6,11 +6,13 @@ A receipt is hashed as the bytes that are stored, so nothing has to be encoded a
 
 import hashlib
 import re
+import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from hutch.errors import Invalid
 from hutch.logs import HIDDEN
+from hutch.model.reading import remembered
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 
 ARRIVED = "box.arrived"
@@ -19,6 +21,11 @@ HANDED_OVER = "box.handed_over"
 GAP = "gap"
 LEFT = "box.left"
 GONE = "box.gone"
+
+DAYBOOK = "daybook-"
+LATE_SECONDS = 3600.0
+"""How long past its day a daybook stays open, for what was drafted before midnight and could not be written at once."""
+DAY_SECONDS = 86400.0
 
 _VERSION = b"hutch receipts 1"
 _TAIL = len(',"hash":""}') + 64
@@ -49,7 +56,7 @@ class Row(NamedTuple):
         found = re.fullmatch(rb',"hash":"([0-9a-f]{64})"}', tail)
         if found is None:
             raise Invalid("a receipt does not end in its hash")
-        return cls(Receipt.from_json(body).seq, found[1].decode(), body)
+        return cls(remembered(body, Receipt).seq, found[1].decode(), body)
 
 
 def genesis(box: str, owner: str) -> str:
@@ -57,10 +64,23 @@ def genesis(box: str, owner: str) -> str:
     return hashlib.sha256(b"\0".join((_VERSION, box.encode(), owner.encode()))).hexdigest()
 
 
+def daybook(owner: str, at: float) -> str:
+    """The chain of what was done or decided for an owner outside of any box: one for each day (UTC), because a chain is
+    pruned whole, and one that never ends could never go."""
+    day = time.strftime("%Y%m%d", time.gmtime(at))
+    return f"{DAYBOOK}{day}-{hashlib.sha256(owner.encode()).hexdigest()[:24]}"
+
+
+def _begun(first: Receipt) -> Chain:
+    ended = first.at - first.at % DAY_SECONDS + DAY_SECONDS + LATE_SECONDS if first.box.startswith(DAYBOOK) else 0.0
+    return Chain(
+        box=first.box, owner=first.owner, head=genesis(first.box, first.owner), begun_at=first.at, ended_at=ended
+    )  # fmt: skip
+
+
 def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Row]]:
     """The receipts of one box, sealed in order behind those there are; and the head after them."""
-    first = drafts[0]
-    chain = chain or Chain(box=first.box, owner=first.owner, head=genesis(first.box, first.owner), begun_at=first.at)
+    chain = chain or _begun(drafts[0])
     rows: list[Row] = []
     count, head, last_at, last_op = chain.count, chain.head, chain.last_at, chain.last_op
     for draft in drafts:
@@ -85,10 +105,13 @@ def _arrival(draft: Receipt, since: float, last_op: str) -> Receipt:
 
 def _masked(details: Details) -> Details:
     """Secrets that were told to the box are hidden before; these are the ones that a command spells out."""
-    command = details.get("command")
-    if not isinstance(command, str):
+    spelled = {name: text for name in ("command", "what") if isinstance(text := details.get(name), str)}
+    if not spelled:
         return details
-    return {**details, "command": re.sub(_ASSIGNED, lambda found: found[1] + HIDDEN, command, flags=re.IGNORECASE)}
+    return details | {
+        name: re.sub(_ASSIGNED, lambda found: found[1] + HIDDEN, text, flags=re.IGNORECASE)
+        for name, text in spelled.items()
+    }
 
 
 class Walk:
@@ -135,7 +158,7 @@ class Walk:
         if hashlib.sha256(row.body).hexdigest() != row.hash:
             return "its hash does not fit its content"
         try:
-            receipt = Receipt.from_json(row.body)
+            receipt = remembered(row.body, Receipt)
         except Invalid as error:
             return error.message
         if receipt.box != self.box or receipt.owner != self.owner:

@@ -8,6 +8,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.keeper.receipt_chain import Row, Walk
 from hutch.keeper.receipts import trailer
+from hutch.model.reading import remembered, understood_plain
 from hutch.model.receipts import Chain, ChainCheck, Receipt
 
 _CHAIN = b'{"chain":'
@@ -71,7 +72,7 @@ class _Checking:
     def _receipt(self, line: bytes) -> None:
         self._receipts += 1
         if self._walk is None:
-            first = Receipt.from_json(line)
+            first = remembered(line, Receipt)
             self._walk = Walk(first.box, first.owner)
         if self._walk.broken is None:
             try:
@@ -82,7 +83,7 @@ class _Checking:
     def _head(self, line: bytes) -> None:
         self._chains += 1
         try:
-            chain = msgspec.convert(msgspec.json.decode(line)["chain"], type=Chain)
+            chain = understood_plain(msgspec.json.decode(line)["chain"], Chain)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Invalid(f"not the head of a chain: {error}") from error
         walk = self._walk or Walk(chain.box, chain.owner)

@@ -1,15 +1,19 @@
 """From an operation's end to the ledger: receipts wait in a queue and are committed in groups, off the reply path.
 
-Nothing is dropped: a ledger that fails is tried again, and when the queue is full whoever wants to begin an operation
-waits, and is then refused. So what cannot be recorded is not done.
+Nothing is dropped while the keeper lives: a ledger that fails is tried again, and when the queue is full whoever wants
+to begin an operation waits, and is then refused. So what cannot be recorded is not done. Only the end is bounded: what
+cannot be written after a few tries more is handed back as lost.
 """
 
 import asyncio
 from collections import deque
+from contextlib import suppress
+from itertools import islice
 
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.callers import unasked
 from hutch.keeper.ledger import Ledger
+from hutch.keeper.receipt_chain import GAP
 from hutch.logs import log
 from hutch.model.receipts import Receipt
 
@@ -19,7 +23,10 @@ BATCH = 512
 MOST = 8192
 """Receipts that may wait."""
 PATIENCE_SECONDS = 10.0
+SHORTEST_PAUSE = 0.05
 LONGEST_PAUSE = 5.0
+CLOSING_TRIES = 3
+CLOSING_PAUSE = 0.5
 
 
 class ReceiptQueue:
@@ -29,6 +36,7 @@ class ReceiptQueue:
         self._ledger = ledger
         self._window = window
         self._waiting: deque[Receipt] = deque()
+        """In order; one leaves when it is on record."""
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
         self._taken = 0
@@ -36,7 +44,7 @@ class ReceiptQueue:
         self._committed = 0
         self._asking: list[tuple[int, asyncio.Future[None]]] = []
         """Who waits until how many are committed."""
-        self._closing = False
+        self._closing = asyncio.Event()
         self.failures = 0
         """Commits that failed, and were tried again."""
         self.failing = False
@@ -101,15 +109,22 @@ class ReceiptQueue:
                 remedy="look at the disk or database that holds the receipts",
             ) from None
 
-    async def close(self) -> None:
-        """Everything that waits is written; what cannot be is counted in the log."""
-        self._closing = True
+    async def close(self) -> tuple[Receipt, ...]:
+        """Everything that waits is written, in bounded tries and time; what could not be is lost, and returned."""
+        self._closing.set()
         if self._waiting and self._writing is None:
             self._begin()
         if self._writing is not None:
-            await asyncio.wait({self._writing}, timeout=PATIENCE_SECONDS)
-        if left := len(self):
-            log("receipts").error("receipts lost at the end: their chains will tell of a gap", count=left)
+            _, late = await asyncio.wait({self._writing}, timeout=PATIENCE_SECONDS)
+            for writer in late:
+                writer.cancel()
+        lost = tuple(self._waiting)
+        if lost:
+            log("receipts").error(
+                "receipts lost at the end: their chains will tell of a gap",
+                count=len(lost), boxes=sorted({draft.box for draft in lost})[:20],
+            )  # fmt: skip
+        return lost
 
     async def _reached(self, number: int) -> None:
         if self._committed >= number:
@@ -126,35 +141,51 @@ class ReceiptQueue:
         self._writing = asyncio.create_task(self._write(), name="hutch-receipts", context=unasked())
 
     async def _write(self) -> None:
-        pause = 0.05
+        pause, last_tries = SHORTEST_PAUSE, 0
         try:
             while self._waiting:
-                batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+                batch = list(islice(self._waiting, BATCH))
                 try:
                     await self._ledger.append(batch)
-                except HutchError as error:
-                    self._waiting.extendleft(reversed(batch))
+                except (HutchError, TypeError, ValueError, OverflowError) as error:
                     self.failures += 1
                     self.failing = True
                     log("receipts").error("not written yet", waiting=len(self), error=error)
-                    if self._closing:
+                    last_tries += self._closing.is_set()
+                    if last_tries == CLOSING_TRIES:
                         return
-                    await asyncio.sleep(pause)
+                    self._mend(len(batch))
+                    await self._rest(pause)
                     pause = min(LONGEST_PAUSE, pause * 2)
-                except (TypeError, ValueError, OverflowError) as error:
-                    # A defect of ours: what cannot be written down must not hold up, or take with it, the others.
-                    self.failures += 1
-                    log("receipts").error("details could not be written down", receipts=len(batch), error=error)
-                    self._waiting.extendleft(draft.but(details={"unwritable": True}) for draft in reversed(batch))
-                    await asyncio.sleep(pause)
                 else:
-                    pause = 0.05
+                    pause, last_tries = SHORTEST_PAUSE, 0
                     self.failing = False
                     self._count(len(batch))
         finally:
             self._writing = None
 
+    async def _rest(self, seconds: float) -> None:
+        """Between two tries; whoever closes does not wait for a long one to end."""
+        if self._closing.is_set():
+            await asyncio.sleep(min(seconds, CLOSING_PAUSE))
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._closing.wait()
+
+    def _mend(self, count: int) -> None:
+        """Of the first so many: a receipt that cannot be put into words at all, a defect of ours, must neither hold up
+        the others nor vanish."""
+        for place in range(count):
+            draft = self._waiting[place]
+            if not _tellable(draft):
+                log("receipts").error("a receipt cannot be put into words", box=draft.box, op=draft.op)
+                plain = draft.but(details={"unwritable": True})
+                self._waiting[place] = plain if _tellable(plain) else _gap_for(draft)
+
     def _count(self, written: int) -> None:
+        for _ in range(written):
+            self._waiting.popleft()
         self._committed += written
         asking, self._asking = self._asking, []
         for number, future in asking:
@@ -162,3 +193,15 @@ class ReceiptQueue:
                 self._asking.append((number, future))
             elif not future.done():  # else it gave up
                 future.set_result(None)
+
+
+def _tellable(draft: Receipt) -> bool:
+    try:
+        draft.to_json()
+    except (TypeError, ValueError, OverflowError):
+        return False
+    return True
+
+
+def _gap_for(draft: Receipt) -> Receipt:
+    return Receipt(box=draft.box, owner=draft.owner, at=draft.at, op=GAP, details={"unwritable": str(draft.op)})

@@ -11,24 +11,28 @@ from zlib import crc32
 import msgspec
 
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
+from hutch.keeper import receipt_losses
 from hutch.keeper.callers import unasked, who
 from hutch.keeper.ledger import Ledger
 from hutch.keeper.operations import Operations, bounded
 from hutch.keeper.pool import POOL_OWNER
-from hutch.keeper.receipt_chain import ARRIVED, LEFT, Row, Walk
+from hutch.keeper.receipt_chain import ARRIVED, DAYBOOK, LEFT, Row, Walk, daybook
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
+from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
+from hutch.model.reading import remembered
 from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encoded
 from hutch.model.state import State
 
 MODES = ("on", "strict", "off")
-OWN_OPS = r"(tool|note)\.[a-z0-9_.-]{1,60}"
+OWN_OPS = r"(tool|mcp|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
 MOST_DETAILS = 32
 LONGEST_NOTE = 16384
+LONGEST_CODE = 40
 PAGE = 1000
 PRUNE_SECONDS = 3600.0
 PRUNED_BY = 64
@@ -53,12 +57,13 @@ class Receipts:
         self._clock: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
 
-    def start(self) -> None:
-        """Begin to prune, now and then."""
+    def start(self, store: Store) -> None:
+        """End what a keeper before could not, and begin to prune, now and then."""
         if self.queue is not None and self._clock is None:
-            self._clock = asyncio.create_task(self._prune_on(), name="hutch-retention", context=unasked())
+            self._clock = asyncio.create_task(self._look_after(store), name="hutch-retention", context=unasked())
 
-    async def close(self) -> None:
+    async def close(self) -> tuple[Receipt, ...]:
+        """Those that could not be written, and are lost."""
         if self._clock is not None:
             self._clock.cancel()
             with suppress(asyncio.CancelledError):
@@ -66,9 +71,9 @@ class Receipts:
             self._clock = None
         if self._pruning is not None:
             await asyncio.wait({self._pruning})
-        if self.queue is not None:
-            await self.queue.close()
+        lost = await self.queue.close() if self.queue is not None else ()
         await self._ledger.close()
+        return lost
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -94,23 +99,41 @@ class Receipts:
         return self._write(record, LEFT, {"keeper": record.keeper}) if record.owner != POOL_OWNER else 0
 
     async def note(
-        self, box_id: str, op: str, details: Details | None = None, *, owner: str | None = None, session: str = ""
-    ) -> None:
-        """Put a word of the caller's own on record: a tool that was allowed, a person who approved."""
+        self, box_id: str, op: str, details: Details | None = None, *, owner: str | None, session: str = "",
+        error: str = "", duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        """Put a word of the caller's own on record: a tool that was allowed, a person who approved. Without a box it
+        goes into the owner's daybook. `owner` None: whose box it is does not matter."""
         if not re.fullmatch(OWN_OPS, op):
             raise Invalid(
-                f"{op[:80]!r} is no name for a note", op="receipts.note", remedy="tool.NAME or note.NAME, in lower case"
+                f"{op[:80]!r} is no name for a note",
+                op="receipts.note",
+                remedy="tool.NAME, mcp.NAME or note.NAME, in lower case",
             )
         told = bounded(details or {})
         if len(told) > MOST_DETAILS or len(encoded(told)) > LONGEST_NOTE:
             raise Invalid(
                 f"a note has at most {MOST_DETAILS} details, and {LONGEST_NOTE} bytes of JSON", op="receipts.note"
             )
-        chain = await self._chain(box_id, owner)
+        if self.queue is None:
+            return
+        at = time.time() - duration_ms / 1000
+        box, whose = await self._place(box_id, owner, at)
         draft = Receipt(
-            box=chain.box, owner=chain.owner, at=time.time(), op=op, who=who(session), details=told
+            box=box, owner=whose, at=at, op=op, who=who(session), details=told, error=error[:LONGEST_CODE],
+            duration_ms=round(duration_ms, 3),
         )  # fmt: skip
         await self._settled(self.operations.ended(draft))
+
+    async def _place(self, box_id: str, owner: str | None, at: float) -> tuple[str, str]:
+        if not box_id:
+            if owner is None:
+                raise Invalid("a note of nobody's needs a box", op="receipts.note")
+            return daybook(owner, at), owner
+        chain = await self._chain(box_id, owner)
+        if chain.pruned_at or chain.box.startswith(DAYBOOK):
+            raise NotFound(f"nothing is added to {box_id} any more", op="receipts.note")
+        return chain.box, chain.owner
 
     def _write(self, record: BoxRecord, op: str, details: Details, session: str = "") -> int:
         draft = Receipt(
@@ -218,7 +241,11 @@ class Receipts:
             log("receipts").info("chains of gone boxes pruned", chains=gone, days=self._days, most=self._most)
         return gone
 
-    async def _prune_on(self) -> None:
+    async def _look_after(self, store: Store) -> None:
+        try:
+            await receipt_losses.end_chains(self._ledger, store)
+        except HutchError as error:
+            log("receipts").warning("chains without an end were not looked for", error=error)
         while True:
             await asyncio.sleep(PRUNE_SECONDS)
             await self._prune_once()
@@ -254,7 +281,7 @@ def _op_of(event: Event) -> str:
 def _shown(row: Row) -> Receipt:
     """As it is stored, if it can be read at all."""
     try:
-        return Receipt.from_json(row.line)
+        return remembered(row.line, Receipt)
     except Invalid as error:
         raise Invalid(
             f"receipt {row.seq} cannot be read: {error.message}", op="receipts.list", remedy="hutch receipts verify"

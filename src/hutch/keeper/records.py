@@ -1,9 +1,13 @@
 """What the keeper remembers of a box: the one durable record, and its tombstone."""
 
+from typing import Self
+
 import msgspec
 
+from hutch.errors import Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.ids import BoxId
+from hutch.model.reading import remembered
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
@@ -45,12 +49,41 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     left_at: float = 0.0
     """When a keeper last went and left it to itself on purpose (`Keeper.leave`); 0: never."""
 
+    @classmethod
+    def from_json(cls, data: bytes | str) -> Self:
+        """A record of a newer release is refused: what it says beyond our understanding would be lost at the next
+        write, and may be what keeps the box safe."""
+        try:
+            record = super().from_json(data)
+        except Invalid:
+            _check_schema(remembered(data, RecordHead))
+            raise
+        _check_schema(record)
+        return record
+
     def waits(self, now: float) -> bool:
         """Left to itself, and its clock has not run out: it waits for whoever asks for it. A box that stands still
         has a clock that stands still."""
         if not self.left_at:
             return False
         return self.state in (State.PAUSED, State.STOPPED) or now < self.left_at + self.grace_sec
+
+
+class RecordHead(Record, frozen=True, kw_only=True):
+    """What is sure of a box's record, whichever release wrote it."""
+
+    schema: int
+    id: str
+
+
+def _check_schema(about: BoxRecord | RecordHead) -> None:
+    if about.schema > SCHEMA:
+        raise Unavailable(
+            f"the record of box {about.id} has schema {about.schema}, this release knows {SCHEMA}",
+            retryable=False,
+            details={"box": about.id},
+            remedy="use the release that wrote it, or destroy the box with that one",
+        )
 
 
 class Tombstone(Record, frozen=True, kw_only=True):

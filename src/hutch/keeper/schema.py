@@ -36,6 +36,12 @@ _RECEIPTS = """
     );
     """
 
+# Retention goes from the oldest on, and adds up how many there are: it may neither read nor remember every chain.
+_CHAINS_BY_AGE = """
+    CREATE INDEX chains_by_end ON chains (ended_at, box, count) WHERE pruned_at = 0;
+    CREATE INDEX chains_by_pruning ON chains (pruned_at) WHERE pruned_at > 0;
+    """
+
 
 def _sqlite(step: str) -> str:
     return step.format(
@@ -53,8 +59,8 @@ def _postgres(step: str) -> str:
 
 
 STEPS = (_sqlite(_BOXES),)
-LEDGER_STEPS = (_sqlite(_RECEIPTS),)
-POSTGRES_STEPS = (_postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS))
+LEDGER_STEPS = (_sqlite(_RECEIPTS), _CHAINS_BY_AGE)
+POSTGRES_STEPS = (_postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS), _CHAINS_BY_AGE)
 
 
 def statements(step: str) -> list[str]:

@@ -29,7 +29,7 @@ from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
 from hutch.model.spec import EffectiveSpec, MountMode, Order
 from hutch.model.state import State
-from hutch.skills.places import box_view, keeps_skills, stale_mark, view_place
+from hutch.skills.places import has_own_view, keeps_skills, stale_mark, view_place
 
 if TYPE_CHECKING:
     from hutch.keeper.skill_workshop import End, Make, Workshop
@@ -127,7 +127,7 @@ class SkillBoxes:
     async def gone(self, record: BoxRecord) -> None:
         """A box was destroyed: its own view goes, and the mount point that we made for it in the host's directory."""
         self._copied.pop(record.id, None)
-        if view_place(self._skills.root, record.owner, box_view(record.id)).is_dir():
+        if has_own_view(self._skills.root, record.owner, record.id):
             await in_thread(self._skills.store.drop_box_view, record.id, record.owner)
         if record.spec.workspace.source == "own":
             return

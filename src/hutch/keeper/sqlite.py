@@ -16,9 +16,11 @@ from typing import Any, TypeVar
 from hutch.errors import Conflict, HutchError, Unavailable
 from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.schema import migrate
+from hutch.keeper.sqlite_problems import problem
 from hutch.keeper.store import TOMBSTONE_SECONDS
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
+from hutch.model.reading import remembered
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -97,12 +99,12 @@ class SqliteStore:
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
-        return Tombstone.from_json(row[0]) if row else None
+        return remembered(row[0], Tombstone) if row else None
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall())
-        return tuple(Event.from_json(body).but(seq=seq) for seq, body in rows)
+        return tuple(remembered(body, Event).but(seq=seq) for seq, body in rows)
 
     async def tell(self, event: Event) -> None:
         await self._do(lambda db: _append(db, event))
@@ -132,8 +134,10 @@ class SqliteStore:
         return BoxRecord.from_json(row[0]) if row else None
 
     async def _do(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        if self._failure is not None or not self._thread.is_alive():
-            raise Unavailable(f"the store {self._path} is closed", details={"cause": str(self._failure or "")})
+        if self._failure is not None:
+            raise problem(self._path, self._failure)
+        if not self._thread.is_alive():
+            raise Unavailable(f"the store {self._path} is closed")
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._queue.put((work, future))
         return await future
@@ -176,35 +180,35 @@ class SqliteStore:
         try:
             db.execute("BEGIN IMMEDIATE")
             for work, future in batch:
-                answers.append((future, *_attempt(db, work)))
+                answers.append((future, *self._attempt(db, work)))
             db.execute("COMMIT")
         except sqlite3.Error as error:
-            problem = Unavailable(f"the store {self._path} could not be written: {error}")
+            refusal = problem(self._path, error)
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            answers = [(future, None, problem) for _, future in batch]
+            answers = [(future, None, refusal) for _, future in batch]
         loops = {future.get_loop() for future, _, _ in answers}
         for loop in loops:  # one call for all of a loop's: each one wakes it up
             loop.call_soon_threadsafe(_answer_all, [each for each in answers if each[0].get_loop() is loop])
 
     def _refuse_all(self, error: BaseException) -> None:
         """The file cannot be opened: everybody who waits, or comes later, is told."""
-        problem = error if isinstance(error, HutchError) else Unavailable(f"store {self._path}: {error}")
         while (waiting := self._queue.get()) is not None:
             future = waiting[1]
-            future.get_loop().call_soon_threadsafe(_answer, future, None, problem)
+            future.get_loop().call_soon_threadsafe(_answer, future, None, problem(self._path, error))
 
-
-def _attempt(db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
-    db.execute("SAVEPOINT one")
-    try:
-        result = work(db)
-    except (HutchError, sqlite3.Error) as error:
-        db.execute("ROLLBACK TO one")
+    def _attempt(self, db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
+        db.execute("SAVEPOINT one")
+        try:
+            result = work(db)
+        except (HutchError, sqlite3.Error) as error:
+            if not db.in_transaction:  # a full disk ends the whole transaction (sqlite.org/lang_transaction.html)
+                raise
+            db.execute("ROLLBACK TO one")
+            db.execute("RELEASE one")
+            return None, problem(self._path, error)
         db.execute("RELEASE one")
-        return None, error
-    db.execute("RELEASE one")
-    return result, None
+        return result, None
 
 
 def _answer_all(answers: "list[tuple[asyncio.Future[Any], Any, BaseException | None]]") -> None:

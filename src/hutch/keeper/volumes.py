@@ -60,7 +60,7 @@ class Volumes:
         """NotFound also for another owner's volume: its existence is not this owner's business."""
         body = (await self._store.notes(KIND)).get(_key(owner, name))
         if body is None:
-            raise NotFound(f"no volume {name}", remedy=f"create it: hutch volume create {name}")
+            raise NotFound(f"no volume {name}", remedy=f"see `hutch volume list`, or `hutch volume create {name}`")
         return Volume.from_json(body)
 
     async def place(self, name: str, mode: MountMode, owner: str = LOCAL_OWNER) -> CheckedMount:

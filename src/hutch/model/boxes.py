@@ -57,6 +57,18 @@ class Event(Record, frozen=True, kw_only=True):
     reason: str = ""
 
 
+class Moved(Record, frozen=True, kw_only=True):
+    """What came of an export or an import."""
+
+    box_id: str
+    parts: tuple[str, ...]
+    """workspace, home, system: what was carried."""
+    notes: tuple[str, ...] = ()
+    """What was left behind, and why."""
+    size: int = 0
+    """Of the file, in bytes."""
+
+
 class VolumeInfo(Record, frozen=True, kw_only=True):
     """A volume."""
 

@@ -8,6 +8,9 @@ import msgspec
 from hutch.model.record import Record
 from hutch.model.spec_kinds import MountMode, NetworkMode
 
+SECRETS_AT = "/run/secrets"
+"""Where a server finds its `secret_files`: outside of every workspace, volume and mount."""
+
 
 class Transport(StrEnum):
     """How a server is spoken to."""
@@ -68,6 +71,9 @@ class McpServer(Record, frozen=True, kw_only=True):
     args: tuple[str, ...] = ()
     env: dict[str, str] = msgspec.field(default_factory=dict)
     """Given to the process as its environment. Values are taken for secrets: nothing shows them."""
+    secret_files: dict[str, str] = msgspec.field(default_factory=dict)
+    """What files of these names hold, in SECRETS_AT of its box, readable by its user only: for servers that take a
+    secret by a file. Secrets like `env`."""
     cwd: str = ""
     url: str = ""
     """Of a server somewhere else; then there is no command."""
@@ -142,6 +148,8 @@ class McpServerInfo(Record, frozen=True, kw_only=True):
     """With arguments; those that hold a secret are hidden."""
     url: str
     env: tuple[str, ...]
+    """Names only."""
+    secret_files: tuple[str, ...]
     """Names only."""
     files: dict[str, str]
     """Host paths that its box shows, and where."""

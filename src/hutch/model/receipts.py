@@ -27,13 +27,14 @@ class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
     """One operation. What is not known is left out: a receipt never guesses."""
 
     box: str
+    """Its id; of what concerns no box, the id of the owner's daybook (`keeper.receipt_chain`)."""
     owner: str
     seq: int = 0
     """From 1, without holes, within the box's chain."""
     at: float
     """Unix time at which the operation began."""
     op: str
-    """exec, job.start, files.write, box.paused, …, gap; `tool.…` and `note.…` are a caller's own."""
+    """exec, job.start, files.write, box.paused, …, gap; `tool.…`, `mcp.…` and `note.…` are a caller's own."""
     who: Who = Who()
     details: Details = msgspec.field(default_factory=dict)
     """What was asked, bounded and without secrets: a command's text, paths, sizes; never content or values of env."""
@@ -69,7 +70,7 @@ class Chain(Record, frozen=True, kw_only=True):
     last_at: float = 0.0
     last_op: str = ""
     ended_at: float = 0.0
-    """The box is gone since; 0: it lives."""
+    """The box is gone since, or the daybook is closed from then on; 0: it goes on."""
     pruned_at: float = 0.0
     """The receipts were removed by retention then, all of them; 0: they are there."""
 

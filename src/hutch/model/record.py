@@ -31,7 +31,8 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         try:
             return msgspec.convert(plain, type=cls)
         except msgspec.ValidationError as error:
-            raise Invalid(f"not a valid {cls.__name__}: {error}") from error
+            remedy = "give the field that is named after `$.` a value of the type that is expected"
+            raise Invalid(f"not a valid {cls.__name__}: {error}", remedy=remedy) from error
 
     def but(self, **changes: Any) -> Self:
         """A copy with these fields changed."""

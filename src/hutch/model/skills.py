@@ -35,7 +35,7 @@ class SkillPermissions(Record, frozen=True, kw_only=True):
     paths: tuple[str, ...] | None = None
     """Below the workspace or absolute; `PATH:ro` only to read. Beside them a call has its state directory and /tmp."""
     tools: tuple[str, ...] | None = None
-    """Tools of ours it may use; None: all that the agent may."""
+    """Tools of ours it relies on: its own programs may do to files what these could; None: as the box is."""
 
 
 class SkillDependencies(Record, frozen=True, kw_only=True):

@@ -74,21 +74,21 @@ def check(
     """
     rules: _Rules | None = None
 
-    def checked(source: str, target: str, mode: MountMode) -> CheckedMount:
+    def checked(source: str, target: str, mode: MountMode, what: str = "mount source") -> CheckedMount:
         nonlocal rules
         # Made on first use: most boxes mount nothing, and then nothing has to be looked up.
         rules = rules or _Rules(roots, refused)
-        return rules.check(source, target, mode)
+        return rules.check(source, target, mode, what)
 
     shown = [mount for mount in mounts if mount.mode is not MountMode.NONE]
     kind, _, reference = image.partition(":")
     from_host = workspace.source != "own" and not workspace.source.startswith("volume:")
     return CheckedMounts(
         mounts=tuple(checked(mount.source, mount.target, mount.mode) for mount in shown),
-        workspace=checked(workspace.source, "/workspace", workspace.mode)
+        workspace=checked(workspace.source, "/workspace", workspace.mode, "workspace")
         if from_host and workspace.mode is not MountMode.NONE
         else None,
-        image=checked(reference, "/", MountMode.RO) if kind in ("dir", "tar") else None,
+        image=checked(reference, "/", MountMode.RO, "image") if kind in ("dir", "tar") else None,
     )
 
 
@@ -131,8 +131,8 @@ class _Rules:
         self.closed = closed | {os.path.realpath(path) for path in closed}
         self.inodes = {inode: path for path in sorted(self.closed) if (inode := _inode(path))}
 
-    def check(self, source: str, target: str, mode: MountMode) -> CheckedMount:
-        real, found = _resolve(source)
+    def check(self, source: str, target: str, mode: MountMode, what: str) -> CheckedMount:
+        real, found = _resolve(source, what)
         self._check_kind(source, real, found)
         self._check_closed(source, real, found)
         if not any(at_or_below(real, root) for root in self.roots):
@@ -149,49 +149,53 @@ class _Rules:
             return
         if not stat.S_ISDIR(found.st_mode):
             # connect(2) and a device's driver ask for no writable mount: read-only would not help.
-            raise _refusal(source, f"{real} is neither a directory nor a regular file")
+            raise _refusal(source, f"{real} is neither a directory nor a regular file", "name a directory or a file")
         for name in ENGINE_SOCKETS:
             inside = _lstat(f"{real}/{name}")
             if inside and stat.S_ISSOCK(inside.st_mode):
-                raise _refusal(source, f"{real} holds the socket of a container engine, {name}")
+                raise _refusal(source, f"{real} holds the socket of a container engine, {name}", _ELSEWHERE)
 
     def _check_closed(self, source: str, real: str, found: os.stat_result) -> None:
         if real == "/" or (found.st_dev, found.st_ino) == _inode("/"):
-            raise _refusal(source, "it is the whole machine")
+            raise _refusal(source, "it is the whole machine", "name a directory in it")
         if real in self.homes or os.path.dirname(real) == "/home":
             raise _refusal(source, f"{real} is a whole home", "name a directory in it")
         for tree in sorted(self.closed):
             if at_or_below(real, tree):
-                raise _refusal(source, f"{real} belongs to {tree}, which is never shown in a box")
+                closed = real if real == tree else f"{real} belongs to {tree}, which"
+                raise _refusal(source, f"{closed} is closed to every box", _ELSEWHERE)
             # Whether the tree is there now does not matter: it may be made while the box runs.
             if at_or_below(tree, real):
                 raise _refusal(
-                    source, f"{real} contains {tree}, which is never shown in a box", "name a directory in it"
+                    source, f"{real} contains {tree}, which is closed to every box", "name a directory in it"
                 )
         for place, inode in _inodes_on_the_way(real, source, found):
             if inode in self.inodes:
-                raise _refusal(source, f"{place} is {self.inodes[inode]} under another name")
+                raise _refusal(source, f"{place} is {self.inodes[inode]} under another name", _ELSEWHERE)
 
 
-def _resolve(source: str) -> tuple[str, os.stat_result]:
+_ELSEWHERE = "copy what the box needs to a directory of its own, and show that"
+
+
+def _resolve(source: str, what: str) -> tuple[str, os.stat_result]:
     """The true path of a source and what is there, from one open descriptor: no name is looked up twice."""
     if source[1:3] in (":\\", ":/") or source.startswith("\\\\"):
         reason = windows_refusal(source) or "Windows paths do not exist on this machine"
         raise _refusal(source, reason)
     if not source.startswith("/"):
         raise Invalid(
-            f"mount source {source!r} is not an absolute path", remedy="write it from / on", details={"field": "mounts"}
+            f"{what} {source!r} is not an absolute path", remedy="write it from / on", details={"field": "mounts"}
         )
     try:
         descriptor = os.open(source, os.O_PATH | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileMissing(
-            f"mount source {source} does not exist",
-            remedy="make it first, or leave the mount out",
+            f"{what} {source} does not exist",
+            remedy=f"make it first, or leave the {what.removesuffix(' source')} out",
             details={"field": "mounts", "path": source},
         ) from error
     except OSError as error:
-        raise _refusal(source, f"it cannot be opened ({error.strerror})") from error
+        raise _refusal(source, f"it cannot be opened ({error.strerror})", "name one that you may read") from error
     try:
         real, found = os.readlink(f"/proc/self/fd/{descriptor}"), os.fstat(descriptor)
     finally:

@@ -27,14 +27,6 @@ class Decision(StrEnum):
     ASK = "ask"
 
 
-class Answer(StrEnum):
-    """What somebody who was asked has said; `always` holds for the same thing from then on."""
-
-    ALLOW = "allow"
-    DENY = "deny"
-    ALWAYS = "always"
-
-
 class Access(StrEnum):
     READ = "read"
     WRITE = "write"

@@ -1,5 +1,6 @@
 """What an MCP server's definition must be like. Pure: nothing here looks at the machine."""
 
+from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
 
 from hutch.errors import Invalid
@@ -10,6 +11,7 @@ from hutch.policy import values
 SEPARATOR = "__"
 """Between the server's name and the tool's in the gateway."""
 LONGEST_NAME = 40
+MOST_SECRET = 64 << 10
 
 
 def check(name: str, server: McpServer) -> None:
@@ -34,6 +36,7 @@ def check(name: str, server: McpServer) -> None:
         if path and not path.startswith("/") and "\\" not in path:
             raise _wrong(name, field, f"has the {field} {path!r}, which is not an absolute path")
     values.check_environment("env", server.env)
+    _check_secret_files(name, server)
     for key, value in server.headers.items():
         if not key or not (key + value).isprintable() or ":" in key or not key.isascii():
             raise _wrong(name, "headers", f"has a header {key!r} that cannot be sent")
@@ -44,6 +47,28 @@ def check(name: str, server: McpServer) -> None:
             raise _wrong(name, field, f"has a {field} that is not above 0 and up to a day")
     if not 0 <= server.tool_timeout_sec <= 86400:
         raise _wrong(name, "tool_timeout_sec", "has a tool_timeout_sec that is not from 0 to a day")
+
+
+def _check_secret_files(name: str, server: McpServer) -> None:
+    if not server.secret_files:
+        return
+    if server.url:
+        raise _wrong(name, "secret_files", "has secret_files, and runs somewhere else")
+    if server.share is not Share.OWN:
+        # Every process of a shared box is the same user: what one server may read, all of them may.
+        raise _wrong(name, "secret_files", f"has secret_files, and shares a box ({server.share})")
+    for file, text in server.secret_files.items():
+        if not is_name(file):
+            raise _wrong(name, "secret_files", f"has a secret file {file[:80]!r}, which is no name")
+        if not text or len(text.encode()) > MOST_SECRET:
+            raise _wrong(name, "secret_files", f"has a secret file {file} that is empty or past {MOST_SECRET} bytes")
+
+
+def offers(server: McpServer, tool: str) -> bool:
+    """Whether its definition shows this tool to clients. Denied wins over allowed."""
+    if any(fnmatchcase(tool, pattern) for pattern in server.deny):
+        return False
+    return not server.allow or any(fnmatchcase(tool, pattern) for pattern in server.allow)
 
 
 def _check_url(name: str, url: str) -> None:

@@ -1,6 +1,5 @@
 """What a single value of a spec must look like: numbers, paths, names, images, networks. Each check names the field."""
 
-import math
 import posixpath
 import re
 
@@ -47,11 +46,19 @@ _PRIVATE_RANGES = (
 def check_number(field: str, value: float) -> None:
     """Raises Invalid unless the number is finite and within the field's bounds."""
     low, high = BOUNDS[field]
-    if math.isnan(value) or not low <= value <= high:
+    if not low <= value <= high:  # as is NaN
         raise Invalid(
-            f"{field} is {value:g}, but must be a number from {low:g} to {high:g}",
+            f"{field} is {_plain(value)}, but must be a number from {_plain(low)} to {_plain(high)}",
             details={"field": field},
+            remedy=f"choose one of these, or leave {field} to the profile",
         )
+
+
+def _plain(number: float) -> str:
+    """Without an exponent where that can be read; Python refuses to write a very long integer at all."""
+    if isinstance(number, int):
+        return str(number) if abs(number) < 10**20 else "a number of very many digits"
+    return str(int(number)) if number.is_integer() and abs(number) < 1e15 else str(number)
 
 
 def plain_path(field: str, path: str) -> str:
@@ -75,11 +82,15 @@ def plain_path(field: str, path: str) -> str:
 def check_text(field: str, text: str) -> None:
     """No NUL, which would end it early in the kernel, and nothing that UTF-8 cannot carry."""
     if "\0" in text:
-        raise Invalid(f"{field} contains a NUL character", details={"field": field})
+        raise Invalid(
+            f"{field} contains a NUL character", details={"field": field}, remedy="leave it out: no program can get it"
+        )
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        raise Invalid(f"{field} is not valid Unicode", details={"field": field}) from error
+        raise Invalid(
+            f"{field} is not valid Unicode", details={"field": field}, remedy="other bytes go by a file or by stdin"
+        ) from error
 
 
 def check_environment(field: str, variables: dict[str, str]) -> None:
@@ -88,7 +99,9 @@ def check_environment(field: str, variables: dict[str, str]) -> None:
         check_text(f"a name in {field}", name)
         if not name or "=" in name:
             raise Invalid(
-                f"{field} has the name {name!r}: it must not be empty or contain '='", details={"field": field}
+                f"{field} has the name {name!r}: it must not be empty or contain '='",
+                details={"field": field},
+                remedy="give the name alone; what comes after '=' is the value",
             )
         check_text(f"{field}.{name}", value)
         if len(name.encode()) + len(value.encode()) + 2 > _LONGEST_VARIABLE:
@@ -123,7 +136,9 @@ def check_user(user: str) -> None:
     # isdigit alone also accepts digits of other scripts.
     if not (user.isascii() and user.isdigit() and len(user) <= 5 and int(user) < 65536):
         raise Invalid(
-            f"user is {user!r}, but must be 'user', 'root' or a number from 0 to 65535", details={"field": "user"}
+            f"user is {user!r}, but must be 'user', 'root' or a number from 0 to 65535",
+            details={"field": "user"},
+            remedy="names of an image's own users are not looked up: give the number",
         )
 
 

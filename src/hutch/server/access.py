@@ -21,11 +21,16 @@ from hutch.server.call import Call
 async def find(call: Call) -> Live:
     """The box of the path. NotFound for another owner's: its existence is not this caller's business, and nothing
     happens to it, not even that it is taken over from a keeper that has died."""
+    await check_owner(call)
+    box_id = BoxId(call.params["box"])
+    return call.keeper.held(box_id) or await call.keeper.live(box_id)
+
+
+async def check_owner(call: Call) -> None:
+    """The box of the path is the caller's, or was; nothing happens to it. NotFound for another owner's."""
     box_id = call.params["box"]
-    keeper = call.keeper
-    held = keeper.held(BoxId(box_id))
-    _check_owner(call, held.record.owner if held is not None else await _owner_in_store(keeper, box_id))
-    return held or await keeper.live(box_id)
+    held = call.keeper.held(BoxId(box_id))
+    _check_owner(call, held.record.owner if held is not None else await _owner_in_store(call.keeper, box_id))
 
 
 @asynccontextmanager

@@ -16,7 +16,7 @@ from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.statuses import wire_of
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-_HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
+HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
 """A box's bytes are no page of ours, whatever they look like."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
@@ -148,10 +148,10 @@ async def read(call: Call, query: ReadQuery) -> Reply:
     """The content of a file; with `Range: bytes=A-B` one part of it, as 206."""
     if query.offset is not None or query.limit is not None:
         content = _content(call, query.path, query.offset or 0, query.limit, promised=False)
-        return Reply(content, type=BYTES, headers=dict(_HARMLESS))
+        return Reply(content, type=BYTES, headers=dict(HARMLESS))
     async with looking(call) as guard:
         info = await GuardedFiles(guard).stat(query.path)
-    headers = {**_HARMLESS, "accept-ranges": "bytes"}
+    headers = {**HARMLESS, "accept-ranges": "bytes"}
     # The kernel's own files have no size, and a symlink's is not that of its target: those come without a length.
     if info.kind is not FileKind.FILE or not info.size:
         return Reply(_content(call, query.path, 0, None), type=BYTES, headers=headers)
@@ -204,7 +204,7 @@ async def exists(call: Call, query: PathQuery) -> Reply:
 
 async def read_tree(call: Call, query: PathQuery) -> Reply:
     """A file or a whole directory as one stream, in the form that `PUT …/tree` takes."""
-    return Reply(_packed(call, query.path), type=BYTES, headers=dict(_HARMLESS))
+    return Reply(_packed(call, query.path), type=BYTES, headers=dict(HARMLESS))
 
 
 async def write_tree(call: Call, query: TreeQuery) -> Reply:

@@ -1,11 +1,13 @@
 """MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import Gone, HutchError, Invalid, NotFound
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.receipts import Receipts
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.showing import all_shown, condition
 from hutch.keeper.volumes import Volumes
@@ -13,6 +15,7 @@ from hutch.logs import log
 from hutch.mcp.hosting import registry
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, VolumeInfo
+from hutch.model.receipts import Detail
 from hutch.model.status import Status
 from hutch.server import mcp_sdk
 from hutch.server.call import Receive, Scope, Send
@@ -34,6 +37,7 @@ class OwnerBoxes:
         self._service = service
         self._owner = owner
         self.volumes = OwnerVolumes(service.keeper.volumes, owner)
+        self.receipts = OwnerReceipts(service.keeper.receipts, owner)
 
     @property
     def _keeper(self) -> Keeper:
@@ -56,6 +60,22 @@ class OwnerBoxes:
     async def status(self) -> Status:
         engine = await self._service.engine()
         return condition(self._keeper, engine, self._keeper.boxes(), self._service.started_at)
+
+
+class OwnerReceipts:
+    """Calls of hosted tools, on record in the name of whoever asked: the door has said who that is."""
+
+    def __init__(self, receipts: Receipts, owner: str) -> None:
+        self._receipts = receipts
+        self._owner = owner
+
+    async def note(
+        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
+        duration_ms: float = 0.0,
+    ) -> None:  # fmt: skip
+        await self._receipts.note(
+            box_id, op, dict(details or {}), owner=self._owner, error=error, duration_ms=duration_ms
+        )  # fmt: skip
 
 
 class OwnerVolumes:

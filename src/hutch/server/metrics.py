@@ -77,7 +77,7 @@ class Metrics:
 
     def ended(self, receipt: Receipt) -> None:
         """A listener of the keeper's operations."""
-        if receipt.op.startswith(("box.", "tool.", "note.")):
+        if receipt.op.startswith(("box.", "tool.", "mcp.", "note.")):
             return  # events tell of the first; the others' names are their callers' choice
         self.operations.setdefault(receipt.op, Histogram()).observe(receipt.duration_ms / 1000)
         if receipt.cause:

@@ -10,16 +10,16 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import HutchError
+from hutch.keeper.questions import Question
 from hutch.keeper.whole import whole
 from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
+from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.record import Record, encoded
-from hutch.policy.permissions import Answer
 from hutch.server.access import find
 from hutch.server.call import Call, Reply
 from hutch.server.service import Service
-from hutch.tools import AskRequest, Question
 
 ASKED = "asked"
 ANSWERED = "answered"
@@ -58,24 +58,6 @@ class Answered(Record, frozen=True, kw_only=True):
     answer: Answer
 
 
-class QuestionInfo(Record, frozen=True, kw_only=True):
-    """One that waits."""
-
-    id: str
-    owner: str
-    asked_at: float
-    text: str
-    """The question in one sentence."""
-    agent: str
-    tool: str
-    action: str
-    what: str
-    reason: str
-    arguments: dict[str, Any]
-    """Of the call: secrets hidden, what is long cut."""
-    box: str
-
-
 class QuestionList(Record, frozen=True, kw_only=True):
     questions: tuple[QuestionInfo, ...]
     """Oldest first."""
@@ -84,7 +66,7 @@ class QuestionList(Record, frozen=True, kw_only=True):
 async def list_questions(call: Call) -> Reply:
     """What agents of the caller's owner want to do, and wait for somebody to decide."""
     found = call.service.questions.waiting(owner=_owner(call))
-    return Reply(QuestionList(questions=tuple(map(_shown, found))))
+    return Reply(QuestionList(questions=tuple(question.shown() for question in found)))
 
 
 async def ask(call: Call, body: QuestionBody) -> Reply:
@@ -137,15 +119,6 @@ async def _tell(service: Service, question: Question, kind: str, new: str, reaso
 
 def _owner(call: Call) -> str | None:
     return None if call.caller.over_all else call.caller.owner
-
-
-def _shown(question: Question) -> QuestionInfo:
-    request = question.request
-    return QuestionInfo(
-        id=question.id, owner=question.owner, asked_at=question.asked_at, text=question.text, agent=request.agent,
-        tool=request.tool, action=request.action, what=request.what, reason=request.reason,
-        arguments=request.arguments, box=request.box,
-    )  # fmt: skip
 
 
 def _pictured(request: AskRequest) -> AskRequest:

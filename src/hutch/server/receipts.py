@@ -7,17 +7,17 @@ import msgspec
 
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt, Who
 from hutch.model.record import Record
-from hutch.server.access import find
+from hutch.server.access import check_owner
 from hutch.server.call import NDJSON, Call, Reply
 from hutch.server.door import Caller
 
-BoxText = Annotated[str, msgspec.Meta(pattern="^([a-z0-9]{20})?$")]
-NoteOp = Annotated[str, msgspec.Meta(pattern=r"^(tool|note)\.[a-z0-9_.-]{1,60}$")]
+ChainText = Annotated[str, msgspec.Meta(pattern="^([a-z0-9]{20}|daybook-[0-9]{8}-[0-9a-f]{24})?$")]
+NoteOp = Annotated[str, msgspec.Meta(pattern=r"^(tool|mcp|note)\.[a-z0-9_.-]{1,60}$")]
 
 
 class ReceiptsQuery(Record, frozen=True, kw_only=True):
-    box: BoxText = ""
-    """Also one that is gone. Without it the chains are listed, or all are exported."""
+    box: ChainText = ""
+    """Also one that is gone, or a daybook. Without it the chains are listed, or all are exported."""
     after: Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
 
@@ -31,7 +31,7 @@ class ReceiptPage(Record, frozen=True, kw_only=True):
 
 
 class VerifyBody(Record, frozen=True, kw_only=True):
-    box: BoxText = ""
+    box: ChainText = ""
 
 
 class Verified(Record, frozen=True, kw_only=True):
@@ -43,6 +43,9 @@ class NoteBody(Record, frozen=True, kw_only=True):
     op: NoteOp
     details: dict[str, Detail] = msgspec.field(default_factory=dict)
     """At most 32; secrets of live boxes are hidden."""
+    error: Annotated[str, msgspec.Meta(pattern="^[a-z0-9_]{0,40}$")] = ""
+    """The code it ended with; empty: it was done."""
+    duration_ms: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 
 async def read(call: Call, query: ReceiptsQuery) -> Reply:
@@ -65,9 +68,21 @@ async def verify(call: Call, body: VerifyBody) -> Reply:
 
 async def note(call: Call, body: NoteBody) -> Reply:
     """Put a word of the caller's own into the box's chain: a tool that was allowed, a person who approved. It needs no
-    lease and extends nothing."""
-    live = await find(call)
-    await call.keeper.receipts.note(live.record.id, body.op, body.details, session=call.caller.session)
+    lease and extends nothing; the box may be gone."""
+    await check_owner(call)
+    return await _noted(call, call.params["box"], body, _owner(call.caller))
+
+
+async def note_without_box(call: Call, body: NoteBody) -> Reply:
+    """Put a word of the caller's own into its owner's daybook: what was decided before there was a box."""
+    return await _noted(call, "", body, call.caller.owner)
+
+
+async def _noted(call: Call, box: str, body: NoteBody, owner: str | None) -> Reply:
+    await call.keeper.receipts.note(
+        box, body.op, body.details, owner=owner, session=call.caller.session, error=body.error,
+        duration_ms=body.duration_ms,
+    )  # fmt: skip
     return Reply(status=204)
 
 

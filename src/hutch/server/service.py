@@ -10,6 +10,7 @@ from hutch.config import Config
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Keys
+from hutch.keeper.questions import Questions
 from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.capabilities import Capabilities
@@ -19,7 +20,6 @@ from hutch.server.metrics import Metrics
 from hutch.server.operations import Operations
 from hutch.server.presence import Presence
 from hutch.server.pulling import Pulls
-from hutch.tools import Questions
 
 if TYPE_CHECKING:
     from hutch.server.mcp_hosting import Hostings

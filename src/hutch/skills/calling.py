@@ -27,13 +27,14 @@ def words(skill: SkillInfo, tool: SkillTool, place: SkillPlace, box: EffectiveSp
             details={"permission": "network"},
         )
     command: tuple[str, ...] = _located(tool.command, place.path)
+    if "SKILL_BIN" in place.env:
+        command = ("sh", "-c", _WITH_PATH, "sh", *command)
+    # Outermost: a `python3` among the skill's own dependencies must not be the one that confines it.
     given_up = confinement.rules(
         skill.name, place.state, skill.permissions, box_has_network=box.network is not NetworkMode.OFF
     )
     if given_up is not None:
         command = ("python3", "-I", "-S", "-c", confinement.PROGRAM, json.dumps(given_up), *command)
-    if "SKILL_BIN" in place.env:
-        command = ("sh", "-c", _WITH_PATH, "sh", *command)
     return command
 
 

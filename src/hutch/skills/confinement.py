@@ -2,8 +2,8 @@
 
 It runs in the box as the box's user. `unshare` is closed there, but a process may always narrow itself: a system call
 filter without sockets other than Unix ones (`network: false`), and a Landlock domain with the declared places only
-(`paths`). Both are inherited and cannot be undone. What it does not close: another process of the same box that
-acts for it, over a Unix socket or through files that it may write.
+(`paths`), to be read or written as the declared tools could (`tools`). Both are inherited and cannot be undone. What it
+does not close: another process of the same box that acts for it, over a Unix socket or through files that it may write.
 """
 
 from hutch.model.skills import INSTALLED_AT, SkillPermissions
@@ -11,6 +11,10 @@ from hutch.model.skills import INSTALLED_AT, SkillPermissions
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc", "/sys", "/nix")
 """Read and executed by every program."""
 DEVICES = ("/dev",)
+
+READING = frozenset({"read", "glob", "grep", "send_file"})
+WRITING = frozenset({"write", "edit", "exec", "job"})
+"""What our tools do to files, for `tools`: a skill's program may do to them what the tools it declares could do."""
 
 PROGRAM = r"""
 import ctypes, json, os, platform, struct, sys
@@ -72,14 +76,31 @@ except OSError as error:
 def rules(name: str, state: str, permissions: SkillPermissions, *, box_has_network: bool) -> dict[str, object] | None:
     """What has to be given up; None: nothing was declared that the box does not ensure already."""
     network = permissions.network is not False or not box_has_network
-    if network and permissions.paths is None:
-        return None
+    places = _places(permissions)
+    if places is None:
+        return None if network else {"network": network, "read": None, "write": None}
+    read, write = places
+    return {
+        "network": network,
+        "read": [*SYSTEM, f"{INSTALLED_AT}/{name}", *read],
+        "write": [*DEVICES, "/tmp", state, *write],
+    }
+
+
+def _places(permissions: SkillPermissions) -> tuple[list[str], list[str]] | None:
+    """Of the box's files, which may be read and which written too; None: as the box is."""
+    tools = permissions.tools
+    reads = tools is None or not {*tools}.isdisjoint(READING | WRITING)
+    writes = tools is None or not {*tools}.isdisjoint(WRITING)
     if permissions.paths is None:
-        return {"network": network, "read": None, "write": None}
-    read = [*SYSTEM, f"{INSTALLED_AT}/{name}"]
-    write = [*DEVICES, "/tmp", state]
+        if writes:
+            return None
+        return (["/"] if reads else []), []
+    read: list[str] = []
+    write: list[str] = []
     for path in permissions.paths:
         place = path.removesuffix(":ro")
         absolute = place if place.startswith("/") else f"/workspace/{place}"
-        (read if path.endswith(":ro") else write).append(absolute)
-    return {"network": network, "read": read, "write": write}
+        if reads:
+            (write if writes and not path.endswith(":ro") else read).append(absolute)
+    return read, write

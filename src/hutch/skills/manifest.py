@@ -11,6 +11,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.model.record import Record
 from hutch.model.skills import SkillDependencies, SkillPermissions, SkillTool
+from hutch.skills import confinement
 
 R = TypeVar("R", bound=Record)
 
@@ -24,6 +25,9 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _TOOL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,47}")
 _FENCE = re.compile(r"---[ \t]*(?:\r\n|\n|\r|$)")
 _FENCE_LATER = re.compile(r"(?:\r\n|\n|\r)---[ \t]*(?:\r\n|\n|\r|$)")
+KNOWN_TOOLS = confinement.READING | confinement.WRITING | {
+    "box_query", "box_lifecycle", "box_operation", "list_skills", "activate_skill",
+}  # fmt: skip
 _KNOWN = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools", "hutch"})
 
 
@@ -89,6 +93,9 @@ def parse(content: bytes) -> Manifest:
     warnings += [f"unknown field 'hutch.{name}' is kept and ignored" for name in sorted(ours)]
     if tools and permissions.network is None:
         warnings.append("it brings tools and does not say whether they need the network: they get what the box has")
+    unknown = sorted({*(permissions.tools or ())} - KNOWN_TOOLS)
+    if unknown:
+        warnings.append(f"`permissions.tools` names {', '.join(unknown)}: there is no such tool here")
     return Manifest(
         name=check_name(_text(fields, "name", 64, required=True)),
         description=_text(fields, "description", LONGEST_DESCRIPTION, required=True),

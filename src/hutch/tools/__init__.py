@@ -18,13 +18,12 @@ and what it has read are its own. The default agent is the session of the `Hutch
 Everything here stands on `hutch.api`, so it is the same on an embedded and on a remote Hutch.
 """
 
-from hutch.policy.permissions import AgentPermissions, Answer, Decision
+from hutch.model.questions import Answer, AskRequest
+from hutch.policy.permissions import AgentPermissions, Decision
 from hutch.tools.attachments import Attachment, Collected
 from hutch.tools.definition import Tool
-from hutch.tools.gate import AskRequest
 from hutch.tools.messages import answer_anthropic, answer_openai
 from hutch.tools.provided import ProviderKit
-from hutch.tools.questions import Question, Questions
 from hutch.tools.result import Image, ToolResult
 from hutch.tools.toolbox import Tools, ToolsStatus
 
@@ -37,8 +36,6 @@ __all__ = [
     "Decision",
     "Image",
     "ProviderKit",
-    "Question",
-    "Questions",
     "Tool",
     "ToolResult",
     "Tools",

@@ -10,6 +10,7 @@ from hutch.api import Box
 from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
 from hutch.model.boxes import BoxInfo
 from hutch.model.spec_kinds import Retention
+from hutch.tools.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.arguments import needs
 from hutch.tools.calling import Call
 from hutch.tools.definition import Arguments, tool
@@ -59,7 +60,9 @@ class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("box_query", BoxQueryArguments, example={"action": "list"}, read_only=True, action="action")
+@tool(
+    "box_query", BoxQueryArguments, answers=BoxQueryAnswer, example={"action": "list"}, read_only=True, action="action"
+)
 async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
     """Ask about boxes: list those there are, show the current one with its limits and lease, or list the providers."""
     if given.action is Query.PROVIDERS:
@@ -100,7 +103,13 @@ async def _providers(call: Call) -> ToolResult:
     return answer("\n".join(lines) or "there are no providers", {"providers": rows})
 
 
-@tool("box_lifecycle", BoxLifecycleArguments, example={"action": "create", "name": "second"}, action="action")
+@tool(
+    "box_lifecycle",
+    BoxLifecycleArguments,
+    answers=BoxLifecycleAnswer,
+    example={"action": "create", "name": "second"},
+    action="action",
+)
 async def box_lifecycle_tool(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     """Manage boxes: create a new one (it becomes current), switch to another, release one for others to use, renew its
     lease, set whether its files are kept (set_retention), take over one that another session holds, destroy one."""

@@ -12,6 +12,7 @@ from hutch.errors import Invalid, IsDirectory, Unsupported
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
 from hutch.tools.agents import put_away
+from hutch.tools.answers import BoxOperationAnswer
 from hutch.tools.arguments import needs
 from hutch.tools.boxes import found
 from hutch.tools.calling import Call
@@ -50,6 +51,7 @@ class Screen(Protocol):
 @tool(
     "box_operation",
     BoxOperationArguments,
+    answers=BoxOperationAnswer,
     example={"action": "copy_file", "source_path": "a.txt", "target_box": "k3x7…", "target_path": "a.txt"},
     action="action",
     settles=True,

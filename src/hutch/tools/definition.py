@@ -41,6 +41,8 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     """It changes nothing: clients may call it without asking anybody."""
     action: str = ""
     """The field that chooses what a grouped tool does."""
+    answers: type | None = None
+    """What its structured content holds (`hutch.tools.answers`); None: it is not said."""
     settles: bool = False
     """Its handler asks the gate about the command or the path, which may decide otherwise than the tool's own rule."""
 
@@ -50,6 +52,7 @@ def tool(
     arguments: type[A],
     *,
     example: dict[str, Any],
+    answers: type,
     read_only: bool = False,
     action: str = "",
     settles: bool = False,
@@ -60,7 +63,7 @@ def tool(
         described = " ".join((handler.__doc__ or "").split())
         return Tool(
             name=name, description=described, arguments=arguments, handler=handler, example=example,
-            read_only=read_only, action=action, settles=settles,
+            read_only=read_only, action=action, answers=answers, settles=settles,
         )  # fmt: skip
 
     return made

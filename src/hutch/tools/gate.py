@@ -8,9 +8,9 @@ from hutch.api import Box
 from hutch.errors import FileMissing, HutchError, NotDirectory, Refused
 from hutch.logs import log
 from hutch.model.files import FileKind
-from hutch.model.record import Record
+from hutch.model.questions import Answer, AskRequest
 from hutch.policy import permissions as rules
-from hutch.policy.permissions import Access, AgentPermissions, Answer, Decision, Ruling
+from hutch.policy.permissions import Access, AgentPermissions, Decision, Ruling
 from hutch.tools.agents import Agent, located
 from hutch.tools.receipts import receipt
 
@@ -21,24 +21,6 @@ OPEN = AgentPermissions()
 """No rule at all: there is nothing to decide, and what is done has the box's own receipts."""
 
 _log = log("tools")
-
-
-class AskRequest(Record, frozen=True, kw_only=True):
-    """What somebody is asked to decide."""
-
-    agent: str
-    tool: str
-    action: str
-    what: str
-    """The command or path, or nothing if the tool itself is in question."""
-    reason: str
-    arguments: dict[str, Any]
-    box: str = ""
-
-    @property
-    def question(self) -> str:
-        name = f"{self.tool} {self.action}".strip()
-        return f"May agent {self.agent} use {name}{': ' + self.what if self.what else ''}?"
 
 
 Ask = Callable[[AskRequest], Awaitable[Answer | str]]

@@ -9,6 +9,7 @@ from msgspec import Meta
 from hutch.api import Box, Job
 from hutch.errors import Gone, Invalid, NotFound, Timeout
 from hutch.model.results import JobInfo, JobState, Result
+from hutch.tools.answers import JobAnswer
 from hutch.tools.arguments import needs
 from hutch.tools.calling import Call, short
 from hutch.tools.definition import Arguments, tool
@@ -62,7 +63,14 @@ class JobArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("job", JobArguments, example={"action": "start", "command": "make -j2"}, action="action", settles=True)
+@tool(
+    "job",
+    JobArguments,
+    answers=JobAnswer,
+    example={"action": "start", "command": "make -j2"},
+    action="action",
+    settles=True,
+)
 async def job_tool(call: Call, given: JobArguments) -> ToolResult:
     """Work that takes longer than one call: start a command as a job in the current box and go on; read its output,
     write to its input, send it a signal, wait for its end, or list all jobs. A job runs until it ends or is signalled,

@@ -12,6 +12,7 @@ from hutch.api import Box
 from hutch.errors import FileTooLarge, Invalid, IsDirectory
 from hutch.policy.permissions import Access
 from hutch.tools import texts
+from hutch.tools.answers import ReadAnswer
 from hutch.tools.calling import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.jobs import find_job
@@ -61,7 +62,14 @@ class ReadArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("read", ReadArguments, example={"path": "src/app.py", "offset": 1, "limit": 200}, read_only=True, settles=True)
+@tool(
+    "read",
+    ReadArguments,
+    answers=ReadAnswer,
+    example={"path": "src/app.py", "offset": 1, "limit": 200},
+    read_only=True,
+    settles=True,
+)
 async def read_tool(call: Call, given: ReadArguments) -> ToolResult:
     """Read a file of the current box, page by page: the answer says how to go on. Text is shown in the encoding that
     the file has; pictures are shown as pictures; other binary files as base64. A directory is listed. A handle from a

@@ -10,12 +10,9 @@ _log = log("tools")
 
 
 async def receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
-    """Into the chain of the box that is concerned, and into the log. A call that was refused before it had any box is
-    in the log only: a chain belongs to a box."""
+    """Into the chain of the box that is concerned, or into the daybook if there is none yet, and into the log."""
     write = _log.warning if decision.get("decision") == "deny" else _log.info
     write("permission", tool=tool, box=box_id, **decision)
-    if not box_id:
-        return
     try:
         await hutch.receipts.note(box_id, f"tool.{tool}", dict(decision))
     except HutchError as error:

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from hutch.api import Box
 from hutch.model.results import Result
+from hutch.tools.answers import CommandAnswer
 from hutch.tools.calling import Call, short
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.output import render
@@ -41,7 +42,13 @@ class ExecArguments(Arguments, frozen=True, kw_only=True):
     ) = None
 
 
-@tool("exec", ExecArguments, example={"command": "python3 -c 'print(6*7)'", "timeout": 30}, settles=True)
+@tool(
+    "exec",
+    ExecArguments,
+    answers=CommandAnswer,
+    example={"command": "python3 -c 'print(6*7)'", "timeout": 30},
+    settles=True,
+)
 async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
     """Run a shell command in the current box and wait for it. Returns its output, exit code and, if a limit ended it,
     which one and what to try. Every call is a new shell: files and jobs persist, variables and the working directory do

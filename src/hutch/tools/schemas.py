@@ -47,7 +47,8 @@ def _render(kind: Flavour, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]
         return {**named, "input_schema": schema}
     # Every path stays in a box, which can be thrown away: nothing here is destructive to the client's own machine.
     hints = {"readOnlyHint": tool.read_only, "openWorldHint": False}
-    return {**named, "inputSchema": schema, "annotations": hints}
+    told = {"outputSchema": answers(tool.answers)} if tool.answers is not None else {}
+    return {**named, "inputSchema": schema, **told, "annotations": hints}
 
 
 def parameters(tool: Tool, view: View) -> dict[str, Any]:
@@ -75,6 +76,27 @@ def _schema(arguments: type[Arguments]) -> dict[str, Any]:
         "required": whole.get("required", []),
         "additionalProperties": False,
     }
+
+
+@cache
+def answers(kind: type) -> dict[str, Any]:
+    """The JSON schema of a tool's structured content; here "or null" says something. Some clients hold errors against
+    it too, so what is required is so only where there is none."""
+    _, components = msgspec.json.schema_components((kind,), ref_template="{name}")
+    whole: dict[str, Any] = _resolved(components[kind.__name__], components)
+    required = whole.pop("required", [])
+    return {**whole, "anyOf": [{"required": required}, {"required": ["error"]}]} if required else whole
+
+
+def _resolved(schema: Any, components: Mapping[str, Any]) -> Any:
+    """With every reference written out, and without what only names things."""
+    if isinstance(schema, list):
+        return [_resolved(each, components) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _resolved(components[schema["$ref"]], components)
+    return {key: _resolved(value, components) for key, value in schema.items() if key not in ("title", "default")}
 
 
 def _plain(schema: Any, components: Mapping[str, Any]) -> Any:

@@ -6,6 +6,7 @@ from msgspec import Meta
 
 from hutch.api import Box
 from hutch.policy.permissions import Access
+from hutch.tools.answers import GlobAnswer, GrepAnswer
 from hutch.tools.calling import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import ToolResult, answer
@@ -53,7 +54,7 @@ class GrepArguments(Arguments, frozen=True, kw_only=True):
     timeout: Annotated[float, Meta(description="Seconds to search at most.", gt=0, le=60)] = 15.0
 
 
-@tool("glob", GlobArguments, example={"pattern": "src/**/*.py"}, read_only=True, settles=True)
+@tool("glob", GlobArguments, answers=GlobAnswer, example={"pattern": "src/**/*.py"}, read_only=True, settles=True)
 async def glob_tool(call: Call, given: GlobArguments) -> ToolResult:
     """Find files of the current box by name. `**` crosses any number of directories, hidden names match only a pattern
     that names the dot."""
@@ -72,7 +73,14 @@ async def glob_tool(call: Call, given: GlobArguments) -> ToolResult:
     return await call.on_box(glob)
 
 
-@tool("grep", GrepArguments, example={"pattern": "def main", "glob": "**/*.py"}, read_only=True, settles=True)
+@tool(
+    "grep",
+    GrepArguments,
+    answers=GrepAnswer,
+    example={"pattern": "def main", "glob": "**/*.py"},
+    read_only=True,
+    settles=True,
+)
 async def grep_tool(call: Call, given: GrepArguments) -> ToolResult:
     """Search the content of text files of the current box with a regular expression. Answers path:line:text. If a bound
     is met, what was found so far is shown and the answer says that it is not all."""

@@ -9,6 +9,7 @@ from hutch.api import Box
 from hutch.errors import FileMissing, FileTooLarge, IsDirectory, QuotaExceeded
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
+from hutch.tools.answers import SendFileAnswer
 from hutch.tools.attachments import mime_of, outbox_of
 from hutch.tools.calling import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
@@ -23,7 +24,7 @@ class SendFileArguments(Arguments, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Name the user sees; default: its own.", max_length=200)] | None = None
 
 
-@tool("send_file", SendFileArguments, example={"path": "report.pdf"}, settles=True)
+@tool("send_file", SendFileArguments, answers=SendFileAnswer, example={"path": "report.pdf"}, settles=True)
 async def send_file_tool(call: Call, given: SendFileArguments) -> ToolResult:
     """Send a file of the current box to the user, together with your answer. To send a directory, pack it first."""
     bounds = call.tools.attachments.bounds

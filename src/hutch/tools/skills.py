@@ -9,8 +9,10 @@ from msgspec import Meta
 from hutch.api import Box, Skills
 from hutch.errors import NotFound
 from hutch.model.skills import SkillInfo, SkillTool
+from hutch.policy.permissions import Decision, on_tool
 from hutch.skills import calling
 from hutch.tools.agents import Agent
+from hutch.tools.answers import ActivateSkillAnswer, CommandAnswer, ListSkillsAnswer
 from hutch.tools.calling import Call
 from hutch.tools.definition import Arguments, Tool, tool
 from hutch.tools.output import render
@@ -34,7 +36,7 @@ def _kept(call: Call) -> Skills:
     return call.tools.skills
 
 
-@tool("list_skills", ListSkillsArguments, example={}, read_only=True)
+@tool("list_skills", ListSkillsArguments, answers=ListSkillsAnswer, example={}, read_only=True)
 async def list_skills_tool(call: Call, given: ListSkillsArguments) -> ToolResult:
     """List the skills there are: packages of instructions, scripts and files for a kind of task."""
     found = await _kept(call).all()
@@ -55,7 +57,7 @@ def _active(agent: Agent, info: SkillInfo) -> str:
     return " [active]" if info.name in agent.skills else ""
 
 
-@tool("activate_skill", ActivateSkillArguments, example={"name": "pdf"})
+@tool("activate_skill", ActivateSkillArguments, answers=ActivateSkillAnswer, example={"name": "pdf"})
 async def activate_skill_tool(call: Call, given: ActivateSkillArguments) -> ToolResult:
     """Activate a skill: returns its instructions. Its files are in the box at /workspace/.skills/NAME, and the tools it
     brings join yours."""
@@ -76,7 +78,15 @@ async def activate_skill_tool(call: Call, given: ActivateSkillArguments) -> Tool
         "name": info.name, "digest": info.digest, "path": place.path, "state": place.state, "tools": names,
         "env": place.env, "body": body,
     }  # fmt: skip
-    return answer(text, facts, *([info.warning] if info.warning else []), *place.warnings)
+    return answer(text, facts, *([info.warning] if info.warning else []), *place.warnings, *_withheld(call, info))
+
+
+def _withheld(call: Call, info: SkillInfo) -> list[str]:
+    """Tools that the skill relies on and this agent may not use: better known now than in the middle of the work."""
+    permissions = call.tools.permissions(call.agent.name)
+    relied = info.permissions.tools or ()
+    missing = [name for name in relied if on_tool(permissions, name).decision is Decision.DENY]
+    return [f"skill {info.name} relies on {', '.join(missing)}, which you may not use"] if missing else []
 
 
 def tool_name(info: SkillInfo, its: SkillTool) -> str:
@@ -119,5 +129,6 @@ def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
         handler=run,
         parameters=its.parameters,
         origin=f"skill:{info.name}",
+        answers=CommandAnswer,
         settles=True,
     )

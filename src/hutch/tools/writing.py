@@ -12,6 +12,7 @@ from hutch.api import Box
 from hutch.errors import Conflict, FileChanged, FileMissing, Invalid
 from hutch.policy.permissions import Access
 from hutch.tools import texts
+from hutch.tools.answers import EditAnswer, WriteAnswer
 from hutch.tools.calling import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.reading import WHOLE
@@ -49,7 +50,7 @@ class EditArguments(Arguments, frozen=True, kw_only=True):
     encoding: Encoding | None = None
 
 
-@tool("write", WriteArguments, example={"path": "notes.txt", "content": "hello\n"}, settles=True)
+@tool("write", WriteArguments, answers=WriteAnswer, example={"path": "notes.txt", "content": "hello\n"}, settles=True)
 async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
     """Write a whole file in the current box; directories are made as needed. A file that is there keeps its encoding,
     its line endings and its mode. It is replaced at once or not at all. To change a part of a file use edit."""
@@ -140,7 +141,13 @@ def _content(given: WriteArguments, earlier: bytes | None, declared: str | None)
     return mark + texts.encoded(text, kind.encoding), notes
 
 
-@tool("edit", EditArguments, example={"path": "src/app.py", "old": "retries = 1", "new": "retries = 3"}, settles=True)
+@tool(
+    "edit",
+    EditArguments,
+    answers=EditAnswer,
+    example={"path": "src/app.py", "old": "retries = 1", "new": "retries = 3"},
+    settles=True,
+)
 async def edit_tool(call: Call, given: EditArguments) -> ToolResult:
     """Replace an exact piece of text in a file of the current box. The file must have been read before and not have
     changed since. `old` must stand there exactly once, unless replace_all is set. Encoding, line endings and every

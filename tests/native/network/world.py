@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import traceback
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from ipaddress import IPv4Address, IPv4Network
@@ -102,7 +101,7 @@ class World:
     @contextmanager
     def uplink(self, *allow: str, resolv_conf: str = "/dev/null") -> Iterator[Uplink]:
         with inside(self.machine):
-            uplink = Uplink(uuid.uuid4().hex, allow, resolv_conf=resolv_conf)
+            uplink = Uplink(allow, resolv_conf=resolv_conf)
             try:
                 yield uplink
             finally:

@@ -24,10 +24,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _export(arguments: argparse.Namespace) -> int:
-    from hutch.keeper.moving import export_box
-
     async with visit(arguments) as hutch:
-        moved = await export_box(await attach(hutch, arguments), arguments.file)
+        moved = await (await attach(hutch, arguments)).export(arguments.file)
     if arguments.json:
         emit_json({"id": moved.box_id, "file": arguments.file, **moved.to_plain()})
         return 0

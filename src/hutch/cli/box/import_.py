@@ -29,15 +29,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 async def _import(arguments: argparse.Namespace) -> int:
-    from hutch.keeper.moving import import_box
-
     async with visit(arguments, grace=arguments.keep) as hutch:
         changes = {"profile": arguments.profile, "image": arguments.image, "name": arguments.name}
-        box, moved = await import_box(hutch, arguments.file, provider=arguments.provider or "", **changes)
+        box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
     if arguments.json:
-        emit_json({"id": box.id, **moved.to_plain()})
+        emit_json({"id": box.id, "notes": box.notes})
         return 0
-    for each in moved.notes:
+    for each in box.notes:
         note(each)
     print(box.id)
     return 0

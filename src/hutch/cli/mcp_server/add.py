@@ -6,18 +6,20 @@ Options end at the name; what follows it is the command.
 import argparse
 import asyncio
 import os
+from pathlib import Path
 from typing import Any
 
 from hutch.cli.mcp_server.opening import servers_of
 from hutch.cli.mcp_server.telling import tell
 from hutch.errors import Invalid
-from hutch.model.mcp import McpServer, Share, Start
+from hutch.model.mcp import SECRETS_AT, McpServer, Share, Start
 from hutch.model.spec_kinds import MountMode, NetworkMode
 
 EPILOG = """\
 examples:
   hutch mcp-server add time -- uvx mcp-server-time
   hutch mcp-server add --env API_TOKEN --start eager github -- npx -y some-server
+  hutch mcp-server add --secret-file token=~/.token hub -- npx -y some-server --token-file /run/secrets/token
   hutch mcp-server add --mount rw files -- npx -y @modelcontextprotocol/server-filesystem ~/notes
   hutch mcp-server add --url https://example.org/mcp --header 'Authorization: Bearer …' far
 """
@@ -28,6 +30,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sse", action="store_true", help="that server speaks the older SSE transport")
     parser.add_argument("--header", action="append", default=[], metavar="NAME:VALUE", help="sent to the url")
     parser.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help="without a value: yours")
+    parser.add_argument(
+        "--secret-file", action="append", default=[], metavar="NAME=PATH",
+        help=f"its content, for the server to read at {SECRETS_AT}/NAME; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--cwd", default="", metavar="DIR")
     parser.add_argument("--host-path", default="", metavar="DIR", help="the project, where the command does not tell")
     parser.add_argument("--mount", choices=list(MountMode), help="how its files are shown (default: ro)")
@@ -61,6 +67,7 @@ def definition(arguments: argparse.Namespace) -> McpServer:
         "command": _program(command[0]) if command else "", "args": [_path(word) for word in command[1:]],
         "url": arguments.url,
         "cwd": os.path.abspath(arguments.cwd) if arguments.cwd else "", "env": dict(map(_variable, arguments.env)),
+        "secret_files": dict(map(_secret_file, arguments.secret_file)),
         "host_path": os.path.abspath(arguments.host_path) if arguments.host_path else "",
         "headers": dict(map(_header, arguments.header)), "type": "sse" if arguments.sse else None,
     }  # fmt: skip
@@ -87,6 +94,16 @@ def _variable(text: str) -> tuple[str, str]:
     if not sign and name not in os.environ:
         raise Invalid(f"--env {name}: there is no such variable here", remedy="write NAME=VALUE")
     return name, value if sign else os.environ[name]
+
+
+def _secret_file(text: str) -> tuple[str, str]:
+    name, sign, path = text.partition("=")
+    if not sign:
+        raise Invalid(f"--secret-file {name} has no path", remedy="write NAME=PATH")
+    try:
+        return name, Path(path).expanduser().read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Invalid(f"--secret-file {name}: {path} cannot be read as text: {error}") from error
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 
 from hutch.cli.mcp_server.opening import servers_of
-from hutch.cli.output import emit_json, printable
+from hutch.cli.output import emit_json, note, printable
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +20,9 @@ async def _logs(arguments: argparse.Namespace) -> int:
         lines = await servers.logs(arguments.name)
     if arguments.json:
         emit_json({"lines": lines})
-    for line in () if arguments.json else lines:
+        return 0
+    for line in lines:
         print(printable(line))
+    if not lines:
+        note(f"{arguments.name} has written nothing; lines are kept while it is hosted, by a running `hutch serve`")
     return 0

@@ -23,6 +23,7 @@ def tell(info: McpServerInfo, *, as_json: bool) -> None:
         "start": f"{info.start}",
         "tries": f"{info.retries}" if info.retries else "",
         "env": " ".join(info.env),
+        "secret files": " ".join(info.secret_files),
         "files": ", ".join(f"{source} at {target}" for source, target in info.files.items()),
         "tools": "" if info.tools is None else f"{info.tools}",
         "defined in": info.origin,
@@ -31,7 +32,7 @@ def tell(info: McpServerInfo, *, as_json: bool) -> None:
     }
     for name, value in facts.items():
         if value:
-            print(f"{name + ':':<13}{value}")
+            print(f"{name + ':':<14}{value}")
 
 
 def tell_all(infos: tuple[McpServerInfo, ...]) -> None:

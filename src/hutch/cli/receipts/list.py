@@ -52,7 +52,7 @@ def _what(receipt: Receipt) -> str:
     return text if len(text) <= 60 else text[:59] + "…"
 
 
-_TELLING = ("command", "path", "source", "target", "pattern", "job", "reason", "from", "to", "tool")
+_TELLING = ("command", "path", "source", "target", "pattern", "job", "reason", "from", "to", "server", "tool", "what")
 
 
 def _show_chains(chains: tuple[Chain, ...], *, as_json: bool) -> None:
@@ -65,7 +65,7 @@ def _show_chains(chains: tuple[Chain, ...], *, as_json: bool) -> None:
 
 
 def _chain_row(chain: Chain) -> tuple[str, ...]:
-    state = "pruned" if chain.pruned_at else "ended" if chain.ended_at else "open"
+    state = "pruned" if chain.pruned_at else "ended" if 0 < chain.ended_at <= time.time() else "open"
     return chain.box, chain.owner, str(chain.count), _moment(chain.begun_at), _moment(chain.last_at), state
 
 

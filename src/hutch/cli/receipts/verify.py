@@ -32,7 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
         for check in checks:
             print(_line(check))
         receipts = sum(check.count for check in checks)
-        print(f"{receipts} receipts in {len(checks)} chains: {'all in order' if ok else 'NOT what was written'}")
+        chains = "1 chain" if len(checks) == 1 else f"{len(checks)} chains"
+        print(f"{receipts} receipts in {chains}: {'all in order' if ok else 'NOT what was written'}")
     return 0 if ok else BROKEN
 
 

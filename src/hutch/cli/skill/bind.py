@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from hutch.cli.output import emit_json, table
+from hutch.cli.output import emit_json, note, table
 from hutch.cli.visiting import visit
 
 
@@ -22,6 +22,9 @@ async def _bind(arguments: argparse.Namespace) -> int:
         if arguments.group and (arguments.names or arguments.end):
             await hutch.skills.bind(arguments.group, () if arguments.end else arguments.names)
         bindings = await hutch.skills.bindings()
+        there = {skill.name for skill in await hutch.skills.all()}
+    for name in sorted({*arguments.names} - there):
+        note(f"there is no skill {name} yet; the group's boxes show it when it is installed")
     chosen = [each for each in bindings if arguments.group in (None, each.group)]
     if arguments.json:
         emit_json({"bindings": [each.to_plain() for each in chosen]})

@@ -13,6 +13,7 @@ from hutch.config.mcp import McpTable
 from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, NotFound, Unavailable
 from hutch.logs import log
 from hutch.mcp.hosting import projects
+from hutch.mcp.hosting.receipts import Notes
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.mcp import McpServer, Share
@@ -44,6 +45,9 @@ class Host(Protocol):
 
     @property
     def volumes(self) -> Cellar: ...
+
+    @property
+    def receipts(self) -> Notes: ...
 
     async def create(self, /, *, key: str = "", **spec: Any) -> Box: ...
 
@@ -89,6 +93,10 @@ class Boxes:
         self._settings = settings
         self._pipelines: dict[str, _Pipeline] = {}
 
+    @property
+    def notes(self) -> Notes:
+        return self._hutch.receipts
+
     @asynccontextmanager
     async def room(
         self, name: str, entry: Entry, project: projects.Project, box: Box | None = None
@@ -119,7 +127,7 @@ class Boxes:
         try:
             yield Room(box, projects.places(pairs), asyncio.Lock())
         finally:
-            await _end(box)
+            await _end(self._hutch, box)
 
     @asynccontextmanager
     async def _joined(self, pipeline: "_Pipeline", server: McpServer) -> AsyncIterator[Box]:
@@ -138,7 +146,7 @@ class Boxes:
                 async with pipeline.changing:
                     if not pipeline.users and pipeline.box is not None:
                         ending, pipeline.box = pipeline.box, None
-                        await _end(ending)
+                        await _end(self._hutch, ending)
 
     async def _make(self, volume: str, server: McpServer, shown: list[Mount], labels: dict[str, str]) -> Box:
         with suppress(Conflict):  # it is there from an earlier start: that is what it is for
@@ -199,9 +207,10 @@ async def _alive(box: Box) -> bool:
         return False
 
 
-async def _end(box: Box) -> None:
-    """Also when we are being cancelled: a box that nobody ends costs memory until its clocks do."""
-    ending = asyncio.ensure_future(box.destroy())
+async def _end(hutch: Host, box: Box) -> None:
+    """Also when we are being cancelled: a box that nobody ends costs memory until its clocks do. One that somebody has
+    taken over is his."""
+    ending = asyncio.ensure_future(hutch.destroy(box.id))
     try:
         await asyncio.shield(ending)
     except asyncio.CancelledError:

@@ -5,7 +5,6 @@ server that starts again is the same one to its clients: they are told that list
 """
 
 import asyncio
-import fnmatch
 import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -23,20 +22,19 @@ from mcp.server.subscriptions import (
     ResourceUpdated,
     ToolsListChanged,
 )
-from pydantic import BaseModel, TypeAdapter
+from mcp.shared.dispatcher import ProgressFnT
+from pydantic import BaseModel
 
 import hutch
 from hutch.errors import HutchError, NotFound
 from hutch.logs import log
 from hutch.mcp.hosting.running import Supervisor
-from hutch.model.mcp import McpServer
-from hutch.policy.servers import SEPARATOR
+from hutch.policy.servers import SEPARATOR, offers
 
 T = TypeVar("T")
 R = TypeVar("R", bound=BaseModel)
 Context = ServerRequestContext[Any, Any]
 
-_CALLED: TypeAdapter[Any] = TypeAdapter(types.CallToolResult)
 CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
 LONGEST_LISTING = 100
 """Pages of one list: a server that always has a next page must not keep us reading."""
@@ -80,11 +78,9 @@ class Front:
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         supervisor, tool = self._find(params.name, "tool")
-        if not allowed(supervisor.entry.server, tool):
-            raise MCPError(types.INVALID_PARAMS, f"there is no tool {params.name}")
-        request = types.CallToolRequest(params=_passed(params, name=tool))
-        result: types.CallToolResult = await self._ask(ctx, supervisor, request, _CALLED)
-        return result
+        return await self._asked(
+            ctx, supervisor, lambda progressed: supervisor.call_tool(_passed(params, name=tool), progressed)
+        )
 
     # --- resources ------------------------------------------------------------------------------------------------
 
@@ -240,7 +236,12 @@ class Front:
                 log("mcp").warning("server left out of a list", server=name, error=error)
         return found
 
-    async def _ask(self, ctx: Context, supervisor: Supervisor, request: Any, kind: "type[R] | TypeAdapter[R]") -> R:
+    async def _ask(self, ctx: Context, supervisor: Supervisor, request: Any, kind: type[R]) -> R:
+        return await self._asked(
+            ctx, supervisor, lambda progressed: supervisor.request(request, kind, progressed)
+        )  # fmt: skip
+
+    async def _asked(self, ctx: Context, supervisor: Supervisor, ask: Callable[[ProgressFnT], Awaitable[T]]) -> T:
         """A client's request, asked of a server; its progress goes to that client, and leaving cancels it there."""
 
         async def progressed(progress: float, total: float | None, message: str | None) -> None:
@@ -248,7 +249,7 @@ class Front:
 
         try:
             with supervisor.flying.one(ctx):
-                return await supervisor.request(request, kind, progressed)
+                return await ask(progressed)
         except HutchError as error:
             raise told(error) from error
 
@@ -263,19 +264,12 @@ def told(error: BaseException) -> MCPError:
     return MCPError(code, error.message, data=error.to_wire())
 
 
-def allowed(server: McpServer, tool: str) -> bool:
-    """Denied wins over allowed."""
-    if any(fnmatch.fnmatchcase(tool, pattern) for pattern in server.deny):
-        return False
-    return not server.allow or any(fnmatch.fnmatchcase(tool, pattern) for pattern in server.allow)
-
-
 async def tools_of(supervisor: Supervisor) -> list[types.Tool]:
     """Those that its definition allows."""
     if not await _has(supervisor, "tools"):
         return []
     listed = await _pages(supervisor, types.ListToolsRequest, types.ListToolsResult)
-    tools = [tool for page in listed for tool in page.tools if allowed(supervisor.entry.server, tool.name)]
+    tools = [tool for page in listed for tool in page.tools if offers(supervisor.entry.server, tool.name)]
     supervisor.tools = len(tools)
     return tools
 

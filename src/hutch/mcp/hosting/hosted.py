@@ -14,11 +14,11 @@ from types import TracebackType
 from typing import Any, Self
 
 from mcp import Client
-from mcp.types import CallToolRequest, CallToolRequestParams, CallToolResult, ServerNotification
+from mcp.types import CallToolRequestParams, ServerNotification
 
 from hutch.api import Box
 from hutch.config.mcp import McpTable
-from hutch.errors import HutchError, Invalid, NotFound
+from hutch.errors import HutchError, Invalid
 from hutch.logs import log
 from hutch.mcp.hosting import forwarding, projects
 from hutch.mcp.hosting.boxes import Boxes, Host
@@ -87,11 +87,7 @@ class Hosted:
             except HutchError as error:  # boxes are out of reach now: each server will say so itself
                 log("mcp").warning("boxes of servers not looked for", error=error)
         for name, entry in names.items():
-            if (
-                entry.server.start is Start.EAGER
-                and not entry.server.disabled
-                and entry.server.share is not Share.SCOPE
-            ):
+            if _eager(entry.server):
                 self._supervisor(name).start()
 
     async def close(self) -> None:
@@ -168,11 +164,8 @@ class Hosted:
         self, name: str, tool: str, arguments: Mapping[str, Any] | None = None, box: Box | None = None
     ) -> dict[str, Any]:
         """The result as the protocol writes it; `session` gives the SDK's own."""
-        supervisor = self._supervisor(name, box)
-        if not forwarding.allowed(supervisor.entry.server, tool):
-            raise NotFound(f"MCP server {name} has no tool {tool}")
-        request = CallToolRequest(params=CallToolRequestParams(name=tool, arguments=dict(arguments or {})))
-        result = await supervisor.request(request, CallToolResult)
+        params = CallToolRequestParams(name=tool, arguments=dict(arguments or {}))
+        result = await self._supervisor(name, box).call_tool(params)
         plain: dict[str, Any] = result.model_dump(by_alias=True, mode="json", exclude_none=True)
         return plain
 

@@ -29,6 +29,15 @@ class Preview:
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=PREVIEW_LINES)
         self._rest = b""
+        self._fresh = 0
+        """How many of them are of this run."""
+
+    def begin(self) -> None:
+        """A new run: an error quotes what that one said, not its predecessors."""
+        if self._rest:
+            self.line(self._rest.decode("utf-8", "replace"))
+        self._rest = b""
+        self._fresh = 0
 
     def add(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
@@ -39,13 +48,16 @@ class Preview:
     def line(self, text: str) -> None:
         if shown := text.rstrip()[:LONGEST_PREVIEW_LINE]:
             self._lines.append(redact(shown))
+            self._fresh += 1
 
     def lines(self) -> tuple[str, ...]:
         rest = self._rest.decode("utf-8", "replace").strip()
         return (*self._lines, *((redact(rest),) if rest else ()))
 
     def tail(self, count: int = 6) -> str:
-        return " | ".join(self.lines()[-count:])
+        said = self.lines()
+        fresh = self._fresh + len(said) - len(self._lines)
+        return " | ".join(said[-min(count, fresh) :] if fresh else ())
 
 
 class LineStreams:
@@ -55,7 +67,7 @@ class LineStreams:
         self._job = job
         self._preview = preview
         self.overflow: HutchError | None = None
-        """Why the lines ended, if the server broke the framing."""
+        """Why the lines ended, if it was not the server's own end."""
         # No buffer: a client that does not read lets the pipe fill, and that stops the server, not our memory.
         self._to_us, self._incoming = _pair()
         self._outgoing, self._from_us = _pair()
@@ -118,7 +130,9 @@ class LineStreams:
                 try:
                     await self._job.write(text.encode() + b"\n")
                 except HutchError as error:
-                    self._preview.line(f"(not written: {error.message})")
+                    # It has ended, or its box is another's now. No answer will come: whoever waits for one is told.
+                    self.overflow = error
+                    self._to_us.close()
                     return
 
 

@@ -118,4 +118,5 @@ def _read(path: Path) -> dict[str, Entry]:
 def _secrets(server: McpServer) -> list[str]:
     """What no line may show. A short plain value (`1`, `debug`) would blot out half of every log."""
     pairs = [*server.env.items(), *server.headers.items()]
-    return [value for key, value in pairs if len(value) >= _SHORTEST_SECRET or redact_field(key, value or "-") == "***"]
+    told = [value for key, value in pairs if len(value) >= _SHORTEST_SECRET or redact_field(key, value or "-") == "***"]
+    return told + [text.strip() for text in server.secret_files.values()]

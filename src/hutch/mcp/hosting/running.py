@@ -13,20 +13,32 @@ from typing import Any, TypeVar
 import msgspec
 from mcp import MCPError
 from mcp.shared.dispatcher import ProgressFnT
-from mcp.types import CONNECTION_CLOSED, REQUEST_TIMEOUT, InitializeResult, Request, ServerNotification
+from mcp.types import (
+    CONNECTION_CLOSED,
+    REQUEST_TIMEOUT,
+    CallToolRequest,
+    CallToolRequestParams,
+    CallToolResult,
+    InitializeResult,
+    Request,
+    ServerNotification,
+)
 from pydantic import BaseModel, TypeAdapter
 
 from hutch.api import Box
 from hutch.config.mcp import McpTable
-from hutch.errors import HutchError, ServerFailed
+from hutch.errors import HutchError, NotFound, ServerFailed
 from hutch.logs import HIDDEN, log, redact, redact_field
 from hutch.mcp.hosting import remote
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.lines import Preview
 from hutch.mcp.hosting.questions import Flying
+from hutch.mcp.hosting.receipts import receipted
 from hutch.mcp.hosting.registry import Entry
 from hutch.mcp.hosting.starting import Callbacks, Making, Run, ended_as
 from hutch.model.mcp import McpFailure, McpServer, McpServerInfo, Phase, ServerState, Transport
+from hutch.model.results import Cause
+from hutch.policy.servers import offers
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -53,6 +65,7 @@ class Supervisor:
         """What it said of itself when it last started."""
         self.flying = Flying()
         self._settings = settings
+        self._notes = boxes.notes
         self._changed = changed
         """Told when it comes up: what it offers may be new."""
         self._heard = heard
@@ -110,19 +123,35 @@ class Supervisor:
             if error.error.code == REQUEST_TIMEOUT:
                 raise ServerFailed(
                     f"MCP server {self.name} did not answer {request.method} within {limit:g} s",
-                    remedy="raise tool_timeout_sec", details={"server": self.name, "phase": Phase.TOOL_CALL},
+                    remedy="raise tool_timeout_sec",
+                    details={"server": self.name, "phase": Phase.TOOL_CALL, "cause": Cause.TIMEOUT},
                 ) from error  # fmt: skip
             raise
         finally:
             self._asked -= 1
 
+    async def call_tool(
+        self, params: CallToolRequestParams, progress: ProgressFnT | None = None
+    ) -> CallToolResult:  # fmt: skip
+        """Call one of the tools that it offers; NotFound for any other. Each call leaves a receipt."""
+        async with receipted(self._notes, self.name, params.name) as calling:
+            calling.box = self._where[0]
+            if not offers(self.entry.server, params.name):
+                raise NotFound(f"MCP server {self.name} has no tool {params.name}")
+            run = await self.ready()
+            calling.box = run.box.id if run.box is not None else ""
+            result = await self.request(CallToolRequest(params=params), CallToolResult, progress)
+            calling.answered(result)
+            return result
+
     async def _lost(self, run: Run) -> ServerFailed:
         if run.ended is not None:
             await asyncio.wait({run.ended}, timeout=PING_SECONDS)
-            if run.ended.done():
+            if run.ended.done() and not run.ended.cancelled():
                 return self._named(ended_as(run.ended, Phase.TOOL_CALL, self.preview))
+        why = f": {run.streams.overflow.message}" if run.streams is not None and run.streams.overflow else ""
         return self._named(
-            ServerFailed("its connection ended while it worked on this", details={"phase": Phase.TOOL_CALL})
+            ServerFailed(f"its connection ended while it worked on this{why}", details={"phase": Phase.TOOL_CALL})
         )
 
     def info(self) -> McpServerInfo:
@@ -133,7 +162,8 @@ class Supervisor:
             boxed=server.transport is Transport.STDIO, box=box, job=job, retries=self._retries, starts=self._starts,
             since=self._since, error=self._error, start=server.start, share=server.share,
             command=shown_command(server) if server.command else (),
-            url=redact(remote.address(server.url)) if server.url else "", env=tuple(server.env), files=self._files,
+            url=redact(remote.address(server.url)) if server.url else "", env=tuple(server.env),
+            secret_files=tuple(server.secret_files), files=self._files,
             tools=self.tools, origin=self.entry.origin, description=server.description,
         )  # fmt: skip
 

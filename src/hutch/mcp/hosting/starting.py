@@ -4,6 +4,7 @@ Each phase has its own time and its own error, and whatever happens, what an ear
 """
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -20,13 +21,13 @@ from hutch.api import Box, Job
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, NotRunnable, ServerFailed
 from hutch.logs import log
-from hutch.mcp.hosting import projects, remote
+from hutch.mcp.hosting import projects, remote, secret_files
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.installing import Installer
 from hutch.mcp.hosting.lines import LineStreams, Preview
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.mcp import Phase, Transport
-from hutch.model.results import Cause, Result
+from hutch.model.results import Cause, Result, Verdict
 
 T = TypeVar("T")
 
@@ -112,6 +113,7 @@ class Making:
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
+        self.preview.begin()
         self._reached(Phase.SESSION_CREATE)
         project = await _within(Phase.SESSION_CREATE, START_SECONDS, asyncio.to_thread(projects.infer, server))
         room = await _within(
@@ -122,6 +124,7 @@ class Making:
         installer = Installer(room, self.name, server, project, self.settings, self.preview)
         launch = await _within(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
         self._reached(Phase.PROCESS_START, room.box.id)
+        await _within(Phase.PROCESS_START, START_SECONDS, secret_files.place(room.box, server.secret_files))
         starting = room.box.start(
             launch.argv, cwd=launch.cwd, env=launch.env, name=f"mcp-{self.name}", follow=True
         )  # fmt: skip
@@ -238,9 +241,23 @@ def ended_as(ended: "asyncio.Task[Result]", phase: Phase, preview: Preview) -> S
     else:
         message = f"its process ended: {verdict.message or verdict.cause}"
     return ServerFailed(
-        message + _said(preview), remedy=verdict.remedy or "see `hutch mcp-server logs`",
+        message + _said(preview), remedy=_remedy(verdict, preview.tail()),
         details={"phase": phase, "cause": verdict.cause, "exit_code": result.exit_code, "signal": result.signal},
     )  # fmt: skip
+
+
+_MISSING = re.compile(r"No module named '([\w.]+)|Cannot find (?:module|package) '([^']+)")
+"""What Python and Node say of a dependency that nobody has installed."""
+
+
+def _remedy(verdict: Verdict, said: str) -> str:
+    """For whoever writes definitions of servers."""
+    if verdict.cause is Cause.OOM:
+        return "raise memory_mb in its definition (`--memory`)"
+    if missing := _MISSING.search(said):
+        name = missing[1] or missing[2]
+        return f"list {name} in requirements.txt, pyproject.toml or package.json of its project: Hutch installs that"
+    return verdict.remedy or "the lines before that: `hutch mcp-server logs NAME`, where `hutch serve` runs it"
 
 
 def _said(preview: Preview) -> str:

@@ -27,6 +27,7 @@ def tool_of(schema: Mapping[str, Any], world: World) -> Tool:
         name=schema["name"],
         description=schema["description"],
         input_schema=schema["inputSchema"],
+        output_schema=schema.get("outputSchema"),
         annotations=ToolAnnotations(
             read_only_hint=read_only,
             destructive_hint=not read_only and (world.host_files or schema["name"] in _ENDS_BOXES),

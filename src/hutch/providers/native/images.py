@@ -6,10 +6,11 @@ directory named by its digest; `oci:NAME` is an image of the store, one director
 
 import asyncio
 import contextlib
+import errno
 import os
 from typing import TYPE_CHECKING, NamedTuple
 
-from hutch.errors import HutchError, Invalid, NotFound, Refused
+from hutch.errors import EngineError, HutchError, Invalid, NotFound, Refused
 from hutch.images.settings import ImageSettings
 from hutch.model.images import ImageDefaults
 from hutch.model.places import CheckedMount
@@ -140,6 +141,10 @@ class Images:
         except HutchError:
             raise
         except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                message = f"image {reference!r} cannot be prepared: {error}"
+                remedy = f"free space on the file system of {self._cache}, or set HUTCH_STATE_DIR to another"
+                raise EngineError(message, op="create", remedy=remedy) from error
             raise NotFound(f"image {reference!r} cannot be used: {error}", op="create") from error
         raise Invalid(f"image {reference!r} is none of host, dir:PATH, tar:PATH, oci:REF", op="create")
 

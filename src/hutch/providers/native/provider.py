@@ -198,14 +198,13 @@ class NativeProvider(Provider):
         if key not in self._spawners:
             os.makedirs(self._run, 0o700, exist_ok=True)
             name = _group_name(keeper)
-            uplink = network is not None and {"instance": f"{keeper}:{','.join(network)}", "allow_private": network}
             self._spawners[key] = Spawners(
                 {
                     "keeper": keeper,
                     "groups": name,
                     "run": self._run,
                     "without": sorted(self._without),
-                    "network": uplink,
+                    "network": network is not None and {"allow_private": network},
                 }
             )
         return self._spawners[key]
@@ -341,12 +340,22 @@ class NativeProvider(Provider):
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
         from hutch.providers.native import group_sweep
+        from hutch.providers.native.network import uplink
+        from hutch.providers.native.network.firewall import FirewallError
 
         if not dry_run:
             await leftovers.sweep(self._run)
         found = await asyncio.to_thread(self._found)
         groups = await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
-        return groups + await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
+        drafts = await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
+        try:
+            return groups + drafts + await asyncio.to_thread(uplink.sweep, dry_run=dry_run)
+        except (OSError, FirewallError) as error:
+            raise EngineError(
+                f"what a dead keeper left of the network of its boxes cannot be removed: {error}",
+                op="prune",
+                remedy="install nftables; `ip link` shows the links hv*, `nft list tables` the tables hutch_*",
+            ) from error
 
     async def close(self) -> None:
         await self._guards.close()

@@ -83,6 +83,9 @@ class Spawner:
         for stem in (*self._waiting, *self._busy.values()):
             if not _serves(stem):
                 self._nursery.end(stem)
+        self._waiting.clear()
+        self._busy.clear()  # nobody is there to be answered
+        self._reap()  # boxes that have just ended have no more use for the uplink
         self._nursery.close()
 
     def _timeout(self) -> float:
@@ -321,4 +324,4 @@ def _open_uplink(wanted: dict[str, Any], ranged: bool) -> "Uplink":
     from hutch.providers.native.network.uplink import Uplink, leave_machine_network
 
     porter = None if ranged else leave_machine_network()
-    return Uplink(wanted["instance"], wanted["allow_private"], porter=porter)
+    return Uplink(wanted["allow_private"], porter=porter)

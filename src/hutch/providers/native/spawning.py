@@ -175,7 +175,7 @@ class Spawners:
     def __init__(self, options: dict[str, Any]) -> None:
         self._options = options
         self._spawners: list[Spawner] = []
-        # An uplink carries its keeper's name, so that there can be only one.
+        # An uplink takes processes of its own and a share of the machine's addresses: one is enough.
         self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
 
     async def create(self, message: wire.Message, fds: list[int]) -> Begun:

@@ -27,7 +27,7 @@ def available() -> Availability:
     """How an uplink of this process would work. To be asked before `leave_machine_network`."""
     if firewall.find_program("nft") is None:
         return Availability(False, ROUTED, "nft is not installed", "install the package nftables")
-    if not _privileged():
+    if not privileged():
         return _pasta_available(lambda: _opens(TUN))
     obstacle = _routing_obstacle()
     if not obstacle:
@@ -45,7 +45,8 @@ def own_tun_possible() -> bool:
     return _holds(_CAP_SYS_ADMIN, _CAP_MKNOD)
 
 
-def _privileged() -> bool:
+def privileged() -> bool:
+    """Whether the machine's own links and tables are ours to change."""
     return _holds(_CAP_NET_ADMIN, _CAP_SYS_ADMIN)
 
 

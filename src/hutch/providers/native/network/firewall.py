@@ -1,4 +1,4 @@
-"""The one nftables table of an instance: what may leave a box, and what may reach one.
+"""The one nftables table of an uplink: what may leave a box, and what may reach one.
 
 Rules match interfaces by the prefix of their name, so a new box needs no change here. An `accept` in this table does
 not overrule another table's drop: the machine's own firewall keeps the last word.
@@ -8,7 +8,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from hutch.providers.native import kernel
@@ -110,8 +110,18 @@ def apply(script: str) -> None:
     _nft(["-f", "-"], script)
 
 
+def apply_from(enter: Callable[[], None], script: str) -> None:
+    """The same in another namespace: `enter` moves the child there, before it becomes nft."""
+
+    def prepare() -> None:
+        enter()
+        _keep_net_admin()
+
+    _nft(["-f", "-"], script, prepare)
+
+
 def tags() -> set[str]:
-    """The tags of the instances that have a table in this namespace."""
+    """The tags of the uplinks that have a table in this namespace."""
     listing = json.loads(_nft(["-j", "list", "tables"], ""))
     names = (entry.get("table", {}).get("name", "") for entry in listing.get("nftables", []))
     return {name.removeprefix("hutch_") for name in names if re.fullmatch(r"hutch_[0-9a-f]{6}", name)}
@@ -134,7 +144,7 @@ def _keep_net_admin() -> None:
     kernel.prctl(kernel.PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_NET_ADMIN)
 
 
-def _nft(arguments: list[str], script: str) -> str:
+def _nft(arguments: list[str], script: str, prepare: Callable[[], None] | None = None) -> str:
     program = find_program("nft")
     if program is None:
         raise FirewallError("nft is not installed")
@@ -144,7 +154,7 @@ def _nft(arguments: list[str], script: str) -> str:
         capture_output=True,
         text=True,
         check=False,
-        preexec_fn=_keep_net_admin if os.geteuid() else None,
+        preexec_fn=prepare or (_keep_net_admin if os.geteuid() else None),
     )
     if done.returncode:
         raise FirewallError(f"nft refused: {done.stderr.strip()[:500]}")

@@ -147,11 +147,15 @@ def _refusal(flags: int, body: bytes, what: str) -> OSError | None:
     return OSError(-code, reason, what)
 
 
-class Netlink:
-    """A route socket of the namespace the caller stands in when it is made."""
+def route_socket() -> socket.socket:
+    return socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
 
-    def __init__(self) -> None:
-        self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
+
+class Netlink:
+    """A route socket of the namespace the caller stands in when it is made, or one that was made elsewhere."""
+
+    def __init__(self, made: socket.socket | None = None) -> None:
+        self._socket = made or route_socket()
         self._socket.setsockopt(_SOL_NETLINK, _CAP_ACK, 1)
         self._socket.setsockopt(_SOL_NETLINK, _EXT_ACK, 1)
         self._sequence = 0

@@ -1,8 +1,10 @@
-"""The porter's own life: unprivileged, in the machine's network namespace, until its spawner goes.
+"""The porter's own life: unprivileged, in the machine's network namespace, until its spawner and its boxes have gone.
 
 See porter.py for why it is a process. Everything it starts ends with it.
 """
 
+import contextlib
+import errno
 import json
 import os
 import resource
@@ -12,19 +14,21 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 from typing import Any, NoReturn
 
 from hutch.providers.native import kernel
-from hutch.providers.native.network import rootless
+from hutch.providers.native.network import presence, rootless
 from hutch.providers.native.network.availability import TUN, own_tun_possible
 from hutch.providers.native.network.dns import Forwarder, Resolvers
-from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.firewall import FirewallError, find_program
 from hutch.providers.native.network.netlink import Netlink
+from hutch.providers.native.network.refusing import Refusing
+from hutch.providers.native.network.wiring import joined
 
 NOBODY = 65534
 _MESSAGE = 1 << 20
-_RTMGRP_IPV4_IFADDR = 0x10
+_RTMGRP_LINK, _RTMGRP_IPV4_IFADDR = 0x1, 0x10
 
 # No port of the box is opened on the machine, none of the machine's in the box, and the gateway's address does not
 # mean "the machine's loopback", as it does by default.
@@ -41,11 +45,9 @@ def live(channel: int, parent: int) -> NoReturn:
         kernel.close_from(4)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         _drop_privileges()
-        # After the change of identity, which clears it. The spawner's end of the channel may live on in a fork of
-        # the spawner, so its closing is not enough of a sign.
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+        spawner = os.pidfd_open(parent)
         if os.getppid() == parent:
-            _Porter(socket.socket(fileno=3)).run()
+            _Porter(socket.socket(fileno=3), spawner).run()
         status = 0
     except SystemExit:
         status = 0
@@ -91,12 +93,19 @@ def _drop_privileges() -> None:
 class _Porter:
     """One selector, and whatever the spawner asked for."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, spawner: int) -> None:
         self._channel = channel
+        self._spawner = spawner
         self._selector = selectors.DefaultSelector()
         self._selector.register(channel, selectors.EVENT_READ, self._obey)
+        # The spawner's end of the channel may live on in a fork of the spawner: its closing is not enough of a sign.
+        self._selector.register(spawner, selectors.EVENT_READ, self._left_alone)
         self._network = Netlink()
-        self._pool = IPv4Network("0.0.0.0/0")
+        self._alone = False
+        self._tag, self._name = _new_name()
+        self._addresses: list[IPv4Address] = []
+        self._links: tuple[Netlink, socket.socket] | None = None
+        self._refusing: Refusing | None = None
         self._forwarder: Forwarder | None = None
         self._pasta: subprocess.Popen[bytes] | None = None
         self._pasta_words = -1
@@ -118,36 +127,73 @@ class _Porter:
                 self._pasta.kill()  # it may be the init of a pid namespace, deaf to SIGTERM
 
     def _obey(self) -> None:
+        if self._alone:
+            return
         data, descriptors = receive(self._channel)
         if not data:
-            sys.exit(0)
+            self._left_alone()
+            return
         order = json.loads(data)
         try:
             self._do(order, descriptors)
-        except OSError as error:
+        except (OSError, FirewallError) as error:
             self._tell({"error": f"network porter, {order['do']}: {error}"})
 
     def _do(self, order: dict[str, Any], descriptors: list[int]) -> None:
         match order["do"]:
             case "survey":
-                self._pool = IPv4Network(order["pool"])
-                self._tell_survey()
+                self._survey(IPv4Network(order["pool"]))
             case "namespace":
                 self._make_namespace()
             case "forward":
                 self._forward(order, descriptors)
+            case "watch":
+                reading, hearing = (socket.socket(fileno=each) for each in descriptors)
+                self._links = Netlink(reading), hearing
+                self._tell({})
             case "carry":
-                self._carry(order["pid"], order["interface"])
+                self._carry(order["pid"])
             case "settled":
                 self._end_anchor()
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))
 
-    def _tell_survey(self) -> None:
-        addresses = [str(each) for each in self._network.addresses()]
-        routes = [str(each) for each in self._network.routes() if each.overlaps(self._pool)]
-        self._tell({"addresses": addresses, "routes": routes, "namespace": network_namespace()})
+    def _survey(self, pool: IPv4Network) -> None:
+        self._addresses = self._network.addresses()
+        addresses = [str(each) for each in self._addresses]
+        routes = [str(each) for each in self._network.routes() if each.overlaps(pool)]
+        self._tell({"tag": self._tag, "addresses": addresses, "routes": routes, "namespace": network_namespace()})
+
+    def _left_alone(self) -> None:
+        """The spawner has ended. Its boxes may live on, and the last of them ends us."""
+        if self._alone:
+            return
+        self._alone = True
+        for each in (self._channel, self._spawner):
+            self._selector.unregister(each)
+        self._channel.close()
+        if self._links is None:
+            sys.exit(0)
+        _, hearing = self._links
+        hearing.setblocking(False)
+        hearing.bind((0, _RTMGRP_LINK))
+        self._selector.register(hearing, selectors.EVENT_READ, self._links_changed)
+        self._end_unless_joined()
+
+    def _links_changed(self) -> None:
+        assert self._links is not None
+        try:
+            self._links[1].recv(65536)
+        except OSError as error:
+            if error.errno != errno.ENOBUFS:  # more has happened than the kernel kept: we look ourselves
+                raise
+        self._end_unless_joined()
+
+    def _end_unless_joined(self) -> None:
+        assert self._links is not None
+        if not joined(self._tag, self._links[0].links()):
+            sys.exit(0)
 
     def _make_namespace(self) -> None:
         """A child that sits in new user and network namespaces until pasta, too, has entered them."""
@@ -178,13 +224,13 @@ class _Porter:
         self._forwarder = Forwarder(self._selector, resolvers, datagrams, listener, IPv4Network(order["share"]))
         self._tell({})
 
-    def _carry(self, pid: int, interface: str) -> None:
+    def _carry(self, pid: int) -> None:
         program = find_program("pasta")
         if program is None:
             raise OSError(0, "pasta is not installed")
         self._pasta_words = os.memfd_create("pasta")
         self._pasta = subprocess.Popen(
-            [program, *_PASTA, "--ns-ifname", interface, str(pid)],
+            [program, *_PASTA, "--ns-ifname", f"hv{self._tag}up", str(pid)],
             stdin=subprocess.DEVNULL,
             stdout=self._pasta_words,
             stderr=self._pasta_words,
@@ -193,14 +239,21 @@ class _Porter:
         )
         watch = os.pidfd_open(self._pasta.pid)
         self._selector.register(watch, selectors.EVENT_READ, self._pasta_ended)
+        self._refusing = Refusing(pid, self._tag, self._addresses)
         self._watch_addresses()
-        self._tell_survey()  # from here on no change is missed
+        self._refusing.renew(self._network.addresses())  # from here on no change is missed
+        self._tell({})
 
     def _pasta_ended(self) -> None:
         assert self._pasta is not None
         status = self._pasta.wait()
         words = os.pread(self._pasta_words, 2000, 0).decode(errors="replace").strip()
-        self._tell({"error": f"pasta ended with status {status}: {words}"})
+        self._fail(f"pasta ended with status {status}: {words}")
+
+    def _fail(self, reason: str) -> NoReturn:
+        """Nothing is carried any more; whoever can still hear it is told why."""
+        with contextlib.suppress(OSError):
+            self._tell({"error": reason})
         sys.exit(1)
 
     def _watch_addresses(self) -> None:
@@ -211,8 +264,22 @@ class _Porter:
         self._selector.register(events, selectors.EVENT_READ, lambda: self._addresses_changed(events))
 
     def _addresses_changed(self, events: socket.socket) -> None:
-        events.recv(65536)
-        self._tell_survey()
+        assert self._refusing is not None
+        with contextlib.suppress(OSError):  # more has happened than the kernel kept: we look ourselves
+            events.recv(65536)
+        try:
+            self._refusing.renew(self._network.addresses())
+        except (OSError, FirewallError) as error:  # better no way out than one to the machine itself
+            self._fail(f"the machine's new address could not be refused: {error}")
+
+
+def _new_name() -> tuple[str, socket.socket]:
+    """A tag that no other uplink of the machine has, held before anything bears it."""
+    while True:
+        tag = os.urandom(3).hex()
+        name = presence.hold(tag)
+        if name is not None:
+            return tag, name
 
 
 def _sit_in_namespaces(told: int) -> NoReturn:

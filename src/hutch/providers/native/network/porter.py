@@ -1,9 +1,10 @@
 """The spawner's handle on its porter, the one process of an uplink that stays on the machine's own network.
 
 The porter forwards DNS, keeps pasta where pasta carries the traffic, and tells which addresses the machine has.
-It is a process of its own, and not part of the spawner's loop, for two reasons. It parses what boxes send, and the
-spawner may be root. And a rootless spawner has left the machine's network namespace for good, while resolvers such
-as 127.0.0.53 answer only there; so the porter is forked before the spawner leaves.
+It is a process of its own, and not part of the spawner's loop, for three reasons. It parses what boxes send, and the
+spawner may be root. A rootless spawner has left the machine's network namespace for good, while resolvers such as
+127.0.0.53 answer only there; so the porter is forked before the spawner leaves. And boxes outlive their keeper, with
+whom the spawner goes: the porter stays until the last of its boxes has ended.
 """
 
 import contextlib
@@ -29,6 +30,8 @@ class PorterGone(Exception):
 class Survey:
     """What the machine's network namespace looked like a moment ago."""
 
+    tag: str
+    """Six hexadecimal digits that no other uplink there has: an interface name holds fifteen characters."""
     addresses: list[IPv4Address]
     routes: list[IPv4Network]
     """Those that overlap the pool; a machine may have a hundred thousand others."""
@@ -72,27 +75,30 @@ class Porter:
         self._send(message, [each.fileno() for each in listeners])
         self._receive()
 
-    def carry(self, pid: int, interface: str) -> Survey:
+    def watch(self, links: Sequence[socket.socket]) -> None:
+        """Where the links of boxes end: two route sockets. While there are any, the porter outlives the spawner."""
+        self._send({"do": "watch"}, [each.fileno() for each in links])
+        self._receive()
+
+    def carry(self, pid: int) -> None:
         """Have pasta carry the traffic of the namespace `pid` is in; it is up when a default route appears.
 
-        What changes about the machine after the answer arrives as `news`.
+        The addresses that the machine had at the survey are refused there; the porter sees to those of later.
         """
-        self._send({"do": "carry", "pid": pid, "interface": interface})
-        return _survey_of(self._receive()[0])
+        self._send({"do": "carry", "pid": pid})
+        self._receive()
 
     def settled(self) -> None:
         """Pasta is in the namespace, which needs nobody else to sit in it."""
         self._send({"do": "settled"})
 
-    def news(self) -> Survey | None:
-        """What the porter has told since; None if nothing. Never blocks."""
-        latest = None
+    def listen(self) -> None:
+        """Raise what the porter has told since, which can only be its end. Never blocks."""
         self._channel.setblocking(False)
         try:
-            while True:
-                latest = _survey_of(self._receive()[0])
+            self._receive()
         except BlockingIOError:
-            return latest
+            return
         finally:
             self._channel.settimeout(_REPLY_SECONDS)
 
@@ -106,6 +112,12 @@ class Porter:
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)
         self._pidfd = -1
+
+    def leave(self) -> None:
+        """Let it live on for the boxes that are still joined."""
+        os.close(self._pidfd)
+        self._pidfd = -1
+        self._channel.close()
 
     def close(self) -> None:
         self.end()
@@ -126,4 +138,5 @@ class Porter:
 
 def _survey_of(message: dict[str, Any]) -> Survey:
     addresses = [IPv4Address(text) for text in message["addresses"]]
-    return Survey(addresses, [IPv4Network(text) for text in message["routes"]], int(message["namespace"]))
+    routes = [IPv4Network(text) for text in message["routes"]]
+    return Survey(message["tag"], addresses, routes, int(message["namespace"]))

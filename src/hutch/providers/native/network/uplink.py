@@ -7,18 +7,17 @@ carries its traffic out: a sysctl of the machine is never ours to change.
 
 import contextlib
 import errno
-import hashlib
 import os
 import re
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from hutch.providers.native import kernel
-from hutch.providers.native.network import dns, firewall, netlink, ranges, rootless, wiring
-from hutch.providers.native.network.availability import CARRIED, available
+from hutch.providers.native.network import dns, firewall, netlink, presence, ranges, rootless, wiring
+from hutch.providers.native.network.availability import CARRIED, available, privileged
 from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.outside import network_namespace
@@ -37,11 +36,6 @@ class NetworkUnavailable(Exception):
         self.remedy = remedy
 
 
-def tag_of(instance: str) -> str:
-    """Six hexadecimal digits that mark what belongs to `instance`: an interface name holds fifteen characters."""
-    return hashlib.sha256(instance.encode()).hexdigest()[:6]
-
-
 def _group(tag: str) -> int:
     return 0x68000000 | int(tag, 16)
 
@@ -58,36 +52,45 @@ def leave_machine_network() -> Porter:
     return porter
 
 
-def sweep(is_live: Callable[[str], bool]) -> list[str]:
-    """Remove what dead instances left in the machine's namespace; `is_live` is asked about each tag found.
+def sweep(*, dry_run: bool = False) -> tuple[str, ...]:
+    """Remove what dead uplinks left in the machine's namespace; returns the names of their tables.
 
-    An instance whose boxes still run is live, whether or not its spawner is: the table is what holds them.
+    One whose boxes still run is not dead, whether or not its porter is: the table is what holds them.
     """
+    if not privileged():
+        return ()  # what an ordinary user's uplink makes lies in namespaces that end with it
     with Netlink() as ours:
-        names = (re.fullmatch(r"hv([0-9a-f]{6})-\w+", name) for name in ours.links())
-        tags = {match[1] for match in names if match} | firewall.tags()
-        dead = sorted(tag for tag in tags if not is_live(tag))
-        for tag in dead:
+        names = ours.links()
+        tags = sorted(match[1] for name in names if (match := re.fullmatch(r"hv([0-9a-f]{6})-dns", name)))
+        unused = [tag for tag in tags if not wiring.joined(tag, names)]
+        return tuple(firewall.table(tag) for tag in unused if _sweep_one(ours, tag, dry_run=dry_run))
+
+
+def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
+    name = presence.hold(tag)
+    if name is None:
+        return False
+    with name:
+        if not dry_run:
             _clear(ours, tag)
-    return dead
+    return True
 
 
 def _clear(ours: Netlink, tag: str) -> None:
-    """Links first, table last: no box is ever joined to us without the table."""
+    """No box is joined any more. The table goes first: it is found by the links, should we be killed between."""
+    firewall.apply(firewall.removal(tag))
     try:
         ours.ask(netlink.delete_group(_group(tag)))
     except OSError as error:
         if error.errno != errno.ENODEV:
             raise
-    firewall.apply(firewall.removal(tag))
 
 
 class Uplink:
-    """The way out for every box of one spawner."""
+    """The way out for every box of one spawner; boxes that outlive the spawner keep it."""
 
     def __init__(
         self,
-        instance: str,
         allow_private: Sequence[str] = (),
         *,
         porter: Porter | None = None,
@@ -98,11 +101,12 @@ class Uplink:
 
         Raises NetworkUnavailable, and leaves nothing behind then.
         """
-        self.tag = tag_of(instance)
+        self.tag = ""
         self._allowed = ranges.parse(allow_private)
         self._pool = pool
         self._junction = -1
         self._broken = ""
+        self._used: set[int] = set()
         with contextlib.ExitStack() as undo:
             try:
                 self._open(undo, porter, resolv_conf)
@@ -111,10 +115,7 @@ class Uplink:
             self._undo = undo.pop_all()
 
     def wire(self, netns: int) -> Wired:
-        """Join a box's namespace, given as a descriptor, to the uplink (0.8 ms).
-
-        A box that outlived its spawner may be wired again: its old link is replaced.
-        """
+        """Join a box's namespace, given as a descriptor, to the uplink (0.8 ms)."""
         if self._broken:
             raise NetworkUnavailable(self._broken, "start a new keeper")
         for _ in range(len(self._free)):
@@ -129,12 +130,14 @@ class Uplink:
             except OSError:
                 self._free.append(slot)
                 raise
+            self._used.add(slot)
             near, far = map(str, ends)
             return Wired(slot, interface, far, near, str(ranges.nameserver(self._share)))
         raise NetworkUnavailable(f"all {ranges.capacity(self._share)} links are in use", "destroy a box first")
 
     def unwire(self, wired: Wired) -> None:
         """The box is gone or going: its link ends with its namespace, which costs us nothing."""
+        self._used.discard(wired.slot)
         self._free.append(wired.slot)
 
     def fileno(self) -> int:
@@ -144,15 +147,25 @@ class Uplink:
     def handle(self) -> bool:
         """Hear what the porter has to tell; False if the uplink is broken and to be watched no more."""
         try:
-            self._refuse_machine(self._porter.news())
-        except (PorterGone, OSError, firewall.FirewallError) as error:
+            self._porter.listen()
+        except (PorterGone, OSError) as error:
             self._broken = f"the network of boxes is down: {error}"
-            self._porter.end()  # and pasta with it: better no way out than an unfiltered one
+            self._porter.end()
         return not self._broken
 
     def close(self) -> None:
-        """Remove every trace. Boxes that still run lose their network."""
-        self._undo.close()
+        """Remove every trace; where boxes still run, leave the porter to them, and the traces to a later `sweep`."""
+        if self._used and not self._broken:
+            self._leave()
+        else:
+            self._undo.close()
+
+    def _leave(self) -> None:
+        self._undo.pop_all()
+        self._porter.leave()
+        self._links.close()
+        if self._junction >= 0:
+            os.close(self._junction)
 
     def _open(self, undo: contextlib.ExitStack, porter: Porter | None, resolv_conf: str) -> None:
         carried_pid = os.getpid()
@@ -171,6 +184,7 @@ class Uplink:
                 undo.callback(os.close, self._junction)
         self._porter = porter
         survey = porter.survey(self._pool)
+        self.tag = survey.tag
         with self._in_junction():
             if carried:
                 _forward_here(survey.namespace)
@@ -180,11 +194,13 @@ class Uplink:
             self._share = self._claim(survey)
             self._filter(survey.addresses if carried else [])
             listeners = _listen(ranges.nameserver(self._share))
+            watches = [netlink.route_socket(), netlink.route_socket()]
         porter.forward(listeners, self._share, resolv_conf)
-        for each in listeners:
+        porter.watch(watches)
+        for each in (*listeners, *watches):
             each.close()
         if carried:
-            self._refuse_machine(porter.carry(carried_pid, f"hv{self.tag}up"))
+            porter.carry(carried_pid)
             self._await_pasta()
             porter.settled()
         self._free = deque(range(ranges.capacity(self._share)))
@@ -194,12 +210,10 @@ class Uplink:
 
     def _claim(self, survey: Survey) -> IPv4Network:
         interface = f"hv{self.tag}-dns"
-        if interface in self._links.links():
-            _clear(self._links, self.tag)  # of an earlier spawner with our name
         for share in ranges.shares(self._pool, self.tag, survey.routes + self._links.routes()):
             if wiring.anchor(self._links, interface, _group(self.tag), ranges.nameserver(share), share):
                 return share
-        raise ranges.RangesFull(f"other instances have taken every part of {self._pool}")
+        raise ranges.RangesFull(f"other uplinks have taken every part of {self._pool}")
 
     def _filter(self, machine: Sequence[IPv4Address]) -> None:
         nameserver = ranges.nameserver(self._share)
@@ -207,24 +221,15 @@ class Uplink:
         self._exceptions = [*ranges.exceptions(self._refused, self._allowed), IPv4Network(nameserver)]
         rules = firewall.ruleset(self.tag, self._share, nameserver, self._refused, self._allowed)
         fill = firewall.machine_addresses(self.tag, machine)
-        firewall.apply(firewall.removal(self.tag) + rules + fill)
-        self._machine = set(machine)
+        firewall.apply(rules + fill)
 
     def _await_pasta(self) -> None:
         deadline = time.monotonic() + _PASTA_SECONDS
         while not self._links.has_default_route():
             if time.monotonic() > deadline:
                 raise PorterGone("pasta gave no route within 10 s")
-            self._refuse_machine(self._porter.news())
+            self._porter.listen()
             time.sleep(0.002)
-
-    def _refuse_machine(self, survey: Survey | None) -> None:
-        """Pasta connects from the machine, to which none of the machine's addresses is far away."""
-        if survey is None or set(survey.addresses) == self._machine:
-            return
-        with self._in_junction():
-            firewall.apply(firewall.machine_addresses(self.tag, survey.addresses))
-        self._machine = set(survey.addresses)
 
 
 def _forward_here(machine: int) -> None:

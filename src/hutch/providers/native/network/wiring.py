@@ -4,9 +4,10 @@ import array
 import errno
 import fcntl
 import os
+import re
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
@@ -67,7 +68,7 @@ def wire_box(
     EACCES, and they hold where a mistake on our side would not. Nobody in a box has CAP_NET_ADMIN to remove them.
     """
     near, far = ends
-    _add_pair(ours, netns, interface, group)
+    ours.ask(netlink.add_veth(interface, group, BOX_INTERFACE, netns))
     our_end = ours.index_of(interface)
     with inside(netns), Netlink() as theirs:
         their_end = socket.if_nametoindex(BOX_INTERFACE)
@@ -95,17 +96,9 @@ def _await_carrier(interface: str) -> None:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
-def _add_pair(ours: Netlink, netns: int, interface: str, group: int) -> None:
-    pair = netlink.add_veth(interface, group, BOX_INTERFACE, netns)
-    try:
-        ours.ask(pair)
-    except FileExistsError:
-        if interface in ours.links():
-            raise
-        # A box that outlived the process which wired it: its old link leads to a dead forwarder.
-        with inside(netns), Netlink() as theirs:
-            theirs.ask(netlink.delete_link(BOX_INTERFACE))
-        ours.ask(pair)
+def joined(tag: str, links: Iterable[str]) -> bool:
+    """Whether one of `links`, by name, leads to a box of the uplink `tag`: they end with the box."""
+    return any(re.fullmatch(rf"hv{tag}-\d+", name) for name in links)
 
 
 def anchor(ours: Netlink, interface: str, group: int, address: IPv4Address, share: IPv4Network) -> bool:

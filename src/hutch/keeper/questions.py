@@ -1,13 +1,12 @@
-"""Permission questions that wait for somebody: asked here by the tools, shown and answered by a dashboard or an API."""
+"""Permission questions that wait for somebody: asked by tools, shown and answered by an application or a dashboard."""
 
 import asyncio
 import secrets
 import time
 
 from hutch.errors import NotFound, QuotaExceeded, Timeout
+from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.record import Record
-from hutch.policy.permissions import Answer
-from hutch.tools.gate import AskRequest
 
 WAIT_SECONDS = 300.0
 MOST_WAITING = 1000
@@ -27,9 +26,16 @@ class Question(Record, frozen=True, kw_only=True):
     def text(self) -> str:
         return self.request.question
 
+    def shown(self) -> QuestionInfo:
+        asked = self.request
+        return QuestionInfo(
+            id=self.id, owner=self.owner, asked_at=self.asked_at, text=self.text, agent=asked.agent, tool=asked.tool,
+            action=asked.action, what=asked.what, reason=asked.reason, arguments=asked.arguments, box=asked.box,
+        )  # fmt: skip
+
 
 class Questions:
-    """`Tools(..., ask=questions.ask)`; whoever can answer sees `waiting()` and calls `answer(id, ...)`."""
+    """The board they hang on; whoever can answer sees `waiting()` and calls `answer(id, ...)`."""
 
     def __init__(self, wait_sec: float = WAIT_SECONDS) -> None:
         self._wait_sec = wait_sec

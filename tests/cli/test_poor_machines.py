@@ -1,0 +1,96 @@
+"""A machine that lacks something: the command line says what, and how to get it, and leaves nothing half made."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.calling import HUTCH
+
+# In namespaces of its own the program changes what it likes about its machine: a small disk, a bound of namespaces.
+POOR = """
+import os, subprocess, sys
+from hutch.providers.native import kernel
+from hutch.providers.native.network.rootless import unshare_mapped
+if os.geteuid() or sys.argv[1] == "namespaces":
+    unshare_mapped(os.geteuid(), os.getegid())
+if sys.argv[1] == "namespaces":
+    open("/proc/sys/user/max_user_namespaces", "w").write("0")
+else:
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", ".", "tmpfs", 0, "mode=0777,size=3m")
+    os.chdir(os.getcwd())
+sys.exit(subprocess.run(["sh", "-c", sys.argv[2]]).returncode)
+"""
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A directory whose path leaves room for the names of sockets."""
+    with tempfile.TemporaryDirectory(prefix="h-", dir="/tmp") as directory:
+        yield Path(directory)
+
+
+def on_a_machine_poor_in(what: str, directory: Path, script: str) -> list[Any]:
+    """The JSON lines that a script says there."""
+    environ = {
+        **os.environ, "HUTCH": shlex.join(HUTCH), "HOME": str(directory), "HUTCH_STATE_DIR": f"{directory}/s",
+        "HUTCH_RUN_DIR": f"{directory}/r",
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", POOR, what, script],
+        cwd=directory,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_a_full_disk_is_said_to_be_full_and_nothing_remains(short: Path) -> None:
+    """Issue "bad input": typed, with a remedy; and when there is space again, all is as if nothing had happened."""
+    script = """
+        dd if=/dev/zero of=fill bs=4k 2>/dev/null
+        $HUTCH run --json -- true
+        $HUTCH box create --json
+        rm fill
+        $HUTCH box list --json
+        $HUTCH prune --json
+        $HUTCH run --json -- true
+    """
+    run, create, boxes, pruned, again = on_a_machine_poor_in("disk", short, script)
+    assert run["error"]["code"] == "unavailable" and "No space left" in run["error"]["message"]
+    assert "free space" in run["error"]["remedy"]
+    assert create["error"]["code"] == "unavailable" and "free space" in create["error"]["remedy"]
+    assert boxes == {"boxes": []}
+    assert [each for each in pruned["leftovers"] if each["kind"] != "group"] == [], "groups may be anybody's"
+    assert again["exit_code"] == 0
+
+
+def test_doctor_sees_a_full_disk(short: Path) -> None:
+    (report,) = on_a_machine_poor_in("disk", short, "dd if=/dev/zero of=fill bs=4k 2>&-; $HUTCH doctor --json; :")
+    finding = next(each for each in report["findings"] if each["name"] == "state directory")
+    assert (finding["state"], "no space is left" in finding["found"]) == ("fail", True)
+    assert "HUTCH_STATE_DIR" in finding["fix"]
+
+
+def test_a_machine_without_user_namespaces_is_told_the_fix(short: Path) -> None:
+    """Lesson 34: the obstacle and the exact fix, and no box, no process, no directory of one."""
+    script = "$HUTCH run --json -- true; $HUTCH box create --json; $HUTCH doctor --json; :"
+    run, create, report = on_a_machine_poor_in("namespaces", short, script)
+    for answer in (run, create):
+        assert answer["error"]["code"] == "unavailable" and "max_user_namespaces is 0" in answer["error"]["message"]
+        assert answer["error"]["remedy"] == "sysctl -w user.max_user_namespaces=15000"
+    assert not report["usable"]
+    assert [path for path in (short / "r").rglob("*") if path.name != "keepers"] == []
+    assert not (short / "s" / "boxes").exists()

@@ -1,0 +1,184 @@
+"""Scenes with real boxes on the machine of a small world (stage.py): `python -m tests.native.network.played SCENE`."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.keeper.crashing import House, house, spawners_of
+from tests.keeper.test_restart_native import holder, make
+from tests.native.network.world import MACHINE, OUTSIDE, PORT
+
+from hutch.api import Box
+from hutch.keeper.pruning import prune
+from hutch.providers.native.network import firewall
+from hutch.providers.native.network.availability import ROUTED, available, privileged
+from hutch.providers.native.network.netlink import Netlink
+
+PATIENCE = 30.0
+KNOCK = f"""python3 -c '
+import socket, sys
+for address in sys.argv[1:]:
+    try:
+        socket.create_connection((address, {PORT}), 20).close()
+        print("connected", end=" ")
+    except OSError as error:
+        print(error.strerror, end=" ")
+' """
+CONNECT = f"""python3 -c 'import socket; socket.create_connection(("{OUTSIDE}", {PORT}), 20); print("connected")'"""
+ASK = "python3 -c 'import socket; print(socket.gethostbyname(\"example.test\"))'"
+
+SCENES: dict[str, Callable[[], None]] = {}
+
+
+def scene(play: Callable[[], None]) -> Callable[[], None]:
+    SCENES[play.__name__] = play
+    return play
+
+
+async def reached(box: Box) -> str:
+    """What answers in the outside, what the machine itself says, and a name."""
+    result = await box.exec(KNOCK + f"{OUTSIDE} {MACHINE}")
+    name = await box.exec(ASK)
+    return f"{result.stdout}{name.stdout.strip()} {result.stderr}{name.stderr}".strip()
+
+
+ONLINE = "connected No route to host 192.0.2.55"
+
+
+def names_held() -> set[str]:
+    """Of the porters that live on this machine."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return {line.split()[-1] for line in lines if "@hutch-uplink" in line}
+
+
+def left_on_the_machine() -> list[str]:
+    """Links, tables and names of uplinks."""
+    with Netlink() as link:
+        left = [name for name in link.links() if name.startswith("hv")]
+    return left + sorted(names_held()) + (sorted(firewall.tags()) if privileged() else [])
+
+
+def until_nothing_is_left(place: House) -> None:
+    assert place.traces() == []
+    assert left_on_the_machine() == []
+
+
+def until(true: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, f"waited too long until {what}"
+        time.sleep(0.02)
+
+
+def routed() -> bool:
+    """Whether boxes are joined to the machine's own namespace, where the dead leave traces."""
+    return available().how == ROUTED
+
+
+@scene
+def on() -> None:
+    """A box with a network and one without."""
+
+    async def act(place: House) -> None:
+        async with place.opened() as hutch:
+            async with hutch.box(network="on") as box:
+                assert await reached(box) == ONLINE
+            async with hutch.box(network="off") as box:
+                assert (await box.exec(KNOCK + OUTSIDE)).stdout == "Network is unreachable "
+        until_nothing_is_left(place)
+
+    with house() as place:
+        asyncio.run(act(place))
+
+
+def adopted(place: House, box_id: str) -> None:
+    """A new keeper finds the box online, gives others a network too, and all of it goes."""
+
+    async def act() -> None:
+        dead = names_held()
+        assert dead, "the porter has gone with its spawner"
+        async with place.opened() as hutch:
+            box = await hutch.attach(box_id, takeover=True)
+            assert await reached(box) == ONLINE
+            async with hutch.box(network="on") as other:
+                assert await reached(other) == ONLINE
+            assert await reached(box) == ONLINE
+            await box.destroy()
+            until(lambda: not names_held() & dead, "the porter of the dead spawner has ended")
+        async with place.opened():
+            pass  # the next keeper sweeps
+
+    asyncio.run(act())
+    until_nothing_is_left(place)
+
+
+@scene
+def killed_keeper() -> None:
+    """Its spawner ends in good order, and leaves the porter to the box."""
+    with house() as place:
+        keeper = holder(place)
+        box_id = make(keeper, network="on")
+        (spawner,) = spawners_of(keeper.pid)
+        keeper.kill()
+        until(lambda: spawner not in place.processes(), "the spawner has ended")
+        adopted(place, box_id)
+
+
+@scene
+def killed_spawner() -> None:
+    with house() as place:
+        keeper = holder(place)
+        box_id = make(keeper, network="on")
+        keeper.kill(lambda pid: [*spawners_of(pid), pid])
+        adopted(place, box_id)
+
+
+@scene
+def pruned() -> None:
+    """Nobody comes for the box: it ends by its own clock, its porter with it, and prune removes the rest."""
+
+    async def prune_all(place: House) -> list[str]:
+        found = [leftover async for leftover in prune(place.config())]
+        assert not [leftover for leftover in found if leftover.problem], found
+        return [leftover.name for leftover in found]
+
+    with house() as place:
+        keeper, other = holder(place, grace=0.5), holder(place)
+        make(keeper, network="on")
+        living = make(other, network="on")
+        keeper.kill(lambda pid: [*spawners_of(pid), pid])
+        until(lambda: len(names_held()) == 1, "the porter of the dead spawner has ended")
+        swept = asyncio.run(prune_all(place))
+        assert [name for name in swept if name.startswith("hutch_")] or not routed(), swept
+        assert other.ask(f"exec {living} {CONNECT}") == "connected"
+        assert other.ask("close") == "closed"
+        until_nothing_is_left(place)
+
+
+@scene
+def left_by_the_command_line() -> None:
+    """`hutch box create` ends at once; the box it made is online for whoever asks for it next."""
+    with house() as place:
+        environ = {"HUTCH_STATE_DIR": str(place.state), "HUTCH_RUN_DIR": str(place.run), "HOME": str(place.top)}
+
+        def hutch(*arguments: str) -> str:
+            program = [str(Path(sys.executable).with_name("hutch")), *arguments]
+            done = subprocess.run(program, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
+            return done.stdout.strip()
+
+        box_id = hutch("box", "create", "--net", "on")
+        assert hutch("box", "exec", box_id, "--", "sh", "-c", CONNECT) == "connected"
+        hutch("box", "destroy", box_id)
+        until(lambda: not names_held(), "the porter has ended")
+        hutch("prune")
+        assert left_on_the_machine() == []
+
+
+if __name__ == "__main__":
+    SCENES[sys.argv[1]]()
+    print("played")

@@ -1,0 +1,63 @@
+"""A stage for whole programs: they run on the machine of a small world, with a name server, and real boxes in it.
+
+`python -m tests.native.network.stage FORWARDING PROGRAM...`. As an ordinary user the world lies in a user namespace of
+that user's own, and the program, which is exec'd, has no power over it: it is as any ordinary user's on any machine.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.native.network.name_server import NameServer
+from tests.native.network.world import World
+
+from hutch.providers.native import kernel
+from hutch.providers.native.network.availability import TUN
+from hutch.providers.native.network.firewall import find_program
+from hutch.providers.native.network.rootless import unshare_mapped
+
+RESOLVER = "127.0.0.53"
+ROOT = Path(__file__).parents[3]
+
+
+def play(scene: str, *, forwarding: str) -> None:
+    """Run a scene of `played.py`, and fail with what it said."""
+    for program, package in (("nft", "nftables"), ("pasta", "passt")):
+        if find_program(program) is None:
+            pytest.skip(f"needs {program} (package {package})")
+    if os.geteuid() and not os.access(TUN, os.R_OK | os.W_OK):
+        pytest.skip(f"needs a {TUN} that ordinary users may open")
+    stage = [sys.executable, "-m", "tests.native.network.stage", forwarding]
+    done = subprocess.run(
+        [*stage, sys.executable, "-m", "tests.native.network.played", scene],
+        cwd=ROOT, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("played\n")
+
+
+def main(forwarding: str, *program: str) -> int:
+    if os.geteuid():
+        unshare_mapped(os.geteuid(), os.getegid())
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/tmp")))
+        directory.chmod(0o755)
+        (directory / "resolv.conf").write_text(f"nameserver {RESOLVER}\n")
+        kernel.mount(str(directory / "resolv.conf"), os.path.realpath("/etc/resolv.conf"), None, kernel.MS_BIND)
+        stack.callback(kernel.umount, os.path.realpath("/etc/resolv.conf"))
+        world = World(stack)
+        world.set_forwarding(forwarding)
+        stack.enter_context(NameServer(world.machine, RESOLVER))
+        return subprocess.run(
+            program, check=False, preexec_fn=lambda: kernel.setns(world.machine, kernel.CLONE_NEWNET)
+        ).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

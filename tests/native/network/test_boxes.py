@@ -1,0 +1,35 @@
+"""Real boxes with a network, as root and as an ordinary user: while their keeper lives, and after it was killed."""
+
+import os
+
+import pytest
+from tests.native.network.stage import play
+
+
+@pytest.fixture(params=["0", "1"], ids=["still machine", "forwarding machine"])
+def forwarding(request: pytest.FixtureRequest) -> str:
+    """Pasta carries for ordinary users in any case, for root where the machine does not forward."""
+    if os.geteuid() and request.param == "1":
+        pytest.skip("needs root: an ordinary user's boxes are not routed by the machine")
+    return str(request.param)
+
+
+def test_a_box_is_online_or_not(forwarding: str) -> None:
+    """B16, DESIGN 6: `on` reaches the outside and a resolver, not the machine; `off` reaches nothing."""
+    play("on", forwarding=forwarding)
+
+
+@pytest.mark.parametrize("killed", ["keeper", "spawner"])
+def test_a_box_keeps_its_network_when_its_keeper_is_killed(forwarding: str, killed: str) -> None:
+    """B27, DESIGN 5: boxes outlive their keeper on purpose, and the next one finds them as they were: online."""
+    play(f"killed_{killed}", forwarding=forwarding)
+
+
+def test_what_is_left_of_a_dead_network_is_pruned(forwarding: str) -> None:
+    """Lesson 10, "nobody forgotten": what is dead goes, and a live keeper's boxes stay online."""
+    play("pruned", forwarding=forwarding)
+
+
+def test_a_box_of_the_command_line_is_online_between_commands(forwarding: str) -> None:
+    """P1: a keeper that only visits leaves its boxes as they are."""
+    play("left_by_the_command_line", forwarding=forwarding)

@@ -1,0 +1,94 @@
+"""Boxes as streams of bytes: exported from one place and imported in another, over HTTP, by the client, without
+`await`, and by the command line; what is no exported box, or too large, leaves nothing."""
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from hutch import Hutch
+from hutch.errors import FileMissing, Refused
+from hutch.sync import Hutch as SyncHutch
+from tests.keeper.crashing import house
+from tests.server.serving import Client, serving
+
+SMALL = {"memory_mb": 64, "disk_mb": 32}
+
+
+async def test_a_box_moves_between_a_process_and_a_server(tmp_path: Path) -> None:
+    """B21, issue 6: the same two methods on both sides, and the file of one is the other's."""
+    with serving() as server, house() as place:
+        async with place.opened() as here, Hutch(f"unix:{server.run}/server.sock") as there:
+            async with here.box(**SMALL, labels={"a": "b"}) as box:
+                await box.files.write("deep/data", b"x" * 300_000)
+                out = await box.export(tmp_path / "one.hutch")
+            assert "workspace" in out.parts and out.size == (tmp_path / "one.hutch").stat().st_size
+            moved = await there.import_box(tmp_path / "one.hutch", name="moved")
+            assert await moved.files.read("deep/data") == b"x" * 300_000
+            assert (moved.spec.labels, moved.spec.name) == ({"a": "b"}, "moved")
+            assert (await moved.exec("echo works")).stdout == "works\n"
+            await moved.files.write("more", "2")
+            out = await moved.export(tmp_path / "two.hutch")
+            assert out.box_id == moved.id and "workspace" in out.parts
+            assert (tmp_path / "two.hutch").stat().st_mode & 0o777 == 0o600
+            back = await here.import_box(str(tmp_path / "two.hutch"))
+            assert await back.files.read_text("more") == "2"
+            observed = await there.observe(moved.id)
+            with pytest.raises(Refused):
+                await observed.export(tmp_path / "three.hutch")
+            with pytest.raises(FileMissing):
+                await there.import_box(tmp_path / "missing")
+            assert sorted(path.name for path in tmp_path.iterdir()) == ["one.hutch", "two.hutch"], "no drafts"
+            await back.destroy()
+            await moved.destroy()
+
+
+def test_the_same_without_await(tmp_path: Path) -> None:
+    with serving() as server, SyncHutch(f"unix:{server.run}/server.sock") as hutch:
+        with hutch.box(**SMALL) as box:
+            box.files.write("a", "1")
+            box.export(tmp_path / "box.hutch")
+        again = hutch.import_box(tmp_path / "box.hutch")
+        assert again.files.read_text("a") == "1"
+        again.destroy()
+
+
+def test_plain_http(tmp_path: Path) -> None:
+    """A length that was promised, a header that tells what is inside, and the body as it came makes a box."""
+    with serving() as server:
+        client = server.unix()
+        with client.box(**SMALL) as path:
+            client.good("PUT", f"{path}/files/content?path=a", b"content")
+            answer = client.call("GET", f"{path}/export")
+        assert answer.status == 200 and int(answer.headers["content-length"]) == len(answer.body)
+        assert json.loads(answer.headers["hutch-moved"])["size"] == len(answer.body)
+        made = client.call("POST", "/v1/boxes/import?name=again", answer.body)
+        assert made.status == 201 and made.headers["location"].endswith(made.json()["box"]["id"])
+        assert client.call("GET", f"{made.headers['location']}/files/content?path=a").body == b"content"
+        before = _boxes(client)
+        for body in (b"", b"no gzip", answer.body[: len(answer.body) // 2]):
+            refused = client.call("POST", "/v1/boxes/import", body)
+            assert (refused.status, refused.json()["code"]) == (400, "invalid"), refused
+        assert _boxes(client) == before
+        assert not list(Path("/tmp").glob("hutch-moving-*/box")), "nothing of it stays"
+
+
+def test_a_stream_that_would_unpack_to_more_than_an_upload_is_refused() -> None:
+    """A few kilobytes of zeros must not fill the server's disk."""
+    with serving(HUTCH_SERVER_MAX_UPLOAD_MB="1") as server:
+        client, packed = server.unix(), io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            entry = tarfile.TarInfo("workspace/zeros")
+            entry.size = 8 << 20
+            tar.addfile(entry, io.BytesIO(bytes(entry.size)))
+        assert len(packed.getvalue()) < 1 << 20
+        answer = client.call("POST", "/v1/boxes/import", packed.getvalue())
+        assert answer.json()["code"] == "quota", answer
+        assert client.call("POST", "/v1/boxes/import", bytes(2 << 20)).status == 413
+        assert _boxes(client) == []
+
+
+def _boxes(client: Client) -> list[str]:
+    return sorted(box["id"] for box in client.good("GET", "/v1/boxes")["boxes"])

@@ -1,0 +1,114 @@
+"""Two releases beside each other: a newer one may say more, an older one reads what it understands, and neither does
+less than it was asked for (DESIGN §3, §5)."""
+
+import hashlib
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from hutch import Hutch
+from hutch.errors import Invalid, Unavailable
+from hutch.keeper.ledger_sqlite import SqliteLedger
+from hutch.keeper.receipts import Receipts
+from hutch.keeper.records import SCHEMA
+from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.states import States
+from hutch.model.receipts import Receipt
+from tests.keeper.making import record
+from tests.server.serving import Server
+
+NEWER = Path(__file__).with_name("server") / "newer_release.py"
+BOX = "b" * 20
+
+
+class NewerServer(Server):
+    program = (str(NEWER),)
+
+
+async def test_a_client_reads_the_answers_of_a_newer_server() -> None:
+    """One field more in every record of every answer: an older client does all of its work."""
+    server = NewerServer()
+    try:
+        server.start()
+        assert "of_a_newer_release" in server.unix().good("GET", "/v1/status")
+        async with Hutch(f"unix:{server.run}/server.sock") as hutch:
+            async with hutch.box(memory_mb=64, labels={"a": "b"}) as box:
+                assert (await box.exec("echo 42")).stdout == "42\n"
+                await box.files.write("a", "1")
+                assert [Path(entry.path).name for entry in await box.files.list(".")] == ["a"]
+                job = await box.start("cat")
+                await job.close_stdin()
+                assert (await job.wait()).exit_code == 0
+                assert [found.id for found in await hutch.boxes()] == [box.id]
+                await box.change(memory_mb=96)
+                assert (await hutch.receipts.list(box.id))[0].op == "box.created"
+            assert (await hutch.events())[-1].kind == "gone"
+            assert (await hutch.status()).state == "ready"
+            assert await hutch.providers()
+    finally:
+        server.close()
+
+
+def test_a_server_refuses_what_it_does_not_know() -> None:
+    """A slip, or a wish of a newer client: silence would do less than was asked for."""
+    server = Server()
+    try:
+        server.start()
+        answer = server.unix().call("POST", "/v1/boxes", {"limits": {"of_a_newer_release": 1}})
+        assert answer.status == 400 and "of_a_newer_release" in answer.json()["message"]
+    finally:
+        server.close()
+
+
+async def test_a_store_of_a_newer_release_tells_its_past_and_keeps_its_boxes(tmp_path: Path) -> None:
+    """Events are read; a box's record is refused with its schema, since writing it would lose what is not known."""
+    path = tmp_path / "hutch.db"
+    store = SqliteStore(path)
+    box = await States(store).open(record())
+    await store.close()
+    with sqlite3.connect(path) as db:
+        _grow(db, "events")
+        _grow(db, "boxes", schema=SCHEMA + 1)
+    store = SqliteStore(path)
+    assert [event.kind for event in await store.events(0, 10)] == ["created"]
+    with pytest.raises(Unavailable, match=f"schema {SCHEMA + 1}, this release knows {SCHEMA}") as refused:
+        await store.get(box.id)
+    assert box.id in refused.value.message and refused.value.remedy and not refused.value.retryable
+    await store.close()
+    with sqlite3.connect(path) as db:
+        _grow(db, "boxes", schema=SCHEMA)
+    store = SqliteStore(path)
+    with pytest.raises(Invalid, match="of_a_newer_release"):
+        await store.get(box.id)
+    await store.close()
+
+
+async def test_receipts_of_a_newer_release_are_read_and_verified(tmp_path: Path) -> None:
+    """The hash is of the bytes as they were written: what they say beyond this release is covered by it too."""
+    path = tmp_path / "receipts.db"
+    ledger = SqliteLedger(path)
+    await ledger.append([Receipt(box=BOX, owner="o", at=5.0, op="exec")])
+    await ledger.close()
+    with sqlite3.connect(path) as db:
+        _grow(db, "receipts")
+        [body] = db.execute("SELECT body FROM receipts").fetchone()
+        digest = hashlib.sha256(body).hexdigest()
+        db.execute("UPDATE receipts SET hash = ?", (digest,))
+        db.execute("UPDATE chains SET head = ?", (digest,))
+    receipts = Receipts(SqliteLedger(path), mode="off")
+    assert [receipt.op for receipt in await receipts.list(BOX)] == ["exec"]
+    assert (await receipts.verify(BOX))[0].ok
+    await receipts.close()
+
+
+def _grow(db: sqlite3.Connection, table: str, **changes: object) -> None:
+    """Every body has a field more."""
+    for rowid, body in db.execute(f"SELECT {_KEYS[table]}, body FROM {table}").fetchall():
+        grown = {**json.loads(body), **changes, "of_a_newer_release": {"deep": [1]}}
+        told = json.dumps(grown, separators=(",", ":")).encode()
+        db.execute(f"UPDATE {table} SET body = ? WHERE {_KEYS[table]} = ?", (told, rowid))
+
+
+_KEYS = {"events": "seq", "boxes": "id", "receipts": "seq"}

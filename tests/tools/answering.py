@@ -1,0 +1,37 @@
+"""Every answer of a tool holds what its output schema says, and nothing that the schema does not name."""
+
+from functools import cache
+from typing import Any
+
+from jsonschema import Draft202012Validator
+
+from hutch.tools import ToolResult
+from hutch.tools.catalogue import TOOLS
+from hutch.tools.schemas import answers
+
+_KINDS = {tool.name: tool.answers for tool in TOOLS}
+
+
+def check_answer(tool: str, result: ToolResult) -> None:
+    """Of Hutch's own tools; an error is an answer too."""
+    kind = _KINDS.get(tool)
+    if kind is None:
+        return
+    assert ("error" in result.structured) == result.is_error
+    for problem in _validator(kind).iter_errors(result.structured):
+        raise AssertionError(f"{tool}: {problem.json_path}: {problem.message[:300]}")
+
+
+@cache
+def _validator(kind: type) -> Draft202012Validator:
+    return Draft202012Validator(_closed(answers(kind)))
+
+
+def _closed(schema: Any) -> Any:
+    """The same schema, for which a field that it does not name is an error."""
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    closed = {key: _closed(value) for key, value in schema.items()}
+    return {"additionalProperties": False, **closed} if isinstance(schema.get("properties"), dict) else closed
