@@ -30,6 +30,8 @@ async def test_leases_between_sessions(open_hutch: Open) -> None:
                 await box.exec("true")
             with pytest.raises(LeaseLost):
                 await box.renew()
+            with pytest.raises(LeaseLost):
+                await box.destroy()
             await taken.release()
             with pytest.raises(LeaseLost):
                 await box.exec("true")
@@ -42,6 +44,16 @@ async def test_leases_between_sessions(open_hutch: Open) -> None:
             assert lease is not None and lease.holder == "one" and lease.seconds == 600
         finally:
             await hutch.destroy(box.id, force=True)
+
+
+async def test_leaving_a_box_that_was_taken_over_does_not_end_it(open_hutch: Open) -> None:
+    """Lesson 5: the old holder's handle is worth nothing, at its end either."""
+    async with open_hutch() as hutch:
+        second = hutch.for_session("two")
+        async with hutch.for_session("one").box() as box:
+            taken = await second.attach(box.id, takeover=True)
+        assert (await taken.exec("true")).ok
+        await taken.destroy()
 
 
 async def test_looking_takes_no_lease(open_hutch: Open) -> None:

@@ -152,7 +152,7 @@ class RemoteBox:
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")
         self._close()
-        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._looking, force=True)
+        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._handle.credentials(), force=True)
 
     def _close(self) -> bool:
         """Whether the session has no other handle on the box now."""

@@ -35,10 +35,13 @@ class Handle:
         """LeaseLost if this handle was released: what comes late must not hit whoever has the box then."""
         if not self.open:
             raise LeaseLost(f"box {self.box_id} was released by this handle", remedy="attach to it again")
-        named = {name.replace("_", "-"): value for name, value in more.items()}
+        return self.credentials() | {name.replace("_", "-"): value for name, value in more.items()}
+
+    def credentials(self) -> dict[str, str]:
+        """Whose handle this is, and of which lease."""
         if self.lease is None:
-            return {"Hutch-Session": self.session, "Hutch-Observe": "true", **named}
-        return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at), **named}
+            return {"Hutch-Session": self.session, "Hutch-Observe": "true"}
+        return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at)}
 
     async def ask(self, kind: type[T], method: str, path: str = "", /, **options: Any) -> T:
         return await self.server.ask(kind, method, self.path + path, headers=self.headers(), **options)

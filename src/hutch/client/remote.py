@@ -4,7 +4,7 @@ import asyncio
 import copy
 import secrets
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,7 +17,7 @@ from hutch.client.address import address_of
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
 from hutch.client.lifeline import Rhythm, Told
-from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.reading import understood_plain
@@ -91,12 +91,13 @@ class RemoteHutch:
 
     @asynccontextmanager
     async def box(self, **spec: Any) -> AsyncIterator[RemoteBox]:
-        """A new box, destroyed at exit."""
+        """A new box, destroyed at exit, unless another session took it over meanwhile."""
         box = await self.create(**spec)
         try:
             yield box
         finally:
-            await box.destroy()
+            with suppress(LeaseLost):
+                await box.destroy()
 
     async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
         """A new box. Without a key of the caller's it has one of its own: a retry never makes two."""

@@ -4,14 +4,14 @@ import copy
 import secrets
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from hutch import logs
 from hutch.config import Config
-from hutch.errors import Gone
+from hutch.errors import Gone, LeaseLost
 from hutch.keeper import leases, moving, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
@@ -72,12 +72,13 @@ class Hutch:
 
     @asynccontextmanager
     async def box(self, **spec: Any) -> AsyncIterator[BoxHandle]:
-        """A new box, destroyed at exit."""
+        """A new box, destroyed at exit, unless another session took it over meanwhile."""
         box = await self.create(**spec)
         try:
             yield box
         finally:
-            await box.destroy()
+            with suppress(LeaseLost):
+                await box.destroy()
 
     async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
         """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""

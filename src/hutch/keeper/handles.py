@@ -10,7 +10,7 @@ from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper import changing, moving
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.live import Live
+from hutch.keeper.live import Live, taken_over
 from hutch.keeper.operations import Operation
 from hutch.keeper.recovering import recover
 from hutch.keeper.showing import shown
@@ -257,6 +257,9 @@ class BoxHandle:
         return await moving.export_box(self, file)
 
     async def destroy(self) -> None:
+        """LeaseLost if another session has the box by now: it is not ours to end any more."""
+        if self._live.held_by_another(self._session):
+            raise taken_over(self._live.record)
         self.close()
         await self._keeper.destroy(self._live.record.id)
 

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from collections.abc import Mapping
 
-from hutch.errors import BoxBroken, Conflict, LeaseLost
+from hutch.errors import BoxBroken, Conflict, Detail, LeaseLost
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import in_words
 from hutch.model.state import State
@@ -36,11 +37,7 @@ class Live:
         """Begin an operation under `epoch`; every pin needs its `unpin`."""
         record = self.record
         if record.epoch != epoch:
-            raise LeaseLost(
-                f"box {record.id} was taken over by another session",
-                remedy="attach to it again, or create a box of your own",
-                details={"epoch": record.epoch, "yours": epoch},
-            )
+            raise taken_over(record, {"epoch": record.epoch, "yours": epoch})
         if record.state is not State.RUNNING and record.state is not State.PAUSED:
             kind = BoxBroken if record.state is State.ERROR else Conflict
             raise kind(in_words(record), details={"state": str(record.state)})
@@ -69,3 +66,15 @@ class Live:
         if self.instance is None:
             raise Conflict(in_words(self.record), details={"state": str(self.record.state)})
         return self.instance
+
+    def held_by_another(self, session: str) -> bool:
+        lease = self.record.lease
+        return lease is not None and lease.holder != session and lease.live(time.time())
+
+
+def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -> LeaseLost:
+    return LeaseLost(
+        f"box {record.id} was taken over by another session",
+        remedy="attach to it again, or create a box of your own",
+        details=details,
+    )

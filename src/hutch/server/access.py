@@ -58,7 +58,7 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
     and wakes nothing; for everybody else looking is using."""
     live = await find(call)
     observes = call.caller.role is Role.OBSERVER or _observes(call)
-    if observes or (_held_by_another(live, call.caller.session) and not call.header("hutch-lease")):
+    if observes or (live.held_by_another(call.caller.session) and not call.header("hutch-lease")):
         yield Observing(call.keeper, live)
         return
     async with using(call) as handle:
@@ -105,7 +105,7 @@ def _observes(call: Call) -> bool:
 
 def refuse_if_busy(call: Call, live: Live) -> None:
     """BoxBusy while another session holds the box."""
-    if not call.caller.over_all and _held_by_another(live, call.caller.session):
+    if not call.caller.over_all and live.held_by_another(call.caller.session):
         raise BoxBusy(
             f"box {live.record.id} is held by another session",
             remedy="take it over first, or wait until its lease ends",
@@ -138,8 +138,3 @@ async def _owner_in_store(keeper: Keeper, box_id: str) -> str | None:
         return record.owner
     tombstone = await keeper.store.tombstone(BoxId(box_id))
     return tombstone.owner if tombstone is not None else None
-
-
-def _held_by_another(live: Live, session: str) -> bool:
-    lease = live.record.lease
-    return lease is not None and lease.live(time.time()) and lease.holder != session

@@ -6,6 +6,7 @@ import msgspec
 
 from hutch.errors import Gone, Invalid
 from hutch.keeper import naming
+from hutch.keeper.live import taken_over
 from hutch.keeper.showing import all_shown, shown, shown_anywhere
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
@@ -98,11 +99,14 @@ async def get(call: Call) -> Reply:
 
 
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
-    """End the box and all that is in it; what is gone already is fine."""
+    """End the box and all that is in it; what is gone already is fine. Whoever names a lease (Hutch-Lease) does not
+    end a box that another session has by now."""
     try:
         live = await find(call)
     except Gone:
         return Reply(status=204)
+    if call.header("hutch-lease") and not call.caller.over_all and live.held_by_another(call.caller.session):
+        raise taken_over(live.record)
     if not query.force:
         refuse_if_busy(call, live)
     await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}")
