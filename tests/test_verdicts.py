@@ -70,6 +70,13 @@ def test_memory_in_plain_words() -> None:
     assert (verdict.limit, verdict.peak, verdict.unit, verdict.certain) == (512, 512, "MB", True)
 
 
+def test_a_peak_beyond_the_limit_is_explained() -> None:
+    """Files in memory have room of their own, and count: "64 MB reached (peak 4160 MB)" puzzled its readers."""
+    after = Counters(oom_kills=4, pids_hits=5, memory_peak_bytes=(512 + 1024) * MB)
+    verdict = decide(by(signal.SIGKILL), before=CALM, after=after, limits=LIMITS)
+    assert verdict.message == "memory limit of 512 MB reached (peak 1536 MB, the room for files in memory included)"
+
+
 def test_a_child_that_was_killed_is_named() -> None:
     verdict = decide(ended(1), before=CALM, after=OOM, limits=LIMITS)
     assert "one of the command's processes was killed" in verdict.message

@@ -159,7 +159,9 @@ def _oom(end: End, after: Counters, limits: Limits) -> Verdict:
     peak = after.memory_peak_bytes / MB if after.memory_peak_bytes is not None else None
     reached = f"memory limit of {limits.memory_mb} MB reached"
     if peak is not None:
-        reached += f" (peak {peak:.0f} MB)"
+        # An engine that keeps a box's files in memory allows for their room besides.
+        files = ", the room for files in memory included" if peak > limits.memory_mb + 1 else ""
+        reached += f" (peak {peak:.0f} MB{files})"
     if not _by_signal(end, signal.SIGKILL):
         reached += "; one of the command's processes was killed for it"
     return Verdict(
