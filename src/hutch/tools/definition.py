@@ -52,7 +52,7 @@ def tool(
     arguments: type[A],
     *,
     example: dict[str, Any],
-    answers: type,
+    answers: type | None = None,
     read_only: bool = False,
     action: str = "",
     settles: bool = False,
