@@ -12,7 +12,7 @@ from hutch import Hutch
 from hutch.errors import FileMissing, Refused
 from hutch.sync import Hutch as SyncHutch
 from tests.keeper.crashing import house
-from tests.server.serving import Client, serving
+from tests.server.serving import Client, serving, until
 
 SMALL = {"memory_mb": 64, "disk_mb": 32}
 
@@ -88,6 +88,34 @@ def test_a_stream_that_would_unpack_to_more_than_an_upload_is_refused() -> None:
         assert answer.json()["code"] == "quota", answer
         assert client.call("POST", "/v1/boxes/import", bytes(2 << 20)).status == 413
         assert _boxes(client) == []
+
+
+def test_whoever_leaves_gets_no_box() -> None:
+    """An import that nobody waits for any more is undone, as a creation is: its box would stay until it is idle."""
+    with serving() as server:
+        client = server.unix()
+        with client.box(**SMALL, env={"BASH_ENV": "/workspace/first"}) as path:
+            whole = client.call("GET", f"{path}/export").body
+        connection = client.connect()
+        connection.request("POST", "/v1/boxes/import", _with_first(whole, b"touch /workspace/begun; sleep 1000"))
+        box = until(lambda: _boxes(client))[0]
+        until(lambda: client.call("GET", f"/v1/boxes/{box}/files/stat?path=begun").status == 200)
+        connection.close()
+        until(lambda: not _boxes(client))
+        until(lambda: not list(Path("/tmp").glob("hutch-import-*")) + list(Path("/tmp").glob("hutch-moving-*")))
+        assert '"status": 499' in server.log.read_text() or "status=499" in server.log.read_text()
+
+
+def _with_first(packed: bytes, script: bytes) -> bytes:
+    """The same box with one file more in its workspace, which every shell of it runs first."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=io.BytesIO(packed)) as source, tarfile.open(fileobj=out, mode="w:gz") as target:
+        for entry in source:
+            target.addfile(entry, source.extractfile(entry) if entry.isreg() else None)
+        first = tarfile.TarInfo("workspace/first")
+        first.size = len(script)
+        target.addfile(first, io.BytesIO(script))
+    return out.getvalue()
 
 
 def _boxes(client: Client) -> list[str]:

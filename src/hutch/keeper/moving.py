@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, Literal, TypeVar
 
 import msgspec
 
@@ -30,6 +30,7 @@ B = TypeVar("B", bound=Box)
 VERSION = 1
 MOST_BYTES = 1 << 40
 _PIECE = 1 << 18
+_LONGEST_MANIFEST = 1 << 20
 _KEPT = ("profile", "workdir", "user", "env", "labels", "read_only_root", "retention", "idle_timeout_sec", "ttl_sec",
          "allow_private", "skills", "name")  # fmt: skip
 _ENGINES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf", "/etc/mtab")
@@ -48,6 +49,10 @@ _ELSEWHERE = (
 )
 
 
+Part = Literal["workspace", "home", "system"]
+"""Nothing else: a part's name is that of a file of this machine, which is read into the box."""
+
+
 class Manifest(Record, frozen=True, kw_only=True):
     """What a file says of the box it was made from."""
 
@@ -58,7 +63,7 @@ class Manifest(Record, frozen=True, kw_only=True):
     exported_at: float
     spec: dict[str, Any]
     """As `Hutch.create` takes it."""
-    parts: tuple[str, ...]
+    parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
 
 
@@ -67,7 +72,7 @@ async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
     notes: list[str] = []
     with tempfile.TemporaryDirectory(prefix="hutch-export-", dir=Path(file).resolve().parent) as place:
         here = Path(place)
-        parts = [
+        parts: list[Part] = [
             *await _take_tree(box, here, "workspace", _workspace(box.spec, notes), notes),
             *await _take_tree(box, here, "home", await _home(box), notes),
             *await _take_system(box, here, notes),
@@ -114,8 +119,9 @@ def asked(spec: EffectiveSpec) -> dict[str, Any]:
 
 def _manifest(here: Path) -> Manifest:
     try:
-        manifest = Manifest.from_json((here / bundles.MANIFEST).read_bytes())
-    except FileNotFoundError as error:
+        with (here / bundles.MANIFEST).open("rb") as file:
+            manifest = Manifest.from_json(file.read(_LONGEST_MANIFEST))
+    except (FileNotFoundError, RecursionError) as error:
         raise Invalid("this is no exported box: it has no manifest", op="import") from error
     if manifest.version != VERSION:
         raise Invalid(f"this box was exported in format {manifest.version}; this Hutch reads {VERSION}", op="import")
@@ -155,7 +161,7 @@ async def _home(box: Box) -> str:
     return home if home.startswith("/") and home not in ("/", "/workspace", "/tmp") else ""
 
 
-async def _take_tree(box: Box, here: Path, part: str, source: str, notes: list[str]) -> list[str]:
+async def _take_tree(box: Box, here: Path, part: Part, source: str, notes: list[str]) -> list[Part]:
     if not source or not await box.files.exists(source):
         return []
     try:
@@ -167,7 +173,7 @@ async def _take_tree(box: Box, here: Path, part: str, source: str, notes: list[s
     return [part]
 
 
-async def _take_system(box: Box, here: Path, notes: list[str]) -> list[str]:
+async def _take_system(box: Box, here: Path, notes: list[str]) -> list[Part]:
     """What was changed since the box was made: the kernel stamps every change of an inode (ctime), whoever sets the
     other times. What was deleted leaves no trace and is not carried."""
     if box.spec.read_only_root:
@@ -198,7 +204,7 @@ async def _take_system(box: Box, here: Path, notes: list[str]) -> list[str]:
 # --- into a box ---------------------------------------------------------------------------------------------------
 
 
-async def _put(box: Box, here: Path, part: str, notes: list[str]) -> bool:
+async def _put(box: Box, here: Path, part: Part, notes: list[str]) -> bool:
     if part == "system":
         return await _put_system(box, here / "system.tar", notes)
     target = _workspace(box.spec, []) if part == "workspace" else await _home(box)
