@@ -3,7 +3,9 @@
 import io
 import json
 import os
+import sys
 import tarfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +80,24 @@ async def test_changes_of_a_writable_system_are_carried(tmp_path: Path) -> None:
             "changed by us\n750:root\n"
         )
         await copy.destroy()
+
+
+async def test_copies_are_removed_by_threads(tmp_path: Path) -> None:
+    """A tree of very many files must not stop the event loop, on which others wait."""
+    removers: list[tuple[str, bool]] = []
+
+    def hear(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "shutil.rmtree" and "port-" in str(arguments[0]):
+            removers.append((str(arguments[0]), threading.current_thread() is threading.main_thread()))
+
+    sys.addaudithook(hear)
+    async with Hutch() as hutch:
+        async with hutch.box(provider="native") as box:
+            await moving.export_box(box, tmp_path / "box.hutch")
+        copy, _ = await moving.import_box(hutch.create, tmp_path / "box.hutch")
+        await copy.destroy()
+    assert ["hutch-export-" in removers[0][0], "hutch-import-" in removers[-1][0]] == [True, True]
+    assert not any(on_loop for _, on_loop in removers)
 
 
 async def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:

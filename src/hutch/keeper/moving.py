@@ -12,6 +12,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import IO, Any, Literal, TypeVar
 
@@ -20,6 +21,7 @@ import msgspec
 from hutch.api import Box
 from hutch.errors import HutchError, Invalid, NotRunnable, Unsupported
 from hutch.keeper import bundles
+from hutch.keeper.whole import whole
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec, MountMode
@@ -70,8 +72,7 @@ class Manifest(Record, frozen=True, kw_only=True):
 async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
     """Write the box to `file`. The box goes on; what its processes change meanwhile may be carried or not."""
     notes: list[str] = []
-    with tempfile.TemporaryDirectory(prefix="hutch-export-", dir=Path(file).resolve().parent) as place:
-        here = Path(place)
+    async with _place("hutch-export-", Path(file).resolve().parent) as here:
         parts: list[Part] = [
             *await _take_tree(box, here, "workspace", _workspace(box.spec, notes), notes),
             *await _take_tree(box, here, "home", await _home(box), notes),
@@ -84,7 +85,7 @@ async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
             exported_at=time.time(), spec=asked(box.spec), parts=tuple(parts), notes=tuple(notes),
         )  # fmt: skip
         (here / bundles.MANIFEST).write_bytes(manifest.to_json())
-        await asyncio.to_thread(bundles.pack, here, Path(file))
+        await whole(asyncio.to_thread(bundles.pack, here, Path(file)))
     return Moved(box_id=box.id, parts=tuple(parts), notes=tuple(notes), size=Path(file).stat().st_size)
 
 
@@ -95,18 +96,29 @@ async def import_box(
     """A new box from `file`, made by `create`; `changes` are fields of the spec that win over the file's, and `most`
     bounds what it may unpack to. If a part cannot be put into the new box, that box is destroyed and the error says
     which."""
-    with tempfile.TemporaryDirectory(prefix="hutch-import-") as place:
-        here = Path(place)
-        await asyncio.to_thread(bundles.unpack, Path(file), here, most=most)
-        manifest = _manifest(here)
-        notes = [*manifest.notes]
-        box = await create(**_wanted(manifest, provider, changes, notes))
-        try:
+    box: B | None = None
+    try:
+        async with _place("hutch-import-") as here:
+            await whole(asyncio.to_thread(bundles.unpack, Path(file), here, most=most))
+            manifest = _manifest(here)
+            notes = [*manifest.notes]
+            box = await create(**_wanted(manifest, provider, changes, notes))
             parts = [part for part in manifest.parts if await _put(box, here, part, notes)]
-        except BaseException:
-            await box.destroy()
-            raise
+    except BaseException:
+        if box is not None:
+            await whole(box.destroy())
+        raise
     return box, Moved(box_id=box.id, parts=tuple(parts), notes=tuple(notes))
+
+
+@asynccontextmanager
+async def _place(prefix: str, parent: Path | None = None) -> AsyncIterator[Path]:
+    """A directory for a while. A thread removes it: a box may have very many files."""
+    made = tempfile.TemporaryDirectory(prefix=prefix, dir=parent)
+    try:
+        yield Path(made.name)
+    finally:
+        await whole(asyncio.to_thread(made.cleanup))
 
 
 def asked(spec: EffectiveSpec) -> dict[str, Any]:
@@ -168,7 +180,7 @@ async def _take_tree(box: Box, here: Path, part: Part, source: str, notes: list[
         await box.files.copy_out(source, here / part)
     except (PermissionError, Unsupported) as error:
         notes.append(f"{source} is not carried: {error}")
-        shutil.rmtree(here / part, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, here / part, ignore_errors=True)
         return []
     return [part]
 
@@ -190,7 +202,7 @@ async def _take_system(box: Box, here: Path, notes: list[str]) -> list[Part]:
         with await asyncio.to_thread(open, here / "system.tar", "wb") as file:
             async for name, piece in stream:
                 if name == "stdout":
-                    file.write(piece)
+                    await asyncio.to_thread(file.write, piece)
         reason = "" if stream.result.exit_code == 0 else "the box needs bash, GNU find and tar"
     except (NotRunnable, Unsupported) as error:
         reason = error.message

@@ -1,11 +1,10 @@
 """The ASGI application: find the route, ask the door, call the handler, send its answer or its error."""
 
-import asyncio
 import math
 import secrets
 import time
 import traceback
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
@@ -15,7 +14,7 @@ from hutch.keeper.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
 from hutch.model.record import encoded as as_json
-from hutch.server.call import JSON, NOBODY, Call, Message, Receive, Reply, Scope, Send
+from hutch.server.call import JSON, NOBODY, Call, ClientLeft, Message, Receive, Reply, Scope, Send
 from hutch.server.door import Door
 from hutch.server.mcp_door import Mounts, enter
 from hutch.server.receipts import who_of
@@ -85,6 +84,8 @@ class Exchange:
     async def _attempt(self, call: Call, scope: Scope, receive: Receive) -> None:
         try:
             await self._answer(call, scope, receive)
+        except ClientLeft:
+            self._status = self._status or CLIENT_LEFT
         except HutchError as error:
             await self._fail(call, error)
         except Exception as error:  # the boundary of a request: a defect of ours is reported, and the server goes on
@@ -123,34 +124,12 @@ class Exchange:
         with called_by(who_of(call.caller, self._request)):
             taken = await route.parse(call)
             if route.long:
-                await self._while_there(call, self._work(call, route, taken))
+                await call.while_there(self._work(call, route, taken))
             else:
                 await self._work(call, route, taken)
 
     async def _work(self, call: Call, route: Route, taken: dict[str, Any]) -> None:
         await self._send(await route.handler(call, **taken))
-
-    async def _while_there(self, call: Call, work: Coroutine[Any, Any, None]) -> None:
-        """Work that ends when the client leaves: a command is killed, a stream closed. The body was read before,
-        because the end of the connection is seen only behind it."""
-        left = asyncio.ensure_future(call.left())
-        try:
-            async with asyncio.timeout(None) as there:
-
-                def gone(_: object) -> None:
-                    there.reschedule(0.0)
-
-                left.add_done_callback(gone)
-                try:
-                    await work
-                finally:
-                    left.remove_done_callback(gone)
-        except TimeoutError:
-            if not there.expired():
-                raise
-            self._status = self._status or CLIENT_LEFT
-        finally:
-            left.cancel()
 
     # --- sending --------------------------------------------------------------------------------------------
 

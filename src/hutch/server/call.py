@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -32,6 +32,10 @@ NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="")
 """Before the door was asked."""
 SLOWEST = 64 << 10
 """Bytes of a body for which it gets one more second."""
+
+
+class ClientLeft(Exception):
+    """Nobody waits for an answer any more."""
 
 
 @dataclass(slots=True)
@@ -147,7 +151,29 @@ class Call:
             raise Invalid("the client left before its body had ended")
         return message
 
-    async def left(self) -> None:
+    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Work that ends when the client leaves (ClientLeft): a command is killed, a stream closed, a new box undone.
+        The body was read before, because the end of the connection is seen only behind it."""
+        left = asyncio.ensure_future(self._leaving())
+        try:
+            async with asyncio.timeout(None) as there:
+
+                def gone(_: object) -> None:
+                    there.reschedule(0.0)
+
+                left.add_done_callback(gone)
+                try:
+                    return await work
+                finally:
+                    left.remove_done_callback(gone)
+        except TimeoutError:
+            if not there.expired():
+                raise
+        finally:
+            left.cancel()
+        raise ClientLeft
+
+    async def _leaving(self) -> None:
         """Returns when the client has gone. Only after the body was read."""
         while not self._left:
             self._left = (await self._receive())["type"] == "http.disconnect"

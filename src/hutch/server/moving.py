@@ -57,10 +57,11 @@ async def import_stream(call: Call, query: ImportQuery) -> Reply:
     place = tempfile.TemporaryDirectory(prefix=_PREFIX)
     try:
         await _received(call.pieces(most), _file(place))
-        box, moved = await import_box(
+        making = import_box(
             create, _file(place), provider=query.provider, most=most, profile=query.profile, image=query.image,
             name=query.name,
         )  # fmt: skip
+        box, moved = await call.while_there(making)
         box.close()
     finally:
         await asyncio.to_thread(place.cleanup)
