@@ -82,6 +82,54 @@ def test_boxes_are_the_servers(either: Home, server: Server) -> None:
     assert either.told("box", "resume", "named-again")["state"] == "running"
 
 
+def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path) -> None:
+    """S10, issue 6: out of a server and back, with another name and --keep; what is wrong with the caller's own file
+    is told as that, and nothing of the server's own paths."""
+    file = tmp_path / "mover.hutch"
+    either.good("box", "create", "--name", "mover", "--label", "a=b")
+    either.good("box", "exec", "mover", "--", "sh", "-c", "echo content >file")
+    told = either.told("box", "export", "mover", str(file))
+    assert (told["parts"], told["size"]) == (["workspace", "home"], file.stat().st_size)
+    assert file.stat().st_mode & 0o077 == 0, "what is in a box is its owner's"
+    moved = either.good("box", "import", str(file), "--name", "moved", "--keep", "2h").strip()
+    assert either.good("box", "exec", "moved", "--", "cat", "file") == "content\n"
+    shown = server.unix(hutch_admin="yes").good("GET", f"/v1/boxes/{moved}")["spec"]
+    assert (shown["labels"]["a"], shown["idle_timeout_sec"]) == ("b", 7200)
+    code, refused = either.answer("box", "import", str(file), "--name", "moved")
+    assert (code, refused["error"]["code"]) == (125, "conflict")
+    (tmp_path / "text").write_text("no box")
+    for words, wrong in (
+        (("export", "mover", str(tmp_path / "none" / "file")), "file_failed"),
+        (("export", "mover", str(tmp_path)), "file_failed"),
+        (("import", str(tmp_path)), "file_failed"),
+        (("import", str(tmp_path / "none")), "file_not_found"),
+        (("import", str(tmp_path / "text")), "invalid"),
+    ):
+        code, refused = either.answer("box", *words)
+        assert (code, refused["error"]["code"]) == (125, wrong), refused
+        assert "hutch-moving" not in refused["error"]["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mover.hutch", "text"], "no drafts"
+    either.good("box", "destroy", "mover")
+    either.good("box", "destroy", "moved")
+
+
+def test_an_exported_box_is_its_owners(home: Home, server: Server, tmp_path: Path) -> None:
+    """P8: another owner's box is not there, an observer may neither take nor bring one."""
+    home.good("box", "create", "--name", "private")
+    home.good("box", "export", "private", str(tmp_path / "box"))
+    box = home.told("box", "show", "private")["id"]
+    for role, owner, words, wrong in (
+        ("user", "other", ("export", box, str(tmp_path / "theirs")), "not_found"),
+        ("observer", "cli", ("export", box, str(tmp_path / "theirs")), "refused"),
+        ("observer", "cli", ("import", str(tmp_path / "box")), "refused"),
+    ):
+        env = home.env | {"HUTCH_KEY": server.key(role, owner)}
+        done = hutch("box", *words, "--json", env=env)
+        assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (125, wrong), done
+    assert [path.name for path in tmp_path.iterdir()] == ["box"]
+    home.good("box", "destroy", "private")
+
+
 def test_volumes_and_events(either: Home) -> None:
     """A volume is shared by boxes and outlives them; what happened is told in order, and followed as it comes."""
     either.good("volume", "create", "shared")

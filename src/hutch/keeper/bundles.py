@@ -53,7 +53,7 @@ def unpack(file: Path, place: Path, *, most: int = 1 << 40) -> None:
     except FileNotFoundError as error:
         raise FileMissing(f"there is no {file}", op="import") from error
     except (tarfile.TarError, zlib.error, EOFError, OSError, ValueError) as error:
-        raise Invalid(f"{file} is no exported box, or is cut off: {error}", op="import") from error
+        raise Invalid(f"this is no exported box, or it is cut off: {error}", op="import") from error
 
 
 class _Forward:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 
 from hutch.cli.output import emit_json, note
+from hutch.cli.own_files import own_file
 from hutch.cli.tables import amount
 from hutch.cli.visiting import add_box, attach, visit
 
@@ -25,7 +26,9 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _export(arguments: argparse.Namespace) -> int:
     async with visit(arguments) as hutch:
-        moved = await (await attach(hutch, arguments)).export(arguments.file)
+        box = await attach(hutch, arguments)
+        with own_file("export"):
+            moved = await box.export(arguments.file)
     if arguments.json:
         emit_json({"id": moved.box_id, "file": arguments.file, **moved.to_plain()})
         return 0

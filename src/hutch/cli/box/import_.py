@@ -5,7 +5,8 @@ import asyncio
 
 from hutch.cli.options import duration
 from hutch.cli.output import emit_json, note
-from hutch.cli.visiting import add_session, visit
+from hutch.cli.own_files import own_file
+from hutch.cli.visiting import add_session, is_visit, visit
 
 EPILOG = """\
 examples:
@@ -31,7 +32,12 @@ def run(arguments: argparse.Namespace) -> int:
 async def _import(arguments: argparse.Namespace) -> int:
     async with visit(arguments, grace=arguments.keep) as hutch:
         changes = {"profile": arguments.profile, "image": arguments.image, "name": arguments.name}
-        box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
+        with own_file("import"):
+            box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
+        if arguments.keep is not None and not is_visit(hutch):
+            await box.change(
+                idle_timeout_sec=arguments.keep
+            )  # a visit leaves it to the box's own clock
     if arguments.json:
         emit_json({"id": box.id, "notes": box.notes})
         return 0
