@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Invalid, Unavailable
+from hutch.client.answers import answered
+from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.receipts import Receipts
 from hutch.keeper.records import SCHEMA
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.states import States
+from hutch.model.reading import remembered
 from hutch.model.receipts import Receipt
+from hutch.model.results import Cause, JobInfo
+from hutch.model.state import State
 from tests.keeper.making import record
 from tests.server.serving import Server
 
@@ -28,14 +32,17 @@ class NewerServer(Server):
 
 
 async def test_a_client_reads_the_answers_of_a_newer_server() -> None:
-    """One field more in every record of every answer: an older client does all of its work."""
+    """One field more in every record of every answer, and states and causes that it has never heard of: an older client
+    does all of its work, and says of those that it does not know them."""
     server = NewerServer()
     try:
         server.start()
         assert "of_a_newer_release" in server.unix().good("GET", "/v1/status")
         async with Hutch(f"unix:{server.run}/server.sock") as hutch:
             async with hutch.box(memory_mb=64, labels={"a": "b"}) as box:
-                assert (await box.exec("echo 42")).stdout == "42\n"
+                result = await box.exec("echo 42")
+                assert (result.stdout, result.verdict.cause, result.ok) == ("42\n", Cause.UNKNOWN, False)
+                assert (await box.info()).state is State.UNKNOWN
                 await box.files.write("a", "1")
                 assert [Path(entry.path).name for entry in await box.files.list(".")] == ["a"]
                 job = await box.start("cat")
@@ -49,6 +56,20 @@ async def test_a_client_reads_the_answers_of_a_newer_server() -> None:
             assert await hutch.providers()
     finally:
         server.close()
+
+
+def test_an_answer_that_is_not_understood_says_what_to_do() -> None:
+    """Enums without an unknown, and forms that have changed: an error of ours, with a remedy."""
+    for data in (b'{"id": "a", "state": "asleep"}', b"[1]", b"\xff", b"no json"):
+        with pytest.raises(HutchError, match="not understood") as caught:
+            answered(data, JobInfo, "GET job")
+        assert (caught.value.op, "version" in caught.value.remedy) == ("GET job", True)
+
+
+def test_a_record_of_an_unknown_state_is_refused() -> None:
+    """A keeper must not take for lost what a newer one keeps."""
+    with pytest.raises(Invalid, match="asleep"):
+        remembered(b'"asleep"', State)
 
 
 def test_a_server_refuses_what_it_does_not_know() -> None:

@@ -1,4 +1,5 @@
-"""A server as a later release might be: `hutch serve` whose answers have one field more in every record."""
+"""A server as a later release might be: `hutch serve` whose answers have one field more in every record, and values of
+states and causes that no release has yet."""
 
 import sys
 from typing import Any
@@ -7,6 +8,8 @@ import msgspec
 
 from hutch.cli.main import main
 from hutch.model.record import encoded
+from hutch.model.results import Cause
+from hutch.model.state import State
 from hutch.server import app, commands
 
 
@@ -16,9 +19,12 @@ def grown(value: Any) -> Any:
         fields = {name: grown(getattr(value, name)) for name in value.__struct_fields__}
         return {**fields, "of_a_newer_release": {"deep": [1]}}
     if isinstance(value, dict):
-        return {name: grown(each) for name, each in value.items()}
+        # A result is plain data already when it gets here.
+        return {name: grown(Cause(each) if name == "cause" else each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [grown(each) for each in value]
+    if isinstance(value, State | Cause):
+        return f"{value}_of_a_newer_release"
     return msgspec.to_builtins(value)
 
 

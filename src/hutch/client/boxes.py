@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch.client import moving
+from hutch.client.answers import answered, answered_plain
 from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
@@ -12,7 +13,6 @@ from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command
-from hutch.model.reading import understood, understood_plain
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
@@ -58,7 +58,7 @@ class RemoteBox:
         self._handle.refuse_if_observing("exec")
         body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
         data, _ = await self._handle.once("/exec", body)
-        return understood(data, Ended).result()
+        return answered(data, Ended).result()
 
     def stream(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
@@ -131,7 +131,7 @@ class RemoteBox:
 
     async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
         told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
-        self._info = understood_plain(told["box"], BoxInfo)
+        self._info = answered_plain(told["box"], BoxInfo)
         return tuple(told["refused"])
 
     async def renew(self) -> None:

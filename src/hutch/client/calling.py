@@ -11,12 +11,12 @@ from urllib.parse import quote
 import msgspec
 
 from hutch.client.address import Address
+from hutch.client.answers import answered, answered_plain
 from hutch.client.http import Body, Broken, Response, Unreached
 from hutch.client.lifeline import Lifeline, Rhythm, Told
 from hutch.client.pool import Line, Pool
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
-from hutch.model.reading import understood, understood_plain
 from hutch.model.record import encoded
 
 T = TypeVar("T")
@@ -74,15 +74,10 @@ class Server:
         data, _ = await self.get(
             method, path, headers=headers, body=body, content=content, repeat=repeat, seconds=seconds, **query
         )
-        try:
-            if part:
-                return understood_plain(understood(data, dict[str, Any])[part], kind)
-            return understood(data or b"null", kind)
-        except (msgspec.MsgspecError, KeyError) as error:
-            raise HutchError(
-                f"the server's answer to {method} {path} is not understood: {error}",
-                remedy="use the same version of Hutch on both sides",
-            ) from error
+        op = f"{method} {path}"
+        if part:
+            return answered_plain(answered(data, dict[str, Any], op).get(part), kind, op)
+        return answered(data or b"null", kind, op)
 
     async def get(
         self, method: str, path: str, /, *, headers: Mapping[str, str], body: object = None,
@@ -182,7 +177,7 @@ class Server:
         self._reached = True
         if status != 200:
             return
-        for session, lost in understood(told, Presence).lost.items():
+        for session, lost in answered(told, Presence).lost.items():
             for box_id in lost:
                 known = self.handles.get((session, box_id))
                 if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
@@ -267,8 +262,8 @@ def _text(value: object) -> str:
 
 def _error(status: int, data: bytes) -> HutchError:
     try:
-        told = understood(data, dict[str, Any])
-    except msgspec.MsgspecError:
+        told = answered(data, dict[str, Any])
+    except HutchError:
         told = {}
     if "code" in told:
         return HutchError.of(told)

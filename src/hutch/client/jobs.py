@@ -7,11 +7,11 @@ from typing import Any
 
 import msgspec
 
+from hutch.client.answers import answered
 from hutch.client.calling import BYTES, Repeat
 from hutch.client.handle import Handle
 from hutch.client.http import Broken, Response
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
-from hutch.model.reading import understood
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
 
 FRAME = struct.Struct(">BI")
@@ -61,7 +61,7 @@ class RemoteJob:
                 async with self._handle.stream("GET", f"{self._path}/follow", accept=BYTES, **cursors) as response:
                     async for kind, data in _frames(response):
                         if kind == ERROR:
-                            raise HutchError.of(understood(data, dict[str, Any]))
+                            raise HutchError.of(answered(data, dict[str, Any]))
                         if kind in (SKIPPED_OUT, SKIPPED_ERR):
                             cursors[STREAMS[kind]] += int(data)
                             continue
@@ -174,8 +174,8 @@ class RemoteStream:
 async def started(handle: Handle, body: Mapping[str, object]) -> tuple[RemoteJob, tuple[str, ...]]:
     """A new job, and what the caller should know of it."""
     data, headers = await handle.once("/jobs", body)
-    notes = understood(headers.get("hutch-notes", "[]"), tuple[str, ...])
-    return RemoteJob(handle, understood(data, JobInfo).id), notes
+    notes = answered(headers.get("hutch-notes", "[]"), tuple[str, ...])
+    return RemoteJob(handle, answered(data, JobInfo).id), notes
 
 
 async def _put_away(handle: Handle, job: RemoteJob, *, ended: bool) -> None:

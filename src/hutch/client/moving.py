@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import IO
 
+from hutch.client.answers import answered
 from hutch.client.calling import BYTES, Repeat
 from hutch.client.handle import Handle
 from hutch.errors import FileMissing
 from hutch.model.boxes import Moved
-from hutch.model.reading import understood
 
 _PIECE = 1 << 18
 
@@ -28,7 +28,7 @@ async def export(handle: Handle, file: str | Path) -> Moved:
         draft.rename(target)
     finally:
         draft.unlink(missing_ok=True)
-    return understood(response.headers["hutch-moved"], Moved)
+    return answered(response.headers["hutch-moved"], Moved)
 
 
 async def pieces(file: str | Path) -> AsyncIterator[bytes]:

@@ -3,9 +3,9 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
+from hutch.client.answers import answered_plain
 from hutch.client.boxes import named
 from hutch.client.calling import NDJSON, Repeat, Server
-from hutch.model.reading import understood_plain
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 
 
@@ -18,14 +18,14 @@ class RemoteReceipts:
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
         page = await self._ask("GET", "/v1/receipts", box=named(box_id, "box"), after=after, limit=limit)
-        return understood_plain(page["receipts"], tuple[Receipt, ...])
+        return answered_plain(page["receipts"], tuple[Receipt, ...])
 
     async def chains(self) -> tuple[Chain, ...]:
-        return understood_plain((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
+        return answered_plain((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         found = await self._ask("POST", "/v1/receipts/verify", body={"box": box_id})
-        return understood_plain(found["chains"], tuple[ChainCheck, ...])
+        return answered_plain(found["chains"], tuple[ChainCheck, ...])
 
     async def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         headers = self._headers | {"Accept": NDJSON}

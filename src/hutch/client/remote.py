@@ -14,13 +14,13 @@ import msgspec
 
 from hutch.client import moving
 from hutch.client.address import address_of
+from hutch.client.answers import answered_plain
 from hutch.client.boxes import RemoteBox, named
 from hutch.client.calling import Repeat, Server
 from hutch.client.lifeline import Rhythm, Told
 from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
-from hutch.model.reading import understood_plain
 from hutch.model.status import Condition, Status
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class RemoteHutch:
         while len(found) < limit:
             asked = min(limit - len(found), EVENTS_AT_ONCE)
             page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=asked)
-            found += understood_plain(page["events"], list[Event])
+            found += answered_plain(page["events"], list[Event])
             after = page["cursor"]
             if len(page["events"]) < asked:
                 break
@@ -254,7 +254,7 @@ class RemoteHutch:
 
     async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
         told = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
-        return understood_plain(told["providers"], tuple[Capabilities, ...])
+        return answered_plain(told["providers"], tuple[Capabilities, ...])
 
     async def check(self) -> None:
         """Raises unless the server answers, and lets this session in."""

@@ -5,12 +5,12 @@ import asyncio
 from collections import deque
 from typing import Any, Self
 
+from hutch.client.answers import answered, answered_plain
 from hutch.client.calling import NDJSON
 from hutch.client.handle import Handle
 from hutch.client.http import Broken
 from hutch.errors import HutchError
 from hutch.model.files import Change
-from hutch.model.reading import understood, understood_plain
 
 
 class RemoteWatch:
@@ -88,7 +88,7 @@ class RemoteWatch:
             async for piece in response.pieces():
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    self._take(understood(line, dict[str, Any]))
+                    self._take(answered(line, dict[str, Any]))
                 self._news.set()
 
     def _take(self, told: dict[str, Any]) -> None:
@@ -99,4 +99,4 @@ class RemoteWatch:
                 self._changes.append(Change(path=self._path, kind="overflow"))
             self._in_place = True
         else:
-            self._changes.append(understood_plain(told, Change))
+            self._changes.append(answered_plain(told, Change))

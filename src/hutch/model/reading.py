@@ -2,9 +2,13 @@
 
 Whoever asks something of us is told of a field we do not know: it is a slip, or he means more than we would do. Answers
 and records of the past are different: what a newer release adds there must not keep an older one from the rest.
+
+A value that an enum does not have is another matter. In an answer it is the enum's `UNKNOWN`, if it has one: a caller
+is told as much as can be said. In a record it stays an error: a keeper must not treat as lost what a newer one keeps.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from enum import Enum, EnumMeta
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import msgspec
@@ -17,13 +21,16 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+OfEnum = Callable[[str, EnumMeta], object]
+"""What becomes of a value that stands where one of an enum should."""
+
 
 def understood(data: bytes | str, kind: type[T]) -> T:
     """What `encoded` wrote, here or elsewhere; raises msgspec's errors."""
     try:
         return decoded(data, kind)
     except msgspec.ValidationError:
-        return _without_unknown(decoded(data, cast(type[Any], Any)), kind)
+        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, _as_it_is)
 
 
 def understood_plain(plain: object, kind: type[T]) -> T:
@@ -31,7 +38,23 @@ def understood_plain(plain: object, kind: type[T]) -> T:
     try:
         return msgspec.convert(plain, type=kind)
     except msgspec.ValidationError:
-        return _without_unknown(plain, kind)
+        return _without_unknown(plain, kind, _as_it_is)
+
+
+def of_a_newer_release(data: bytes | str, kind: type[T]) -> T:
+    """What a server answered that may know more values than we do; raises msgspec's errors."""
+    try:
+        return decoded(data, kind)
+    except msgspec.ValidationError:
+        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, _or_unknown)
+
+
+def of_a_newer_release_plain(plain: object, kind: type[T]) -> T:
+    """The same for what is decoded already."""
+    try:
+        return msgspec.convert(plain, type=kind)
+    except msgspec.ValidationError:
+        return _without_unknown(plain, kind, _or_unknown)
 
 
 def remembered(data: bytes | str, kind: type[T]) -> T:
@@ -42,25 +65,27 @@ def remembered(data: bytes | str, kind: type[T]) -> T:
         raise Invalid(f"not a valid {kind.__name__}: {error}") from error
 
 
-def _without_unknown(plain: object, kind: type[T]) -> T:
+def _without_unknown(plain: object, kind: type[T], of_enum: OfEnum) -> T:
     from msgspec import inspect  # rarely needed
 
-    return msgspec.convert(_known(plain, inspect.type_info(kind)), type=kind, str_keys=True)
+    return msgspec.convert(_known(plain, inspect.type_info(kind), of_enum), type=kind, str_keys=True)
 
 
-def _known(value: Any, info: "inspect.Type") -> Any:
+def _known(value: Any, info: "inspect.Type", of_enum: OfEnum) -> Any:
     """The value without fields that no record in `info` has. What has the wrong form stays: converting tells of it."""
     kinds: tuple[Any, ...] = getattr(info, "types", (info,))  # of a union
     for each in kinds:
+        if isinstance(value, str) and isinstance(enum := getattr(each, "cls", None), EnumMeta):
+            return of_enum(value, enum)
         if isinstance(value, list) and hasattr(each, "item_type"):
-            return [_known(item, each.item_type) for item in value]
+            return [_known(item, each.item_type, of_enum) for item in value]
         if isinstance(value, list) and hasattr(each, "item_types") and len(value) == len(each.item_types):
-            return [_known(item, place) for item, place in zip(value, each.item_types, strict=True)]
+            return [_known(item, place, of_enum) for item, place in zip(value, each.item_types, strict=True)]
         if isinstance(value, dict) and hasattr(each, "value_type"):
-            return {name: _known(item, each.value_type) for name, item in value.items()}
+            return {name: _known(item, each.value_type, of_enum) for name, item in value.items()}
         if isinstance(value, dict) and hasattr(each, "fields") and _tagged(value, each):
             types = {field.encode_name: field.type for field in each.fields}
-            kept = {name: _known(item, types[name]) for name, item in value.items() if name in types}
+            kept = {name: _known(item, types[name], of_enum) for name, item in value.items() if name in types}
             return kept if each.tag_field is None else {each.tag_field: each.tag, **kept}
     return value
 
@@ -68,3 +93,12 @@ def _known(value: Any, info: "inspect.Type") -> Any:
 def _tagged(value: Mapping[str, object], struct: Any) -> bool:
     """Of several records, the one that the value says it is."""
     return struct.tag_field is None or value.get(struct.tag_field) == struct.tag
+
+
+def _as_it_is(value: str, enum: EnumMeta) -> object:
+    return value
+
+
+def _or_unknown(value: str, enum: EnumMeta) -> object:
+    known = [each.value for each in cast(type[Enum], enum)]
+    return value if value in known or "unknown" not in known else "unknown"

@@ -22,6 +22,8 @@ class Cause(StrEnum):
     OUTPUT_LIMIT = "output_limit"
     CANCELLED = "cancelled"
     BOX_BROKEN = "box_broken"
+    UNKNOWN = "unknown"
+    """Told by a server of a newer release; the message says what it is."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):

@@ -35,9 +35,7 @@ async def _import(arguments: argparse.Namespace) -> int:
         with own_file("import"):
             box = await hutch.import_box(arguments.file, provider=arguments.provider or "", **changes)
         if arguments.keep is not None and not is_visit(hutch):
-            await box.change(
-                idle_timeout_sec=arguments.keep
-            )  # a visit leaves it to the box's own clock
+            await box.change(idle_timeout_sec=arguments.keep)  # a visit leaves it to the box's own clock
     if arguments.json:
         emit_json({"id": box.id, "notes": box.notes})
         return 0
