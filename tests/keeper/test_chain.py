@@ -13,6 +13,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.sqlite import SqliteStore
 from hutch.model.capabilities import Capabilities
+from hutch.model.spec import Spec
 from hutch.model.spec_kinds import Isolation
 from tests.keeper.faulty import Engine, FaultyProvider
 
@@ -103,6 +104,21 @@ async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while(
         monkeypatch.setattr(breaker, "COOL_SECONDS", 0.0)
         one.fault = lambda op, box_id: None
         assert (await (await hutch.create()).info()).provider == "one", "its time is over, and it works again"
+
+
+async def test_each_box_gets_the_answer_to_its_own_spec(tmp_path: Path) -> None:
+    """Policy's last answer serves whoever asks the same again, and nobody else; secrets are not kept for that."""
+    config = Config.load(environ={}, cwd=tmp_path, state_dir=str(tmp_path / "s"), provider="one", fallback=["two"])
+    engines = Engines(config, {name: Named(Engine(), name) for name in ("one", "two")})
+    plain = (await engines.decide(Spec()))[1]
+    assert (await engines.decide(Spec()))[1] is plain
+    assert (await engines.decide(Spec(env={"A": "1"})))[1].env == {"A": "1"}
+    assert (await engines.decide(Spec()))[1] == plain
+    assert (await engines.decide(Spec(provider="two")))[1].provider == "two"
+    assert (await engines.decide(Spec(), {"one": "it failed"}))[1].provider == "two"
+    secret = (await engines.decide(Spec(secrets={"KEY": "hidden"})))[1]
+    assert secret.secrets == {"KEY": "hidden"} and "hidden" not in repr(engines._last)
+    assert (await engines.decide(Spec()))[1] == plain
 
 
 def test_the_host_is_never_a_stand_in(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from hutch.model.spec import EffectiveSpec, Spec
 from hutch.policy import mounts
 from hutch.policy.effective import effective, providers_of
 from hutch.policy.imaged import imaged
+from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
 
@@ -23,6 +24,7 @@ class Engines:
         self._providers: dict[str, Provider] = dict(given or {})
         self._capabilities: dict[str, Capabilities] = {}
         self._breakers: dict[str, Breaker] = {}
+        self._last: tuple[Spec, str, Capabilities, EffectiveSpec] | None = None
 
     def provider(self, name: str) -> Provider:
         provider = self._providers.get(name)
@@ -69,10 +71,7 @@ class Engines:
                 continue
             try:
                 capabilities = await self.capabilities(name)
-                answer = effective(
-                    spec, profile, capabilities, provider=name, default_image=config.image,
-                    provider_image=capabilities.default_image, strict=config.strict, passed=passed,
-                )  # fmt: skip
+                answer = self._effective(name, spec, profile, capabilities, passed)
                 provider = self.provider(name)
                 return provider, imaged(answer, spec, profile, await provider.image(answer.image), capabilities)
             except (Unavailable, Unsupported, Refused, NotFound) as error:
@@ -85,6 +84,23 @@ class Engines:
             f"no provider can make this box: {told}", details={"providers": passed},
             remedy=(first.remedy if first is not None else None) or "hutch doctor",
         )  # fmt: skip
+
+    def _effective(
+        self, name: str, spec: Spec, profile: Profile, capabilities: Capabilities, passed: Mapping[str, str]
+    ) -> EffectiveSpec:
+        """Policy is pure and programs make boxes alike, so its last answer serves until another question comes."""
+        if not passed and self._last is not None:
+            asked, of, on, answer = self._last
+            if asked == spec and of == name and on is capabilities:
+                return answer
+        config = self._config
+        answer = effective(
+            spec, profile, capabilities, provider=name, default_image=config.image,
+            provider_image=capabilities.default_image, strict=config.strict, passed=passed,
+        )  # fmt: skip
+        if not passed and not spec.secrets:  # which are kept no longer than their box needs them
+            self._last = spec, name, capabilities, answer
+        return answer
 
     def others(self, spec: Spec, failed: Mapping[str, str]) -> bool:
         """Whether a provider is left that may stand in for those that failed."""
