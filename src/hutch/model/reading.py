@@ -25,36 +25,34 @@ OfEnum = Callable[[str, EnumMeta], object]
 """What becomes of a value that stands where one of an enum should."""
 
 
-def understood(data: bytes | str, kind: type[T]) -> T:
+def _as_it_is(value: str, enum: EnumMeta) -> object:
+    return value
+
+
+def understood(data: bytes | str, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
     """What `encoded` wrote, here or elsewhere; raises msgspec's errors."""
     try:
         return decoded(data, kind)
     except msgspec.ValidationError:
-        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, _as_it_is)
+        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, of_enum)
 
 
-def understood_plain(plain: object, kind: type[T]) -> T:
+def understood_plain(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
     """The same for what is decoded already."""
     try:
         return msgspec.convert(plain, type=kind)
     except msgspec.ValidationError:
-        return _without_unknown(plain, kind, _as_it_is)
+        return _without_unknown(plain, kind, of_enum)
 
 
 def of_a_newer_release(data: bytes | str, kind: type[T]) -> T:
     """What a server answered that may know more values than we do; raises msgspec's errors."""
-    try:
-        return decoded(data, kind)
-    except msgspec.ValidationError:
-        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, _or_unknown)
+    return understood(data, kind, _or_unknown)
 
 
 def of_a_newer_release_plain(plain: object, kind: type[T]) -> T:
     """The same for what is decoded already."""
-    try:
-        return msgspec.convert(plain, type=kind)
-    except msgspec.ValidationError:
-        return _without_unknown(plain, kind, _or_unknown)
+    return understood_plain(plain, kind, _or_unknown)
 
 
 def remembered(data: bytes | str, kind: type[T]) -> T:
@@ -93,10 +91,6 @@ def _known(value: Any, info: "inspect.Type", of_enum: OfEnum) -> Any:
 def _tagged(value: Mapping[str, object], struct: Any) -> bool:
     """Of several records, the one that the value says it is."""
     return struct.tag_field is None or value.get(struct.tag_field) == struct.tag
-
-
-def _as_it_is(value: str, enum: EnumMeta) -> object:
-    return value
 
 
 def _or_unknown(value: str, enum: EnumMeta) -> object:
