@@ -2,6 +2,8 @@
 
 import asyncio
 
+import pytest
+
 from hutch.config import Config
 from hutch.conformance.kit import Outcome, run
 from hutch.conformance.pytest_class import ProviderConformance
@@ -18,6 +20,7 @@ def host() -> Provider:
     return provider
 
 
+@pytest.mark.alone  # it pauses boxes by signals, which a busy machine delays
 @part("capabilities", "life", "exec", "streams", "jobs", "terminal", "trees")
 class TestHost(ProviderConformance):
     @classmethod
