@@ -86,7 +86,7 @@ finish() {
 }
 
 # No new worker for one that died: with loadfile, xdist 3.8 then waits for ever (pytest-xdist issue 1378).
-phase together "not alone and not proof" -n 2 --dist loadfile --max-worker-restart=0
+phase together "not alone and not proof" -n 3 --dist loadfile --max-worker-restart=0
 phase alone "alone and not proof" -p no:xdist
 ((empty < 2)) || finish 5 "no test was selected"
 finish 0

@@ -1,8 +1,4 @@
-"""Docker keeps the contract, every sentence of it, on a real daemon: by the fast lane, by its API, and under gVisor.
-
-Under gVisor the whole kit takes minutes, so that only those checks run here which that runtime can change; `make prove`
-runs all of them.
-"""
+"""Docker keeps the contract, every sentence of it, on a real daemon: by the fast lane, by its API, and under gVisor."""
 
 import shutil
 from collections.abc import Iterator
@@ -10,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tests.conformance.engines import OnEngine, part
+from tests.conformance.engines import OnEngine
 from tests.providers import daemons, rootfs
 
 
@@ -31,11 +27,6 @@ class TestApiLane(OnEngine):
 
 
 @pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed (tools/setup.sh)")
-@part("capabilities", "life.create", "life.attach", "life.broken", "life.destroy_from_record", "exec.argv",
-      "exec.timeout", "exec.default_signals", "streams.apart", "jobs.outlive_provider", "terminal.echo", "search.grep",
-      "limits.memory", "limits.innocent", "limits.pids", "limits.cpus", "limits.change", "isolation.ordinary_user",
-      "isolation.no_new_privileges", "isolation.read_only_root", "network.off", "network.on", "mounts.one_file",
-      "mounts.missing_source")  # fmt: skip
 class TestGvisor(OnEngine):
     # The small image: Debian 12's runsc does not know the statx(2) of newer tools.
     image = f"oci:{rootfs.SMALL}"
