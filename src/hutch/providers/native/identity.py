@@ -152,7 +152,8 @@ class Slots:
         """Blocks in which boxes live on stay claimed."""
         for block, free in self._free.items():
             if len(free) == BLOCK:
-                os.unlink(self._path(block))
+                with contextlib.suppress(FileNotFoundError):  # whoever cleared the directory did it for us
+                    os.unlink(self._path(block))
 
     def _claim(self) -> int:
         for _ in range(BLOCKS):

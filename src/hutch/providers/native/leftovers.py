@@ -124,7 +124,7 @@ async def ends(process: processes.Identity) -> bool:
 
 
 async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
-    """End a box and remove what is left of it: groups, id range, directories."""
+    """End a box and remove what is left of it: groups and directories."""
     facts = _facts(record)
     await _end_processes(record, facts)
     await _remove(record, facts, keep_store)
