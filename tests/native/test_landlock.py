@@ -36,7 +36,7 @@ def read(path, directory=None):
 def confine(*directories, version=landlock.abi(), **options):
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     descriptors = [os.open(directory, os.O_PATH | os.O_DIRECTORY) for directory in directories]
-    landlock.Domain(version, **options).enter(descriptors[0], tuple(descriptors[1:]))
+    landlock.Domain(version, **options).enter(tuple(descriptors))
     for descriptor in descriptors:
         os.close(descriptor)
 
@@ -242,7 +242,7 @@ def guest():
     os.chroot("m")
     os.chdir("/")
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
-    landlock.Domain(landlock.abi()).enter(ruled)
+    landlock.Domain(landlock.abi()).enter((ruled,))
     os.close(ruled)
     while path := there.recv(100):
         there.send(answer(write, path).encode())

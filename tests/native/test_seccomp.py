@@ -365,7 +365,7 @@ def test_loading_needs_no_new_privs() -> None:
     """An ordinary user without no_new_privs is told so by the kernel; the wrapper names the call."""
     code = """
         from hutch.providers.native import kernel, seccomp
-        kernel.capset(0, 0)
+        kernel.make([kernel.setting_capabilities(0)])
         try:
             seccomp.Filter(seccomp.program()).load()
         except OSError as error:

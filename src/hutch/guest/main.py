@@ -24,7 +24,6 @@ _CLOSE_RANGE = 436  # the same number on every architecture
 _CLOSE_RANGE_CLOEXEC = 4  # since Linux 5.11
 
 _syscall = ctypes.CDLL(None).syscall
-_ignoring = False
 
 
 class Options:
@@ -102,6 +101,13 @@ class Guest:
         self._wind_orphan_clock()
         if options.ttl_deadline:
             self._ttl_timer = self.loop.at(options.ttl_deadline, self._end)
+
+    def begin(self, first: int | None) -> None:
+        """Say that it is ready, and serve the keeper that is connected already."""
+        if self.options.on_ready is not None:
+            self.options.on_ready()
+        if first is not None:
+            self.welcome(first)
 
     def run(self) -> None:
         self.loop.run()
@@ -220,10 +226,8 @@ def ignore_signals() -> None:
 
     Signals that are ignored stay so in a fork: one from which many guests are made calls this once for all of them.
     """
-    global _ignoring
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    _ignoring = True
 
 
 def serve(
@@ -238,17 +242,13 @@ def serve(
     `first` is a keeper that is connected already; `operations` are what this kind of guest can do besides.
     """
     _OPERATIONS.update(operations or {})
-    if not _ignoring:
-        ignore_signals()
+    ignore_signals()
     for fd in range(3):
         _ensure_open(fd)
     _keep_descriptors()
     guest = Guest(_descriptor(listener), options)
     gc.freeze()
-    if options.on_ready is not None:
-        options.on_ready()
-    if first is not None:
-        guest.welcome(_descriptor(first))
+    guest.begin(None if first is None else _descriptor(first))
     while True:
         guest.run()
 

@@ -1,35 +1,20 @@
-"""How a root is built, as a program: a list of kernel calls with their arguments, written once for each shape.
+"""How a root is built, as steps of a program (`programs`). See `root` for what is where below the base.
 
-The spawner writes it, the child that will be the box's first process runs it. That child shares its zygote's memory
-page by page until it writes there, and Python writes to whatever it looks at: one loop over a list touches fewer pages
-than the functions that wrote the list, and is faster. Standard library only.
+Standard library only.
 """
-
-from functools import lru_cache
-from marshal import dumps
-from os import chdir, chmod, chown, close, fsencode, mkdir, mknod, umask
-from stat import S_IFREG
-from typing import Any, NamedTuple
 
 from hutch.providers.native.identity import USER
 from hutch.providers.native.kernel import (
     AT_FDCWD,
     MNT_DETACH,
     MOUNT_ATTR_RDONLY,
-    MS_BIND,
     MS_NODEV,
     MS_NOEXEC,
     MS_NOSUID,
     MS_PRIVATE,
     MS_REC,
-    NR,
-    mount_attributes,
-    move_mount,
-    raw_mount,
-    raw_syscall,
-    raw_umount,
-    refused,
 )
+from hutch.providers.native.programs import Writer
 from hutch.providers.native.root import (
     DEVICES,
     HOME,
@@ -37,83 +22,44 @@ from hutch.providers.native.root import (
     WORKSPACE,
     Mask,
     Shape,
-    Source,
     check_no_link,
-    kept_directory,
-    kept_place,
-    shape_sources,
-    write_file,
+    ensure_directory,
+    ensure_place,
 )
 
-Step = tuple[int, tuple[Any, ...]]
+STANDING_PLACE = "/sys"
+"""Where a box's base is mounted until it becomes the root: a directory that every mapped user can reach, which is not
+true of our own directories (a state directory may lie below a home of mode 0700)."""
 
-_CALLS = (
-    raw_mount, raw_umount, raw_syscall, mkdir, mknod, chown, chmod, chdir, umask,
-    kept_directory, kept_place, check_no_link, write_file,
-)  # fmt: skip
-_MOUNT, _UMOUNT, _SYSCALL, _MKDIR, _MKNOD, _CHOWN, _CHMOD, _CHDIR, _UMASK = range(9)
-_KEPT_DIRECTORY, _KEPT_PLACE, _NO_LINK, _KEPT_FILE = range(9, 13)
-_ATTACH = len(_CALLS)
+UMASK = 0o022
+"""Of every child, from its zygote."""
 _QUIET = MS_NOSUID | MS_NODEV
-_FILE = S_IFREG | 0o644
 
 
-class Plan(NamedTuple):
-    """What a child needs to know of its shape."""
+class Building:
+    """Everything of a root that needs no order, and leaves the host's mounts behind.
 
-    sources: tuple[Source, ...]
-    """Where its detached mounts come from, in the order in which `_ATTACH` counts them."""
-    steps: tuple[Step, ...]
-    read_only: bool
-    kept: bool
-    """Whether its store is a directory that outlives it."""
+    `trees` are the descriptors of what `root.shape_sources` names, in its order. At the end the base is the working
+    directory and the root.
+    """
 
-
-@lru_cache(16)
-def written(shape: Shape, mount_point: str, ranged: bool, masks: tuple[Mask, ...]) -> bytes:
-    """The plan of a shape, for `Plan(*marshal.loads(...))` in the child. `mount_point` is only a place to stand."""
-    sources = tuple(shape_sources(shape))
-    steps = tuple(_Writer(shape, ranged=ranged, masks=masks).write(mount_point))
-    return dumps((sources, steps, shape.read_only, shape.store is not None))
-
-
-def build(steps: tuple[Step, ...], trees: list[int]) -> None:
-    """Everything that needs no order, and leave the host's mounts behind. The working directory is then the base."""
-
-    def attach(number: int, path: str) -> None:
-        move_mount(trees[number], AT_FDCWD, path)
-        close(trees[number])
-
-    calls = (*_CALLS, attach)
-    for call, arguments in steps:
-        result = calls[call](*arguments)
-        if result is not None and result < 0:
-            raise refused(f"{_NAMES.get(call, 'mount')} {arguments}")
-
-
-HARMLESS: tuple[Step, ...] = ((_UMASK, (0o022,)), (_CHDIR, ("/",)))
-"""Steps with which `build` can be rehearsed on the host."""
-_NAMES = {_UMOUNT: "umount", _SYSCALL: "system call"}
-
-
-class _Writer:
-    """See `root` for what is where below the base."""
-
-    def __init__(self, shape: Shape, *, ranged: bool, masks: tuple[Mask, ...]) -> None:
+    def __init__(
+        self, writer: Writer, shape: Shape, trees: list[int], *, ranged: bool, masks: tuple[Mask, ...]
+    ) -> None:
+        self._writer = writer
         self._shape = shape
+        self._trees = iter(trees)
         self._ranged = ranged
         self._masks = masks
-        self._steps: list[Step] = []
-        self._attached = 0
 
-    def write(self, mount_point: str) -> list[Step]:
-        shape = self._shape
+    def write(self) -> None:
+        writer, shape = self._writer, self._shape
         if shape.store:
-            self._attach(mount_point)
+            self._attach(STANDING_PLACE)
         else:
             # The real size comes with the order.
-            self._mount("tmpfs", mount_point, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
-        self._add(_CHDIR, mount_point)
+            writer.mount("tmpfs", STANDING_PLACE, "tmpfs", _QUIET, "mode=0755,size=16m,nr_inodes=4096")
+        writer.chdir(STANDING_PLACE)
         self._make_store()
         names = [f"l{number}" for number, _ in enumerate(shape.lowers)]
         for name in names:
@@ -121,16 +67,16 @@ class _Writer:
             self._attach(name)
         # userxattr: the other kind of marks needs privilege over the host (kernel 5.11).
         layers = f"lowerdir={':'.join(names)},upperdir=0,workdir=w,userxattr"
-        self._mount("overlay", "m", "overlay", _QUIET, layers)
+        self._writer.mount("overlay", "m", "overlay", _QUIET, layers)
         if shape.store:
             for name in self._mount_points():
-                self._add(_NO_LINK, name)
+                writer.ask(check_no_link, name)
         for number, (_, name) in enumerate(shape.overlays, 1):
             for part in "ouw":
                 self._directory(f"{part}{number}")
             self._attach(f"o{number}")
             layers = f"lowerdir=o{number},upperdir=u{number},workdir=w{number},userxattr"
-            self._mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
+            self._writer.mount("overlay", f"m/{name}", "overlay", _QUIET, layers)
         for _, name in shape.binds:
             self._attach(f"m/{name}")
         self._add_devices()
@@ -138,34 +84,33 @@ class _Writer:
         self._add_hosts()
         if shape.read_only:
             for name, _, _ in self._places():
-                self._bind(f"m/{name}", f"m/{name}")
+                self._writer.bind(f"m/{name}", f"m/{name}")
             self._close("m")
         # Only now: a place that is bound onto itself leaves behind what was mounted in it before.
         for _, name in shape.shown:
             self._show(name)
-        self._add(_SYSCALL, NR["pivot_root"], b".", b".", None, None, None, None)
-        self._add(_UMOUNT, b".", MNT_DETACH)
-        self._add(_CHDIR, "/")
-        self._mount(None, "/", None, MS_REC | MS_PRIVATE, None)
-        return self._steps
+        writer.call("pivot_root", b".", b".")
+        writer.call("umount2", b".", MNT_DETACH)
+        writer.chdir("/")
+        writer.mount(None, "/", None, MS_REC | MS_PRIVATE, None)
 
     def _make_store(self) -> None:
-        shape = self._shape
-        self._add(_UMASK, 0)
+        writer, shape = self._writer, self._shape
+        writer.call("umask", 0, answer=UMASK)
         for name in ("0", "w", "m"):
             self._directory(name)
         for name, mode, owned in self._places():
             owner = USER if owned and self._ranged else -1
             parent = name.rpartition("/")[0]
             if shape.store:
-                self._add(_KEPT_PLACE, parent, name, mode, owner)
+                writer.ask(ensure_place, parent, name, mode, owner)
                 continue
             if parent:
-                self._add(_MKDIR, f"0/{parent}", 0o755)
-            self._add(_MKDIR, f"0/{name}", mode)
+                writer.mkdir(f"0/{parent}", 0o755)
+            writer.mkdir(f"0/{name}", mode)
             if owner >= 0:
-                self._add(_CHOWN, f"0/{name}", owner, owner)
-        self._add(_UMASK, 0o022)
+                writer.chown(f"0/{name}", owner)
+        writer.call("umask", UMASK)
 
     def _places(self) -> list[tuple[str, int, bool]]:
         """The directories that are writable whatever the root is: name, mode, whether the user owns them."""
@@ -183,61 +128,49 @@ class _Writer:
         parts = name.split("/")
         for depth, _ in enumerate(parts, 1):
             above = "/".join(parts[:depth])
-            self._add(_KEPT_DIRECTORY, f"m/{above}", 0o755)
-            self._add(_NO_LINK, above)
+            self._writer.ask(ensure_directory, f"m/{above}", 0o755)
+            self._writer.ask(check_no_link, above)
         self._attach(f"m/{name}")
 
     def _add_devices(self) -> None:
         for name in DEVICES:
-            self._bind(f"/dev/{name}", f"m/dev/{name}")
+            self._writer.bind(f"/dev/{name}", f"m/dev/{name}")
         options = "newinstance,ptmxmode=0666,mode=0620"
-        self._mount("devpts", "m/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+        self._writer.mount("devpts", "m/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
         if self._shape.store:
-            self._mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
+            self._writer.mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
             return
         # A part of the base, so that one size bounds everything the box keeps in memory as files.
-        self._add(_MKDIR, "shm", 0o1777)
-        self._add(_CHMOD, "shm", 0o1777)
-        self._bind("shm", "m/dev/shm")
+        self._writer.mkdir("shm", 0o1777)
+        self._writer.call("fchmodat", AT_FDCWD, b"shm", 0o1777)
+        self._writer.bind("shm", "m/dev/shm")
 
     def _add_proc(self) -> None:
-        self._mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC, None)
+        self._writer.mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC, None)
         if not self._masks:
             return
         self._directory("e")
-        self._bind("e", "e")
+        self._writer.bind("e", "e")
         self._close("e")
         for name, is_directory in self._masks:
-            self._bind("e" if is_directory else "/dev/null", f"m/proc/{name}")
+            self._writer.bind("e" if is_directory else "/dev/null", f"m/proc/{name}")
         for name in READ_ONLY:
-            self._bind(f"m/proc/{name}", f"m/proc/{name}")
+            self._writer.bind(f"m/proc/{name}", f"m/proc/{name}")
             self._close(f"m/proc/{name}")
 
     def _add_hosts(self) -> None:
         """Differs from box to box: the host's name comes with the order."""
-        if self._shape.store:
-            self._add(_KEPT_FILE, "hosts", "")
-        else:
-            self._add(_MKNOD, "hosts", _FILE)
-        self._bind("hosts", "m/etc/hosts")
+        self._writer.write_anew("hosts", "")
+        self._writer.bind("hosts", "m/etc/hosts")
 
     def _directory(self, name: str) -> None:
-        self._add(_KEPT_DIRECTORY if self._shape.store else _MKDIR, name, 0o755)
+        if self._shape.store:
+            self._writer.ask(ensure_directory, name, 0o755)
+        else:
+            self._writer.mkdir(name, 0o755)
 
     def _attach(self, path: str) -> None:
-        self._add(_ATTACH, self._attached, path)
-        self._attached += 1
-
-    def _bind(self, source: str, target: str) -> None:
-        self._mount(source, target, None, MS_BIND, None)
+        self._writer.attach(next(self._trees), path)
 
     def _close(self, path: str) -> None:
-        attributes = mount_attributes(MOUNT_ATTR_RDONLY)
-        self._add(_SYSCALL, NR["mount_setattr"], AT_FDCWD, fsencode(path), 0, attributes, len(attributes), None)
-
-    def _mount(self, source: str | None, target: str, kind: str | None, flags: int, options: str | None) -> None:
-        texts = [fsencode(text) if text is not None else None for text in (source, target, kind, options)]
-        self._add(_MOUNT, *texts[:3], flags, texts[3])
-
-    def _add(self, call: int, *arguments: Any) -> None:
-        self._steps.append((call, arguments))
+        self._writer.set_mount(AT_FDCWD, path, 0, add=MOUNT_ATTR_RDONLY)

@@ -11,11 +11,10 @@ import itertools
 import os
 import time
 from collections.abc import Iterator
-from os import setgroups, setresgid, setresuid
 from typing import NamedTuple
 
 from hutch.providers.native import kernel, processes
-from hutch.providers.native.kernel import PR_CAPBSET_DROP, capset, prctl
+from hutch.providers.native.kernel import PR_CAPBSET_DROP, PR_SET_DUMPABLE, Call, setting_capabilities
 
 USER = 1000
 """The box's ordinary user, inside."""
@@ -208,20 +207,21 @@ def _inhabited(block: int) -> bool:
     return False
 
 
-def drop_bounding_set(kept: frozenset[int] = frozenset(), last: int = 40) -> None:
-    for capability in range(last + 1):
-        if capability not in kept:
-            prctl(PR_CAPBSET_DROP, capability)
+def becoming_root() -> list[Call]:
+    """For a process with the ids of nobody in the box, once these are mapped."""
+    # Changing ids clears the flag, and without it our own /proc files belong to nobody.
+    return [*_taking(0), ("prctl", PR_SET_DUMPABLE, 1)]
 
 
-def become(uid: int, gid: int, *, ranged: bool, kept: frozenset[int] = frozenset()) -> None:
-    """Become this user of the box, for good, with no capability but `kept`."""
-    if ranged:
-        setgroups([])
-        setresgid(gid, gid, gid)
-        if uid != 0:
-            setresuid(uid, uid, uid)
-    mask = 0
-    for capability in kept:
-        mask |= 1 << capability
-    capset(mask, mask)
+def dropping_bounding_set(last: int, kept: frozenset[int] = frozenset()) -> list[Call]:
+    return [("prctl", PR_CAPBSET_DROP, number) for number in range(last + 1) if number not in kept]
+
+
+def becoming(user: int, *, ranged: bool, kept: frozenset[int] = frozenset()) -> list[Call]:
+    """Become this user of the box and its group, for good, with no capability but `kept`."""
+    mask = sum(1 << capability for capability in kept)
+    return [*(_taking(user) if ranged else ()), setting_capabilities(mask)]
+
+
+def _taking(user: int) -> list[Call]:
+    return [("setgroups", 0, None), *((name, user, user, user) for name in ("setresgid", "setresuid"))]

@@ -11,18 +11,17 @@ from ctypes import (
     PyDLL,
     Structure,
     byref,
-    c_char_p,
-    c_int,
     c_long,
     c_uint64,
-    c_ulong,
     c_void_p,
     get_errno,
-    memmove,
     memset,
     sizeof,
 )
 from struct import Struct, pack
+from typing import Any
+
+from hutch.providers.native.syscalls import NUMBERS
 
 # PyDLL keeps the interpreter's lock over a call: none of these waits long, and a clone must not happen between
 # letting go of the lock and taking it again.
@@ -30,11 +29,6 @@ libc = PyDLL(None, use_errno=True)
 _syscall = libc.syscall
 _syscall.restype = c_long
 _syscall.argtypes = (c_long, *(c_void_p,) * 6)  # it takes integers of 64 bit, bytes, structures and None alike
-# Looked up here, once: a lookup in the child of a clone writes to 80 pages that it would otherwise share.
-_prctl, _unshare, _setns, _mount, _umount = libc.prctl, libc.unshare, libc.setns, libc.mount, libc.umount2
-_prctl.argtypes = (c_int, c_ulong, c_ulong, c_ulong, c_ulong)
-_umount.argtypes = (c_char_p, c_int)
-_mount.argtypes = (c_char_p, c_char_p, c_char_p, c_ulong, c_char_p)
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
@@ -96,6 +90,7 @@ PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
 PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
+PR_GET_NAME = 16
 PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
@@ -103,17 +98,13 @@ PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_CLEAR_ALL = 4
 
-_COMMON = {"open_tree": 428, "move_mount": 429, "pidfd_open": 434, "clone3": 435, "close_range": 436,
-           "mount_setattr": 442, "landlock_create_ruleset": 444, "landlock_add_rule": 445,
-           "landlock_restrict_self": 446}  # fmt: skip
-_NUMBERS = {
-    "x86_64": {"clone": 56, "pivot_root": 155, "seccomp": 317, "capset": 126, "openat2": 437, "keyctl": 250},
-    "aarch64": {"clone": 220, "pivot_root": 41, "seccomp": 277, "capset": 91, "openat2": 437, "keyctl": 219},
-}
-NR: dict[str, int] = {**_COMMON, **_NUMBERS.get(MACHINE, {})}
+NR: dict[str, int] = NUMBERS.get(MACHINE, {})
 
-# For a list of calls made ready beforehand (`building`): they take bytes, and answer -1 for `refused`.
-raw_mount, raw_umount, raw_syscall = _mount, _umount, _syscall
+Call = tuple[Any, ...]
+"""A system call made ready: its name and its arguments."""
+
+# For programs of calls (`programs`): the number and six arguments, text as bytes; it answers -1 for `refused`.
+raw_syscall = _syscall
 
 CString = str | bytes | None
 _NONE = (None,) * 6
@@ -125,12 +116,6 @@ _CAPABILITIES = Struct("=IIIIII")
 
 def _bytes(text: CString) -> bytes | None:
     return os.fsencode(text) if text is not None else None
-
-
-def _check(result: int, what: str) -> int:
-    if result < 0:
-        raise refused(what)
-    return result
 
 
 def refused(what: str) -> OSError:
@@ -147,29 +132,43 @@ def mount_attributes(add: int = 0, remove: int = 0, propagation: int = 0, userns
 def syscall(name: str, *args: object) -> int:
     """Make the system call `name`; integers are passed as 64 bit, bytes and ctypes objects as pointers."""
     result: int = _syscall(NR[name], *args, *_NONE[len(args) :])
-    return result if result >= 0 else _check(result, name)
+    if result < 0:
+        raise refused(name)
+    return result
+
+
+def make(calls: Iterable[Call]) -> None:
+    """Make the calls, one after the other; the first that is refused is the last."""
+    for name, *args in calls:
+        syscall(name, *args)
 
 
 def prctl(option: int, a: int = 0, b: int = 0, c: int = 0, d: int = 0) -> int:
-    result: int = _prctl(option, a, b, c, d)
-    return result if result >= 0 else _check(result, f"prctl({option})")
+    return syscall("prctl", option, a, b, c, d)
 
 
 def unshare(flags: int) -> None:
-    _check(_unshare(flags), "unshare")
+    syscall("unshare", flags)
 
 
 def setns(fd: int, kind: int = 0) -> None:
-    _check(_setns(fd, kind), "setns")
+    syscall("setns", fd, kind)
 
 
 def mount(source: CString, target: CString, kind: CString = None, flags: int = 0, data: CString = None) -> None:
-    if _mount(_bytes(source), _bytes(target), _bytes(kind), flags, _bytes(data)) < 0:
-        _check(-1, f"mount {target!s}")
+    try:
+        syscall("mount", _bytes(source), _bytes(target), _bytes(kind), flags, _bytes(data))
+    except OSError as error:
+        error.filename = f"mount {os.fsdecode(target or b'')}"
+        raise
 
 
 def umount(target: CString, flags: int = 0) -> None:
-    _check(_umount(_bytes(target), flags), f"umount {target!s}")
+    try:
+        syscall("umount2", _bytes(target), flags)
+    except OSError as error:
+        error.filename = f"umount {os.fsdecode(target or b'')}"
+        raise
 
 
 def pivot_root(new: CString, old: CString) -> None:
@@ -251,10 +250,12 @@ class CommandLine:
 
     def show(self, name: str) -> None:
         """Replace arguments and environment, and the name of the thread."""
-        words = name.encode()[: self._length - 1]
         memset(self._start, 0, self._length)
-        memmove(self._start, words, len(words))
-        prctl(PR_SET_NAME, self._start)  # the kernel takes 15 bytes of it
+        make(self.showing(name))
+
+    def showing(self, name: str) -> list[Call]:
+        """The same for a process whose parent has called `show`: the kernel writes the thread's name to the place."""
+        return [("prctl", PR_SET_NAME, name.encode()), ("prctl", PR_GET_NAME, self._start)]
 
 
 def close_but(kept: Iterable[int]) -> None:
@@ -272,9 +273,8 @@ def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
     syscall("close_range", first, last, 0)
 
 
-def capset(effective: int, permitted: int, inheritable: int = 0) -> None:
-    """Set this thread's capability sets, given as 64-bit masks (capabilities(7))."""
-    low, high = 0xFFFFFFFF, 32
-    first = (effective & low, permitted & low, inheritable & low)
-    second = (effective >> high, permitted >> high, inheritable >> high)
-    syscall("capset", _CAPABILITY_HEADER, _CAPABILITIES.pack(*first, *second))
+def setting_capabilities(mask: int, inheritable: int = 0) -> Call:
+    """Effective and permitted become `mask`, of 64 bits (capabilities(7))."""
+    sets = (mask, mask, inheritable)
+    low, high = ([part >> shift & 0xFFFFFFFF for part in sets] for shift in (0, 32))
+    return "capset", _CAPABILITY_HEADER, _CAPABILITIES.pack(*low, *high)

@@ -18,9 +18,9 @@ Standard library only: this runs in the spawner and in the fork that becomes a g
 
 import errno
 import os
-from ctypes import Structure, byref, c_int32, c_uint64, sizeof
+from struct import Struct
 
-from hutch.providers.native.kernel import syscall
+from hutch.providers.native.kernel import Call, make, syscall
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -53,21 +53,10 @@ def rights(version: int) -> int:
     return _RIGHTS_OF_ABI_1 | sum(bit for since, bit in _RIGHTS_ADDED.items() if since <= version)
 
 
-class _Ruleset(Structure):
-    """struct landlock_ruleset_attr; older kernels take the longer struct as long as what they do not know is zero."""
-
-    _fields_ = (
-        ("handled_access_fs", c_uint64),
-        ("handled_access_net", c_uint64),
-        ("scoped", c_uint64),
-    )
-
-
-class _PathBeneath(Structure):
-    """struct landlock_path_beneath_attr"""
-
-    _pack_ = 1
-    _fields_ = (("allowed_access", c_uint64), ("parent_fd", c_int32))
+_RULESET = Struct("=QQQ")
+"""struct landlock_ruleset_attr; older kernels take the longer struct as long as what they do not know is zero."""
+_PATH_BENEATH = Struct("=Qi")
+"""struct landlock_path_beneath_attr"""
 
 
 class Domain:
@@ -83,25 +72,32 @@ class Domain:
         governed = rights(version)
         self.enforced = version >= _USABLE_SINCE
         self.scopes = scopes if version >= _SCOPES_SINCE else 0
-        self._ruleset = _Ruleset(governed, 0, self.scopes)
-        self._rule = _PathBeneath(governed, -1)
+        self._governed = governed
 
-    def enter(self, root_fd: int, extra_fds: tuple[int, ...] = ()) -> None:
-        """Confine this thread and all it starts to what lies beneath the directories `root_fd` and `extra_fds`.
+    def creating(self) -> Call:
+        """Gives a descriptor of a set of rules."""
+        attributes = _RULESET.pack(self._governed, 0, self.scopes)
+        return "landlock_create_ruleset", attributes, len(attributes), 0
 
-        `root_fd` is a descriptor (O_PATH will do) of the box's base, above the mount that processes see as "/".
-        Close it afterwards: held, it would lead out of the chroot. `extra_fds` are further directories, such as
-        that of spilled output, whose files processes open again through /dev/stdout. The caller has set
-        no_new_privs. Where the kernel has no usable Landlock (`enforced` is False) this does nothing.
+    def entering(self, ruleset: int, directories: tuple[int, ...]) -> list[Call]:
+        """Confine this thread and all it starts to what lies beneath the directories, given as descriptors.
+
+        The first is that of the box's base (O_PATH will do), above the mount that processes see as "/". Close it
+        afterwards: held, it would lead out of the chroot. Others are such as that of spilled output, whose files
+        processes open again through /dev/stdout. The caller has set no_new_privs.
         """
+        rules = [_PATH_BENEATH.pack(self._governed, directory) for directory in directories]
+        return [
+            *(("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, rule, 0) for rule in rules),
+            ("landlock_restrict_self", ruleset, 0),
+        ]
+
+    def enter(self, directories: tuple[int, ...]) -> None:
+        """Where the kernel has no usable Landlock (`enforced` is False) this does nothing."""
         if not self.enforced:
             return
-        size = sizeof(self._ruleset)
-        ruleset = syscall("landlock_create_ruleset", byref(self._ruleset), size, 0)
+        ruleset = syscall(*self.creating())
         try:
-            for directory in (root_fd, *extra_fds):
-                self._rule.parent_fd = directory
-                syscall("landlock_add_rule", ruleset, _RULE_PATH_BENEATH, byref(self._rule), 0)
-            syscall("landlock_restrict_self", ruleset, 0)
+            make(self.entering(ruleset, directories))
         finally:
             os.close(ruleset)

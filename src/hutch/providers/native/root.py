@@ -1,4 +1,4 @@
-"""The file system of a box, built by the child that will be its first process.
+"""The file system of a box: what it is made of, and the parts of making it that have to decide something.
 
 The mount namespace's root is the *base*: `0` (the upper layer, with the own workspace), `w` (overlay's work
 directory), `l0`, `l1`, ... (the image, topmost first) and `m`, the merged view. Guest and users are chrooted into `m`,
@@ -9,17 +9,16 @@ box writes lies in one store. Standard library only.
 """
 
 import errno
+from contextlib import suppress
 from os import (
-    O_CLOEXEC,
     O_CREAT,
     O_DIRECTORY,
     O_EXCL,
-    O_NOFOLLOW,
     O_PATH,
-    O_TRUNC,
     O_WRONLY,
     chown,
     close,
+    dup,
     fstat,
     getgid,
     getuid,
@@ -29,7 +28,6 @@ from os import (
     seteuid,
 )
 from os import open as open_file
-from os import write as write_to
 from stat import S_ISDIR, S_ISLNK
 from typing import Any, NamedTuple
 
@@ -41,16 +39,11 @@ from hutch.providers.native.kernel import (
     MOUNT_ATTR_NODEV,
     MOUNT_ATTR_NOSUID,
     MOUNT_ATTR_RDONLY,
-    MS_BIND,
-    MS_NODEV,
-    MS_NOSUID,
     MS_PRIVATE,
-    MS_REMOUNT,
     OPEN_TREE_CLONE,
     RESOLVE_IN_ROOT,
     RESOLVE_NO_MAGICLINKS,
     RESOLVE_NO_SYMLINKS,
-    mount,
     mount_setattr,
     move_mount,
     open_tree,
@@ -72,7 +65,6 @@ _MASKED = (
 READ_ONLY = ("sys",)
 """What of /proc can be read but not written."""
 
-_QUIET = MS_NOSUID | MS_NODEV
 QUIET_ATTRIBUTES = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 _DETACHED = OPEN_TREE_CLONE | AT_RECURSIVE
 
@@ -191,46 +183,35 @@ def masks() -> tuple[Mask, ...]:
     return tuple(found)
 
 
-def finish(
-    hostname: str, size: int, inodes: int, extras: list[tuple[Extra, int]], *, read_only: bool, kept: bool
-) -> None:
-    """What only the order knows. Runs in the base, before the chroot; `kept`: the base is a persistent store."""
-    if not kept:
-        mount(None, ".", None, MS_REMOUNT | _QUIET, f"size={size},nr_inodes={inodes}")
-    write_file("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
-    if not extras:
-        return
-    merged = open_file("m", O_PATH | O_CLOEXEC)
-    if read_only:
-        # Nobody else runs in the box yet; the targets of the mounts may have to be made.
-        mount_setattr(merged, b"", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
-    for extra, tree in extras:
-        _attach_beneath(merged, extra, tree)
-    if read_only:
-        mount_setattr(merged, b"", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
-    close(merged)
+def open_source(path: str, writable: bool, pin: tuple[int, int] | None) -> int:
+    """`detach` for an ordinary user's child, which opens its own image."""
+    return detach((path, writable, pin), None)
 
 
-def name_servers(resolv_conf: str) -> None:
-    """For a box with a network. Runs in the base, which is the root by then."""
-    write_file("resolv.conf", resolv_conf)
-    mount("resolv.conf", "m/etc/resolv.conf", None, MS_BIND)
+def open_extra(*values: Any) -> int:
+    """`detach_extra` for an ordinary user's child; the descriptor is the lowest that was free."""
+    tree = detach_extra(Extra(*values), None)
+    lowest = dup(tree)
+    close(tree)
+    return lowest
 
 
-def kept_directory(path: str, mode: int) -> bool:
-    """Make it; False if it is there, as in a persistent store that has lived before."""
-    try:
+def ensure_directory(path: str, mode: int) -> None:
+    """It is there already in a persistent store that has lived before."""
+    with suppress(FileExistsError):
         mkdir(path, mode)
-    except FileExistsError:
-        return False
-    return True
 
 
-def kept_place(parent: str, name: str, mode: int, owner: int) -> None:
+def ensure_place(parent: str, name: str, mode: int, owner: int) -> None:
     """A writable place of a persistent store, made in its first life."""
-    if parent and not kept_directory(f"0/{parent}", 0o755):
+    if parent:
+        ensure_directory(f"0/{parent}", 0o755)
         check_no_link(parent, "0")
-    if kept_directory(f"0/{name}", mode) and owner >= 0:
+    try:
+        mkdir(f"0/{name}", mode)
+    except FileExistsError:
+        return
+    if owner >= 0:
         chown(f"0/{name}", owner, owner)
 
 
@@ -246,13 +227,12 @@ def check_no_link(name: str, top: str = "m") -> None:
             raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
 
 
-def _attach_beneath(merged: int, extra: Extra, tree: int) -> None:
+def attach_extra(merged: int, target: str, tree: int) -> None:
     """Mount inside the box, following links as processes in the box would, never out of it."""
     is_directory = S_ISDIR(fstat(tree).st_mode)
-    target = _make_target(merged, extra.target.strip("/"), is_directory)
-    move_mount(tree, target, b"")
-    close(target)
-    close(tree)
+    point = _make_target(merged, target.strip("/"), is_directory)
+    move_mount(tree, point, b"")
+    close(point)
 
 
 def _make_target(merged: int, path: str, is_directory: bool) -> int:
@@ -297,11 +277,3 @@ def _create(parent: int, name: str, is_directory: bool) -> None:
         mkdir(name, 0o755, dir_fd=parent)
     else:
         close(open_file(name, O_CREAT | O_EXCL | O_WRONLY, 0o644, dir_fd=parent))
-
-
-def write_file(path: str, text: str) -> None:
-    fd = open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0o644)
-    try:
-        write_to(fd, text.encode())
-    finally:
-        close(fd)

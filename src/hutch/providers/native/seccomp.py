@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple
 
 from hutch.providers.native import kernel
-from hutch.providers.native.kernel import syscall
+from hutch.providers.native.kernel import Call, make
 from hutch.providers.native.syscalls import AUDIT_ARCH, NUMBERS
 
 
@@ -299,8 +299,13 @@ class Filter:
 
     def __init__(self, program: bytes) -> None:
         self._program = _Program(len(program) // 8, program)
-        self._pointer = ctypes.byref(self._program)
+
+    def loading(self) -> list[Call]:
+        """Put this thread and all it starts under the filter, for good. The caller has set no_new_privs.
+
+        The program's address holds in every process that is forked from this one.
+        """
+        return [("seccomp", _SECCOMP_SET_MODE_FILTER, 0, ctypes.addressof(self._program))]
 
     def load(self) -> None:
-        """Put this thread and all it starts under the filter, for good. The caller has set no_new_privs."""
-        syscall("seccomp", _SECCOMP_SET_MODE_FILTER, 0, self._pointer)
+        make(self.loading())

@@ -13,8 +13,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hutch.providers.native import identity, kernel, landlock, processes, root, seccomp, wire
-from hutch.providers.native.birth import Claim, Given, Setting
 from hutch.providers.native.cgroups import Ceiling, Tree, detect
+from hutch.providers.native.stages import Claim, Given, Setting
 from hutch.providers.native.stems import Nursery, Order, Stem
 from hutch.providers.native.surgeon import Entry
 

@@ -13,9 +13,9 @@ import signal
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
-from hutch.providers.native import building, identity, kernel, processes, root, wire
-from hutch.providers.native.birth import STANDING_PLACE, Claim, Doors, Given, Setting
+from hutch.providers.native import identity, kernel, processes, root, wire
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
+from hutch.providers.native.stages import Claim, Given, Setting, Stages, hand
 from hutch.providers.native.surgeon import Entry, Surgeon
 from hutch.providers.native.zygote import Zygote
 
@@ -78,6 +78,7 @@ class Nursery:
 
     def __init__(self, setting: Setting, tree: Tree | None, keeper: str, uplink: "Uplink | None" = None) -> None:
         self._setting = setting
+        self._stages = Stages(setting)
         self._zygote = Zygote(setting)
         self._tree = tree
         self._keeper = keeper
@@ -116,13 +117,12 @@ class Nursery:
         spill, listener = _make_directory(directory)
         ours, theirs = wire.pair()
         try:
-            plan = building.written(shape, STANDING_PLACE, self._setting.ranged, self._setting.masks)
+            ours.send(self._stages.enter(group.entrances() if group else ()))
+            extras = order.claim.extras if order and not self.ranged else ()
+            ours.send(self._stages.begin(shape, extras))
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
-            pid = self._zygote.clone(
-                _NAMESPACES & ~shared, ours, theirs.fileno(), Doors(listener, spill), plan,
-                group.entrances() if group else (), group.directory_fd() if group else None,
-                (order.claim, order.given) if order else None,
-            )  # fmt: skip
+            cgroup = group.directory_fd() if group else None
+            pid = self._zygote.clone(_NAMESPACES & ~shared, theirs.fileno(), listener, spill, cgroup)
         except BaseException:
             ours.close()
             raise
@@ -152,18 +152,21 @@ class Nursery:
                 # The image through the box's ids: only we may do that. An ordinary user's child opens its own.
                 for source in root.shape_sources(stem.shape):
                     fds.append(root.detach(source, userns))
-                if stem.order is not None:
-                    fds += self._extras(stem, stem.order.claim)
             self._write_plan(stem)
-            wire.send(stem.sock, self._connect(stem), fds)
+            name_servers = self._connect(stem)
+            hand(stem.sock, fds)
+            if name_servers:
+                stem.sock.send(self._stages.name_servers(name_servers))
+            if stem.order is not None:
+                self._give(stem, stem.order)
         finally:
             for fd in (*fds, *([] if userns is None else [userns])):
                 os.close(fd)
 
-    def _connect(self, stem: Stem) -> wire.Message:
-        """Wire the box's network namespace, if it is to have a network."""
+    def _connect(self, stem: Stem) -> str:
+        """Wire the box's network namespace, if it is to have a network; the content of its resolv.conf."""
         if stem.shape.network == "off":
-            return {}
+            return ""
         if self._uplink is None:
             raise OSError(errno.ENETDOWN, "this spawner has no uplink", stem.directory)
         netns = os.open(f"/proc/{stem.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
@@ -171,7 +174,7 @@ class Nursery:
             wired = self._wired[stem.process.pid] = self._uplink.wire(netns)
         finally:
             os.close(netns)
-        return {"resolv_conf": wired.resolv_conf}
+        return wired.resolv_conf
 
     def buried(self, pid: int) -> None:
         """A child's process is gone: so is its network namespace, and nobody has its ids any more."""
@@ -197,17 +200,22 @@ class Nursery:
         """Make the box of `order` out of a waiting stem. Its limits hold when this returns: only then may the keeper
         be told of it, who would let a command run as soon as it has heard of us and of the guest."""
         stem.order = order
+        directory = f"{self._setting.run}/{order.box_id}"
+        os.rename(stem.directory, directory)
+        stem.directory = directory
+        self._give(stem, order)
+        if stem.group is not None:
+            stem.group.limit(order.ceiling)
+
+    def _give(self, stem: Stem, order: Order) -> None:
+        """The order, to a child that has begun or is about to."""
         extras = self._extras(stem, order.claim)
         try:
-            directory = f"{self._setting.run}/{order.box_id}"
-            os.rename(stem.directory, directory)
-            stem.directory = directory
-            wire.send(stem.sock, {"claim": order.claim}, [*order.given, *extras])
+            stem.sock.send(self._stages.finish(stem.shape, order.claim))
+            hand(stem.sock, [*order.given, *extras])
         finally:
             for fd in extras:
                 os.close(fd)
-        if stem.group is not None:
-            stem.group.limit(order.ceiling)
 
     def end(self, stem: Stem) -> None:
         """Kill the child and remove what was made for it; nothing of it is left when this returns."""

@@ -13,8 +13,8 @@ from typing import NamedTuple, NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.native import identity, kernel, landlock, processes, wire
-from hutch.providers.native.birth import Setting
 from hutch.providers.native.cgroups import Group
+from hutch.providers.native.stages import Setting
 
 _NAMESPACES = (
     kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS | kernel.CLONE_NEWPID | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -108,12 +108,12 @@ class Surgeon:
             os.close(null)
             self.step = "give up privileges"
             kept = identity.ROOT_KEEPS if uid == 0 else frozenset()
-            identity.drop_bounding_set(kept, setting.last_capability)
-            identity.become(uid, uid, ranged=True, kept=kept)
+            kernel.make(identity.dropping_bounding_set(setting.last_capability, kept))
+            kernel.make(identity.becoming(uid, ranged=True, kept=kept))
             kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
             if "landlock" not in setting.without:
                 # Unscoped: the box's root may signal the users' processes, which live in another domain.
-                landlock.Domain(landlock.abi(), scopes=0).enter(base, (spill,))
+                landlock.Domain(landlock.abi(), scopes=0).enter((base, spill))
             os.close(base)
             if "seccomp" not in setting.without:
                 setting.filter.load()

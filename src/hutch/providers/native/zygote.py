@@ -12,7 +12,6 @@ import os
 import signal
 import struct
 from array import array
-from marshal import dumps, loads
 from os import closerange
 from socket import (
     AF_UNIX,
@@ -25,22 +24,21 @@ from socket import (
     socket,
     socketpair,
 )
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.native import birth, kernel
-from hutch.providers.native.birth import Child, Claim, Doors, Given, Setting
-from hutch.providers.native.building import Plan
+from hutch.providers.native.birth import live
+from hutch.providers.native.building import UMASK
 from hutch.providers.native.kernel import clone
+from hutch.providers.native.stages import OWN, SOCK, Setting
 
 _CLONE_PARENT = 0x8000
-_HEAD = struct.Struct("<QBB")
-"""Flags of the clone; whether an order's descriptors and one of a v2 control group come with it."""
+_HEAD = struct.Struct("<QB")
+"""Flags of the clone; whether a descriptor of a v2 control group comes with it."""
 _PID = struct.Struct("<i")
-_LARGEST = 1 << 17
-_FIRST = 4
-"""A request's descriptors begin here: the zygote has nothing open but its standard streams and its own socket, 3."""
-_DESCRIPTORS = 6
+_DESCRIPTORS = 4
+"""Of a request. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
 _FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
 _ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
@@ -73,18 +71,13 @@ class Zygote:
             _serve(theirs, self._setting)
         theirs.close()
 
-    def clone(
-        self, flags: int, news: socket, sock: int, doors: Doors, plan: bytes, entrances: tuple[str, ...],
-        cgroup: int | None, ordered: tuple[Claim, Given] | None,
-    ) -> int:  # fmt: skip
-        """A child of ours that becomes a box, with the other end of `news` as its `sock`; its pid."""
-        # Not JSON: reading it would be done in memory that every box then has a copy of. And not through the zygote,
-        # whose memory the next box gets: that has no business with this one's mounts.
-        claim = (*ordered[0][:-1], tuple(map(tuple, ordered[0].extras))) if ordered else None
-        content: Any = (plan, claim, entrances)
-        news.send(dumps(content))
-        fds = [sock, *doors, *(ordered[1] if ordered else ()), *(() if cgroup is None else (cgroup,))]
-        head = _HEAD.pack(flags, ordered is not None, cgroup is not None)
+    def clone(self, flags: int, sock: int, listener: int, spill: int, cgroup: int | None) -> int:
+        """A child of ours that performs the programs which it finds on its `sock` (`stages`); its pid.
+
+        They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
+        """
+        fds = [sock, listener, spill, *(() if cgroup is None else (cgroup,))]
+        head = _HEAD.pack(flags, cgroup is not None)
         answer = self._ask(head, fds)
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
@@ -107,13 +100,15 @@ class Zygote:
 def _serve(sock: socket, setting: Setting) -> NoReturn:
     """Never returns; ends with the spawner."""
     try:
-        os.dup2(sock.fileno(), _FIRST - 1, inheritable=False)
-        kernel.close_from(_FIRST)
-        own = SocketType(_FAMILY, _KIND, 0, _FIRST - 1)
+        os.dup2(sock.fileno(), OWN, inheritable=False)
+        kernel.close_from(SOCK)
+        own = SocketType(_FAMILY, _KIND, 0, OWN)
+        os.umask(UMASK)
+        guest.ignore_signals()
         gc.freeze()
-        if all(_clone_next(own, setting) for _ in range(_COLD)):
+        if all(_clone_next(own) for _ in range(_COLD)):
             _warm_up(setting)
-            while _clone_next(own, setting):
+            while _clone_next(own):
                 pass
     finally:
         os._exit(0)
@@ -123,13 +118,12 @@ def _warm_up(setting: Setting) -> None:
     """After the first boxes, which may be the only ones, and whose user waits (`hutch run`)."""
     setting.command_line.show("hutch-zygote")
     for _ in range(_WARM_UP):
-        if not birth.rehearse(setting):
+        if not birth.rehearse():
             break
     signal.set_wakeup_fd(-1)
-    guest.ignore_signals()
     # Now, not in a child: there the numbers of the descriptors these would close mean something else.
     gc.collect()
-    kernel.close_from(_FIRST)  # what the rehearsals left open
+    kernel.close_from(SOCK)  # what the rehearsals left open
     _fill_holes()
     gc.freeze()
 
@@ -148,7 +142,7 @@ def _fill_holes() -> None:
             _fillers.append(filler)
 
 
-def _clone_next(own: SocketType, setting: Setting) -> bool:
+def _clone_next(own: SocketType) -> bool:
     """Wait for the next request and do it; False at the end.
 
     Whatever this writes to between two clones the earlier child keeps an old copy of: it should be little.
@@ -156,23 +150,13 @@ def _clone_next(own: SocketType, setting: Setting) -> bool:
     head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ROOM, _CLOSE_ON_EXEC)
     if not head:
         return False
-    flags, has_order, has_cgroup = _HEAD.unpack(head)
+    flags, has_cgroup = _HEAD.unpack(head)
     try:
         pid = clone(flags | _CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
-        _become(array("i", ancillary[0][2]).tolist(), has_order, setting)
+        live()
     own.send(_PID.pack(pid))
-    closerange(_FIRST, _FIRST + _DESCRIPTORS)
+    closerange(SOCK, SOCK + _DESCRIPTORS)
     return True
-
-
-def _become(fds: list[int], has_order: bool, setting: Setting) -> NoReturn:
-    try:
-        sock = SocketType(_FAMILY, _KIND, 0, fds[0])
-        plan, claim, entrances = loads(sock.recv(_LARGEST))
-        child = Child(setting, Plan(*loads(plan)), sock, Doors(fds[1], fds[2]))
-        child.live(entrances, (Claim.parse(claim), Given(fds[3], fds[4])) if has_order else None)
-    finally:
-        os._exit(1)  # only if what came was no order at all: `live` reports everything else

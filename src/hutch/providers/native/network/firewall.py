@@ -140,7 +140,7 @@ def closed_forward_chain() -> str | None:
 def _keep_net_admin() -> None:
     """An exec takes every capability from a user other than root, but the ambient ones (capabilities(7))."""
     mask = 1 << _CAP_NET_ADMIN
-    kernel.capset(mask, mask, mask)
+    kernel.make([kernel.setting_capabilities(mask, inheritable=mask)])
     kernel.prctl(kernel.PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_NET_ADMIN)
 
 

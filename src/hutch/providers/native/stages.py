@@ -1,0 +1,239 @@
+"""From a clone to a guest: what the child does, in this order, until it has no privilege left and serves.
+
+Three programs, written by the spawner: to *enter* what is its own, to *begin* all that needs no order, and to *finish*
+what an order asks for. A child that was begun ahead (a stem) waits for the third. The child's side is `birth`.
+Standard library only.
+"""
+
+from array import array
+from collections.abc import Sequence
+from functools import lru_cache
+from os import O_PATH, O_RDWR, O_WRONLY
+from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
+from socket import SCM_RIGHTS, SOL_SOCKET, SocketType
+from struct import pack
+from typing import Any, NamedTuple
+
+from hutch.providers.native.building import Building
+from hutch.providers.native.identity import USER, becoming, becoming_root, dropping_bounding_set
+from hutch.providers.native.kernel import (
+    AT_EMPTY_PATH,
+    AT_FDCWD,
+    AT_RECURSIVE,
+    CLONE_NEWCGROUP,
+    MOUNT_ATTR_RDONLY,
+    MS_NODEV,
+    MS_NOSUID,
+    MS_REMOUNT,
+    PR_SET_DUMPABLE,
+    PR_SET_NO_NEW_PRIVS,
+    CommandLine,
+)
+from hutch.providers.native.landlock import Domain
+from hutch.providers.native.network import loopback
+from hutch.providers.native.programs import Writer
+from hutch.providers.native.root import (
+    QUIET_ATTRIBUTES,
+    Extra,
+    Mask,
+    Shape,
+    attach_extra,
+    open_extra,
+    open_source,
+    shape_sources,
+)
+from hutch.providers.native.seccomp import Filter
+
+STREAMS = (0, 1, 2)
+OWN = 3
+"""The zygote's own socket; a child has other uses for the number."""
+SOCK, LISTENER, SPILL = 4, 5, 6
+"""A child's connection with the spawner, its guest's listening socket, and the directory for output that memory cannot
+hold."""
+OOM = OWN
+"""The guest's own oom_score_adj."""
+_LAST_DESCRIPTOR = 0xFFFFFFFF
+
+
+class Setting(NamedTuple):
+    """What is the same for every box of one spawner."""
+
+    run: str
+    """Where each box's directory is."""
+    ranged: bool
+    last_capability: int
+    filter: Filter
+    domain: Domain
+    command_line: CommandLine
+    masks: tuple[Mask, ...]
+    without: frozenset[str]
+    """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
+
+
+class Claim(NamedTuple):
+    """What one order adds to a shape."""
+
+    hostname: str
+    size: int
+    inodes: int
+    open_files: int
+    processes: int
+    """RLIMIT_NPROC, where no control group counts processes; 0: not set."""
+    extras: tuple[Extra, ...]
+
+    @staticmethod
+    def parse(values: list[Any]) -> "Claim":
+        """From JSON; the order is that of the fields."""
+        hostname, size, inodes, open_files, processes, extras = values
+        return Claim(hostname, size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
+
+
+class Given(NamedTuple):
+    """What comes with an order as descriptors: what the guest is told, and the keeper, connected already."""
+
+    options: int
+    keeper: int
+
+
+class Stages:
+    """The programs of one spawner's children."""
+
+    def __init__(self, setting: Setting) -> None:
+        self._setting = setting
+        self.begin = lru_cache(16)(self._begin)
+
+    def enter(self, entrances: Sequence[str]) -> bytes:
+        """`entrances`: the files through which a process joins the box's control groups."""
+        writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
+        writer.part("start")
+        writer.call("close_range", SPILL + 1, _LAST_DESCRIPTOR, 0)
+        writer.close(OWN)
+        writer.open("/dev/null", O_RDWR)  # or the first of the image's mounts would have this number
+        writer.make(self._setting.command_line.showing("hutch-guest"))
+        writer.call("setsid", answer=1)
+        writer.part("join the control group")
+        for path in entrances:
+            # While the host's group files still accept this process's user.
+            writer.write(path, O_WRONLY, b"0")
+        return writer.written()
+
+    def _begin(self, shape: Shape, extras: tuple[Extra, ...] = ()) -> bytes:
+        """All that needs no order; with `extras` that an ordinary user's child must open before it leaves the host's
+        mounts. It has `Stages.held` open when it is done."""
+        setting = self._setting
+        writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
+        sources = shape_sources(shape)
+        writer.part("wait for the id maps")
+        trees = writer.receive(SOCK, len(sources) if setting.ranged else 0, 0)
+        writer.part("take the box's identity")
+        if setting.ranged:
+            writer.make(becoming_root())
+        else:
+            for extra in extras:
+                writer.asking(open_extra, *extra)
+            trees = [writer.asking(open_source, *source) for source in sources]
+        # Not at the clone: the namespace's root is the group that its first process is in.
+        writer.call("unshare", CLONE_NEWCGROUP)
+        writer.part("build the root")
+        Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks).write()
+        # The working directory stays the base, outside the new root, until the order is finished.
+        writer.call("chroot", b"m")
+        writer.close(OWN)
+        writer.open("/proc/self/oom_score_adj", O_RDWR)  # is OOM
+        null = writer.open("/dev/null", O_RDWR)
+        for number in STREAMS:
+            writer.call("dup3", null, number, 0, answer=number)
+        writer.close(null)
+        if "network namespace" not in setting.without:
+            writer.part("bring the loopback up")
+            any_socket = writer.opening(*loopback.OPENING)
+            writer.make([loopback.raising(any_socket)])
+            writer.close(any_socket)
+        if "capabilities" not in setting.without:
+            writer.part("drop the bounding set")
+            writer.make(dropping_bounding_set(setting.last_capability))
+        return writer.written()
+
+    def name_servers(self, resolv_conf: str) -> bytes:
+        """For a box with a network, after `begin`."""
+        writer = Writer(self._held(0))
+        writer.part("name the servers")
+        writer.write_anew("resolv.conf", resolv_conf)
+        writer.bind("resolv.conf", "m/etc/resolv.conf")
+        return writer.written()
+
+    def finish(self, shape: Shape, claim: Claim) -> bytes:
+        """Apply the order, give up every privilege, and serve."""
+        setting, extras = self._setting, claim.extras
+        early = 0 if setting.ranged else len(extras)
+        held = self._held(early)
+        writer = Writer(held)
+        writer.part("finish the root")
+        options, keeper, *trees = writer.receive(SOCK, len(Given._fields) + len(extras) - early, 1)
+        self._finish_root(writer, shape, claim, trees if setting.ranged else held[len(held) - early :])
+        if "mount flags" in setting.without:
+            writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
+        base = writer.open(".", O_PATH)
+        writer.chdir("/")
+        writer.part("set limits")
+        _limit(writer, RLIMIT_NOFILE, claim.open_files)
+        _limit(writer, RLIMIT_CORE, 0)
+        if claim.processes:
+            _limit(writer, RLIMIT_NPROC, claim.processes)
+        self._confine(writer, base)
+        return writer.written((options, keeper))
+
+    def _finish_root(self, writer: Writer, shape: Shape, claim: Claim, trees: Sequence[int]) -> None:
+        hostname = claim.hostname.encode()
+        writer.call("sethostname", hostname, len(hostname))
+        if shape.store is None:
+            options = f"size={claim.size},nr_inodes={claim.inodes}"
+            writer.mount(None, ".", None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
+        writer.write_anew("hosts", f"127.0.0.1\tlocalhost {claim.hostname}\n::1\tlocalhost\n")
+        if not claim.extras:
+            return
+        merged = writer.open("m", O_PATH)
+        if shape.read_only:
+            # Nobody else runs in the box yet; the targets of the mounts may have to be made.
+            writer.set_mount(merged, "", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
+        for extra, tree in zip(claim.extras, trees, strict=True):
+            writer.ask(attach_extra, merged, extra.target, tree)
+            writer.close(tree)
+        if shape.read_only:
+            writer.set_mount(merged, "", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
+        writer.close(merged)
+
+    def _confine(self, writer: Writer, base: int) -> None:
+        setting = self._setting
+        writer.part("give up privileges")
+        if "capabilities" not in setting.without:
+            writer.make(becoming(USER, ranged=setting.ranged))
+        if "no_new_privs" not in setting.without:
+            writer.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        if "landlock" not in setting.without and setting.domain.enforced:
+            writer.part("enter the Landlock domain")
+            ruleset = writer.opening(*setting.domain.creating())
+            writer.make(setting.domain.entering(ruleset, (base, SPILL)))
+            writer.close(ruleset)
+        writer.close(base)
+        writer.part("load the system call filter")
+        if "seccomp" not in setting.without:
+            writer.make(setting.filter.loading())
+        writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+
+    @staticmethod
+    def _held(extras: int) -> list[int]:
+        """What a child has open that has begun, the extra mounts it has opened itself last."""
+        return [*STREAMS, OOM, SOCK, LISTENER, SPILL, *range(SPILL + 1, SPILL + 1 + extras)]
+
+
+def hand(sock: SocketType, fds: Sequence[int]) -> None:
+    """Send a child the descriptors that it waits for."""
+    sock.sendmsg([b"\0"], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else [])
+
+
+def _limit(writer: Writer, kind: int, value: int) -> None:
+    """A child cannot have more than we may have ourselves."""
+    hard = getrlimit(kind)[1]
+    most = value if hard == RLIM_INFINITY else min(value, hard)
+    writer.call("prlimit64", 0, kind, pack("=QQ", most, most), None)
