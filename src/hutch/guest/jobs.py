@@ -354,8 +354,8 @@ class Jobs:
             os.killpg(job.pid, number)
 
     def kill_all(self, everything: bool) -> None:
-        """`everything`: all processes of the pid namespace but the guest, which must be its init."""
-        if everything:
+        """`everything`: all processes of the pid namespace but the guest, if it is its init."""
+        if everything and os.getpid() == 1:
             with suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         for job in tuple(self._by_pid.values()):
