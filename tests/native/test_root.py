@@ -95,8 +95,9 @@ async def test_a_store_with_links_for_mount_points_is_refused() -> None:
         store = Path(str(planned.data["store"]))
         (store / "0/workspace").rmdir()
         (store / "0/workspace").symlink_to("/etc")
-        with pytest.raises(EngineError, match="symbolic link"):
+        with pytest.raises(EngineError, match="symbolic link") as caught:
             await native.restore(wanted, made.record)
+        assert caught.value.details["step"] == "build the root"
         assert (store / "0").exists()  # a failed restore keeps the files
         await native.destroy(made.record)
         assert not store.exists()

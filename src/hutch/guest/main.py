@@ -102,13 +102,6 @@ class Guest:
         if options.ttl_deadline:
             self._ttl_timer = self.loop.at(options.ttl_deadline, self._end)
 
-    def begin(self, first: int | None) -> None:
-        """Say that it is ready, and serve the keeper that is connected already."""
-        if self.options.on_ready is not None:
-            self.options.on_ready()
-        if first is not None:
-            self.welcome(first)
-
     def run(self) -> None:
         self.loop.run()
 
@@ -248,7 +241,10 @@ def serve(
     _keep_descriptors()
     guest = Guest(_descriptor(listener), options)
     gc.freeze()
-    guest.begin(None if first is None else _descriptor(first))
+    if options.on_ready is not None:
+        options.on_ready()
+    if first is not None:
+        guest.welcome(_descriptor(first))
     while True:
         guest.run()
 

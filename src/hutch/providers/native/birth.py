@@ -6,9 +6,8 @@ Here names are imported one by one, and whatever runs in a child has run in the 
 the interpreter has specialised no longer writes to the objects it finds its names by, and so not to their pages.
 """
 
-from collections.abc import Callable
 from marshal import loads
-from os import O_CLOEXEC, O_RDWR, _exit, close, read, write
+from os import O_CLOEXEC, O_RDWR, _exit, close, write
 from os import open as open_file
 from socket import AF_UNIX, SOCK_SEQPACKET, SOCK_STREAM, socket, socketpair
 from typing import NoReturn
@@ -18,11 +17,11 @@ from hutch.guest.main import Guest, Options
 from hutch.guest.payloads import decode, encode
 from hutch.guest.protocol import REQUEST, frame
 from hutch.providers.native.building import UMASK
-from hutch.providers.native.programs import Writer, perform
+from hutch.providers.native.programs import Inbox, Writer, perform
 from hutch.providers.native.stages import LISTENER, OOM, SOCK, SPILL
 from hutch.providers.native.wire import sealed, told, unsealed
 
-_LARGEST = 1 << 17
+_inbox = Inbox()
 _PATIENCE = 1.0
 """Seconds after which a rehearsal is broken off; one takes a millisecond."""
 
@@ -33,37 +32,38 @@ class _Failed(Exception):
 
 def live() -> NoReturn:
     """Never returns. Its descriptors are those that `stages` numbers; all of them close on exec."""
-    part = "start"
     try:
-        options, keeper = _grow_up(SOCK)
-        part = "serve"
-        guest = _guest(LISTENER, options, SPILL, OOM, _ready, is_init=True)
-        guest.begin(keeper)
+        guest, keeper = _become_guest()
+        write(SOCK, b'{"ready":true}')
+        close(SOCK)
+        guest.welcome(keeper)
         while True:
             guest.run()
-    except _Failed as failure:
-        _report(str(failure), failure.__cause__ or failure)
-    except BaseException as error:
-        _report(part, error)
     finally:
         _exit(1)
 
 
-def _guest(
-    listener: int, told_in: int, spill: int | None, oom: int, on_ready: Callable[[], None], *, is_init: bool
-) -> Guest:
-    given = decode(unsealed(told_in))
-    return Guest(listener, Options(**given, spill_fd=spill, oom_fd=oom, is_init=is_init, on_ready=on_ready))
+def _become_guest() -> tuple[Guest, int]:
+    """The guest, and the keeper that is connected already."""
+    part = "start"
+    try:
+        options, keeper = _grow_up(SOCK)
+        part = "serve"
+        return _guest(LISTENER, options, spill=SPILL, oom=OOM, is_init=True), keeper
+    except _Failed as failure:
+        _report(str(failure), failure.__cause__ or failure)
+    except BaseException as error:
+        _report(part, error)
+    _exit(1)
 
 
 def _grow_up(sock: int) -> tuple[int, int]:
     """Perform program after program; what comes with the last one: the descriptors of an order."""
     end: tuple[int, int] | None = None
     while end is None:
-        program = read(sock, _LARGEST)
-        if not program:
+        if not _inbox.receive(sock):
             _exit(0)
-        parts, end = loads(program)
+        parts, end = loads(_inbox.content)
         for part, steps in parts:
             try:
                 perform(steps)
@@ -72,9 +72,9 @@ def _grow_up(sock: int) -> tuple[int, int]:
     return end
 
 
-def _ready() -> None:
-    write(SOCK, b'{"ready":true}')
-    close(SOCK)
+def _guest(listener: int, told_in: int, *, spill: int | None, oom: int, is_init: bool) -> Guest:
+    given = decode(unsealed(told_in))
+    return Guest(listener, Options(**given, spill_fd=spill, oom_fd=oom, is_init=is_init))
 
 
 def _report(part: str, error: BaseException) -> None:
@@ -98,8 +98,8 @@ def rehearse() -> bool:
         score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
         given = sealed(b'{"box_id":"","workdir":"/","env":{"PATH":"/usr/bin:/bin"},"orphan_grace":1.0}')
         # Never as init: that one may kill everybody it sees, and here that would be the machine.
-        guest = _guest(listener.fileno(), given, None, score, _nothing, is_init=False)
-        guest.begin(theirs.detach())
+        guest = _guest(listener.fileno(), given, spill=None, oom=score, is_init=False)
+        guest.welcome(theirs.detach())
         answers: list[bytes] = []
 
         def heard(_events: int) -> None:
@@ -112,10 +112,6 @@ def rehearse() -> bool:
         guest.loop.after(_PATIENCE, guest.loop.stop)
         guest.run()
         return any(b'"exit_code":' in answer for answer in answers)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _harmless() -> bytes:

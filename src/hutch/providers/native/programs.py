@@ -8,14 +8,15 @@ A writer knows which number each descriptor of the child will have, because the 
 free. What a call must answer is part of the program, and any other answer ends it. Standard library only.
 """
 
-from collections.abc import Callable, Iterable
+from array import array
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import addressof, create_string_buffer
-from errno import EPROTO
+from errno import EMSGSIZE, EPROTO
 from itertools import count
 from marshal import dumps
 from os import O_CLOEXEC, O_CREAT, O_NOFOLLOW, O_TRUNC, O_WRONLY, fsencode
-from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC
-from struct import pack_into
+from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, SocketType
+from struct import Struct, pack
 from typing import Any
 
 from hutch.providers.native.kernel import (
@@ -48,10 +49,12 @@ _FUNCTIONS: tuple[Callable[..., Any], ...] = (
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6
 
+LARGEST = 1 << 17
 MOST_DESCRIPTORS = 253
 """Of one message (SCM_MAX_FD). Each layer of an image is one."""
-_BUFFER_AT, _BYTE_AT, _CONTROL_AT = 64, 80, 96
-"""Of a struct iovec, its byte, and what comes with it, in an inbox."""
+_MESSAGE = Struct("@PIPNPNi")
+_RECVMSG = NR.get("recvmsg", -1)  # on a machine that is none of ours this can be imported
+_CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
 _WRITE_ANEW = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW
 
 
@@ -60,35 +63,48 @@ def perform(steps: tuple[Step, ...]) -> None:
     for function, foreseen, arguments in steps:
         answer = _FUNCTIONS[function](*arguments)
         if answer != foreseen:
-            raise _surprise(answer, foreseen, arguments)
+            raise _surprise(answer, (function, foreseen, arguments))
 
 
-def _surprise(answer: int, foreseen: int | None, arguments: tuple[Any, ...]) -> OSError:
-    name = next((name for name, number in NR.items() if number == arguments[0]), "call")
-    shown = [f"{value!r}" for value in arguments[1:] if value is not None]
-    what = f"{name}({', '.join(shown)})"
+def _surprise(answer: object, step: Step) -> OSError:
+    function, foreseen, arguments = step
+    name = _FUNCTIONS[function].__name__
+    if function == _SYSCALL:
+        name = next(name for name, number in NR.items() if number == arguments[0])
+        arguments = tuple(value for value in arguments[1:] if value is not None)
+    what = f"{name}({', '.join(map(repr, arguments))})"
     if answer == -1:
         return refused(what)
-    return OSError(EPROTO, f"the kernel answered {answer} where {foreseen} was foreseen", what)
+    return OSError(EPROTO, f"the answer was {answer} where {foreseen} was foreseen", what)
 
 
 class Inbox:
-    """Memory of a struct msghdr for one message, of a byte and any number of descriptors: the kernel writes into it.
-
-    Its address holds in every process that is forked from this one.
-    """
+    """A child's place for the next program. Its memory is the zygote's, and shared until one comes."""
 
     def __init__(self) -> None:
         room = CMSG_SPACE(MOST_DESCRIPTORS * 4)
-        self._memory = create_string_buffer(_CONTROL_AT + room)
-        self.address = addressof(self._memory)
-        pack_into("@PN", self._memory, _BUFFER_AT, self.address + _BYTE_AT, 1)
-        control = self.address + _CONTROL_AT
-        pack_into("@PIPNPNi", self._memory, 0, 0, 0, self.address + _BUFFER_AT, 1, control, room, 0)
+        self.content = create_string_buffer(LARGEST)
+        self._control = create_string_buffer(room)
+        self._buffer = create_string_buffer(pack("@PN", addressof(self.content), LARGEST))
+        # struct msghdr, into which the kernel writes how much of the room was needed
+        self._head = (0, 0, addressof(self._buffer), 1, addressof(self._control), room, 0)
+        self._message = create_string_buffer(_MESSAGE.size)
+        self._address = addressof(self._message)
+
+    def receive(self, sock: int) -> int:
+        """Wait for a program and the descriptors that it needs; 0: nobody is there to send one."""
+        _MESSAGE.pack_into(self._message, 0, *self._head)
+        size: int = raw_syscall(_RECVMSG, sock, self._address, _CLOSE_ON_EXEC, None, None, None)
+        if size < 0:
+            raise refused("recvmsg")
+        return size
 
 
-_INBOXES = (Inbox(), Inbox())
-"""A child gets descriptors twice at most: its image, and what comes with an order."""
+def send(sock: SocketType, program: bytes, fds: Sequence[int] = ()) -> None:
+    """To a child, whose descriptors will have the numbers that `Writer.receive` gave."""
+    if len(program) > LARGEST or len(fds) > MOST_DESCRIPTORS:
+        raise OSError(EMSGSIZE, f"a program of {len(program)} bytes and {len(fds)} descriptors is too large")
+    sock.sendmsg([program], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else [])
 
 
 class Writer:
@@ -106,6 +122,10 @@ class Writer:
     def part(self, name: str) -> None:
         """What the following steps are for."""
         self._parts.append((name, []))
+
+    def receive(self, many: int) -> list[int]:
+        """The descriptors that come with the program, which is to say so before it opens any others."""
+        return [self._next() for _ in range(many)]
 
     def make(self, calls: Iterable[Call]) -> None:
         for call in calls:
@@ -137,11 +157,6 @@ class Writer:
     def close(self, number: int) -> None:
         self.call("close", number)
         self._open.remove(number)
-
-    def receive(self, sock: int, many: int, message: int) -> list[int]:
-        """Wait for a child's first or second message of descriptors; their numbers."""
-        self.call("recvmsg", sock, _INBOXES[message].address, int(MSG_CMSG_CLOEXEC), answer=1)
-        return [self._next() for _ in range(many)]
 
     def write(self, path: str, flags: int, content: bytes) -> None:
         fd = self.open(path, flags, 0o644)

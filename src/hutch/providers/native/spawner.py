@@ -238,10 +238,12 @@ class Spawner:
 
 
 def _last_words(sock: socket.socket) -> tuple[wire.Message, list[int]] | None:
-    try:
-        return wire.receive(sock)
-    except ConnectionResetError:
-        return None
+    for _ in range(2):
+        try:
+            return wire.receive(sock)
+        except ConnectionResetError:
+            continue  # it died before it had read everything; the kernel says that once, and then what it had said
+    return None
 
 
 def _alive(stem: Stem) -> bool:

@@ -5,12 +5,10 @@ what an order asks for. A child that was begun ahead (a stem) waits for the thir
 Standard library only.
 """
 
-from array import array
 from collections.abc import Sequence
 from functools import lru_cache
 from os import O_PATH, O_RDWR, O_WRONLY
 from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
-from socket import SCM_RIGHTS, SOL_SOCKET, SocketType
 from struct import pack
 from typing import Any, NamedTuple
 
@@ -118,13 +116,12 @@ class Stages:
         return writer.written()
 
     def _begin(self, shape: Shape, extras: tuple[Extra, ...] = ()) -> bytes:
-        """All that needs no order; with `extras` that an ordinary user's child must open before it leaves the host's
-        mounts. It has `Stages.held` open when it is done."""
+        """All that needs no order, for a child whose ids are mapped. With it comes the shape's image as seen through
+        them; an ordinary user's child opens it itself, and `extras` too, before it leaves the host's mounts."""
         setting = self._setting
         writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
         sources = shape_sources(shape)
-        writer.part("wait for the id maps")
-        trees = writer.receive(SOCK, len(sources) if setting.ranged else 0, 0)
+        trees = writer.receive(len(sources) if setting.ranged else 0)
         writer.part("take the box's identity")
         if setting.ranged:
             writer.make(becoming_root())
@@ -163,13 +160,14 @@ class Stages:
         return writer.written()
 
     def finish(self, shape: Shape, claim: Claim) -> bytes:
-        """Apply the order, give up every privilege, and serve."""
+        """Apply the order, give up every privilege, and serve. With it comes what is given, and the trees of the extra
+        mounts that are not open yet."""
         setting, extras = self._setting, claim.extras
         early = 0 if setting.ranged else len(extras)
         held = self._held(early)
         writer = Writer(held)
+        options, keeper, *trees = writer.receive(len(Given._fields) + len(extras) - early)
         writer.part("finish the root")
-        options, keeper, *trees = writer.receive(SOCK, len(Given._fields) + len(extras) - early, 1)
         self._finish_root(writer, shape, claim, trees if setting.ranged else held[len(held) - early :])
         if "mount flags" in setting.without:
             writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
@@ -225,11 +223,6 @@ class Stages:
     def _held(extras: int) -> list[int]:
         """What a child has open that has begun, the extra mounts it has opened itself last."""
         return [*STREAMS, OOM, SOCK, LISTENER, SPILL, *range(SPILL + 1, SPILL + 1 + extras)]
-
-
-def hand(sock: SocketType, fds: Sequence[int]) -> None:
-    """Send a child the descriptors that it waits for."""
-    sock.sendmsg([b"\0"], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else [])
 
 
 def _limit(writer: Writer, kind: int, value: int) -> None:

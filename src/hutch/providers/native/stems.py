@@ -11,11 +11,13 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
-from hutch.providers.native.stages import Claim, Given, Setting, Stages, hand
+from hutch.providers.native.programs import send
+from hutch.providers.native.stages import Claim, Given, Setting, Stages
 from hutch.providers.native.surgeon import Entry, Surgeon
 from hutch.providers.native.zygote import Zygote
 
@@ -117,9 +119,7 @@ class Nursery:
         spill, listener = _make_directory(directory)
         ours, theirs = wire.pair()
         try:
-            ours.send(self._stages.enter(group.entrances() if group else ()))
-            extras = order.claim.extras if order and not self.ranged else ()
-            ours.send(self._stages.begin(shape, extras))
+            send(ours, self._stages.enter(group.entrances() if group else ()))
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
             cgroup = group.directory_fd() if group else None
             pid = self._zygote.clone(_NAMESPACES & ~shared, theirs.fileno(), listener, spill, cgroup)
@@ -153,10 +153,11 @@ class Nursery:
                 for source in root.shape_sources(stem.shape):
                     fds.append(root.detach(source, userns))
             self._write_plan(stem)
-            name_servers = self._connect(stem)
-            hand(stem.sock, fds)
-            if name_servers:
-                stem.sock.send(self._stages.name_servers(name_servers))
+            resolv_conf = self._connect(stem)
+            extras = stem.order.claim.extras if stem.order and not self.ranged else ()
+            _tell(stem, self._stages.begin(stem.shape, extras), fds)
+            if resolv_conf:
+                _tell(stem, self._stages.name_servers(resolv_conf))
             if stem.order is not None:
                 self._give(stem, stem.order)
         finally:
@@ -211,8 +212,7 @@ class Nursery:
         """The order, to a child that has begun or is about to."""
         extras = self._extras(stem, order.claim)
         try:
-            stem.sock.send(self._stages.finish(stem.shape, order.claim))
-            hand(stem.sock, [*order.given, *extras])
+            _tell(stem, self._stages.finish(stem.shape, order.claim), [*order.given, *extras])
         finally:
             for fd in extras:
                 os.close(fd)
@@ -256,6 +256,12 @@ class Nursery:
             os.write(fd, data)
         finally:
             os.close(fd)
+
+
+def _tell(stem: Stem, program: bytes, fds: Sequence[int] = ()) -> None:
+    """A child that has failed already has said why, and that is the answer to its order."""
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        send(stem.sock, program, fds)
 
 
 def _make_directory(path: str) -> tuple[int, int]:
