@@ -1,5 +1,6 @@
 """Programs of kernel calls: the numbers that a writer foresees are those that the kernel gives."""
 
+import marshal
 import socket
 import subprocess
 import sys
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hutch.providers.native import programs
+from hutch.providers.native import kernel, landlock, programs, root, seccomp, stages
 from hutch.providers.native.programs import Writer, perform
+from hutch.providers.native.syscalls import NUMBERS
 
 STREAMS = (0, 1, 2)
 
@@ -113,3 +115,29 @@ def test_as_many_descriptors_as_the_kernel_sends_at_once() -> None:
         print(len(os.listdir("/proc/self/fd")) - before == MOST_DESCRIPTORS)
     """
     assert alone(code) == "True"
+
+
+@pytest.mark.parametrize("machine", NUMBERS)
+@pytest.mark.parametrize("ranged", [True, False], ids=["root", "ordinary user"])
+def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatch, machine: str, ranged: bool) -> None:
+    """Each call that it needs has a number there: aarch64 has none of the old ones (mkdir, dup2)."""
+    monkeypatch.setattr(programs, "NR", NUMBERS[machine])
+    setting = stages.Setting(
+        run="/run", ranged=ranged, last_capability=40, filter=seccomp.Filter(seccomp.program()),
+        domain=landlock.Domain(7), command_line=kernel.CommandLine(), masks=(("kcore", False),), without=frozenset(),
+    )  # fmt: skip
+    extras = (root.Extra("/srv", "/mnt", False, 1, 2),)
+    shapes = [
+        root.Shape(("/image",), (("/usr", "usr"),), (("/etc", "etc"),), True, True, "on", None, store, (("/s", "w/s"),))
+        for store in (None, "/store")
+    ]
+    written = stages.Stages(setting)
+    for shape in shapes:
+        texts = [
+            written.enter(("/sys/fs/cgroup/tasks",)), written.begin(shape, extras), written.name_servers("nameserver"),
+            written.finish(shape, stages.Claim("box", 1 << 20, 100, 64, 16, extras)),
+        ]  # fmt: skip
+        ends = [marshal.loads(text)[1] for text in texts]
+        assert ends[:3] == [None] * 3
+        options, keeper = ends[3]
+        assert stages.SPILL < options < keeper
