@@ -50,7 +50,7 @@ def main(forwarding: str, *program: str) -> int:
         directory.chmod(0o755)
         (directory / "resolv.conf").write_text(f"nameserver {RESOLVER}\n")
         kernel.mount(str(directory / "resolv.conf"), os.path.realpath("/etc/resolv.conf"), None, kernel.MS_BIND)
-        stack.callback(kernel.umount, os.path.realpath("/etc/resolv.conf"))
+        stack.callback(kernel.syscall, "umount2", os.fsencode(os.path.realpath("/etc/resolv.conf")), 0)
         world = World(stack)
         world.set_forwarding(forwarding)
         stack.enter_context(NameServer(world.machine, RESOLVER))

@@ -25,10 +25,10 @@ from hutch.providers.native.syscalls import NUMBERS
 
 # PyDLL keeps the interpreter's lock over a call: none of these waits long, and a clone must not happen between
 # letting go of the lock and taking it again.
-libc = PyDLL(None, use_errno=True)
-_syscall = libc.syscall
-_syscall.restype = c_long
-_syscall.argtypes = (c_long, *(c_void_p,) * 6)  # it takes integers of 64 bit, bytes, structures and None alike
+raw_syscall = PyDLL(None, use_errno=True).syscall
+"""For programs of calls (`programs`): it takes a number and six arguments, and answers -1 for `refused`."""
+raw_syscall.restype = c_long
+raw_syscall.argtypes = (c_long, *(c_void_p,) * 6)  # integers of 64 bit, bytes, structures and None alike
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
@@ -45,24 +45,17 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 CLONE_INTO_CGROUP = 0x200000000
-CLONE_PIDFD = 0x00001000
 SIGCHLD = 17
 
 # mount(2), umount2(2)
-MS_RDONLY = 1
 MS_NOSUID = 2
 MS_NODEV = 4
 MS_NOEXEC = 8
 MS_REMOUNT = 32
-MS_NOSYMFOLLOW = 256
 MS_BIND = 4096
-MS_MOVE = 8192
 MS_REC = 16384
 MS_PRIVATE = 1 << 18
-MS_SLAVE = 1 << 19
-MS_RELATIME = 1 << 21
 MNT_DETACH = 2
-UMOUNT_NOFOLLOW = 8
 
 # open_tree(2), move_mount(2), mount_setattr(2)
 OPEN_TREE_CLONE = 1
@@ -75,36 +68,27 @@ MOVE_MOUNT_T_EMPTY_PATH = 0x40
 MOUNT_ATTR_RDONLY = 0x1
 MOUNT_ATTR_NOSUID = 0x2
 MOUNT_ATTR_NODEV = 0x4
-MOUNT_ATTR_NOEXEC = 0x8
 MOUNT_ATTR_IDMAP = 0x100000
 
 # openat2(2)
 RESOLVE_NO_MAGICLINKS = 0x02
 RESOLVE_NO_SYMLINKS = 0x04
-RESOLVE_BENEATH = 0x08
 RESOLVE_IN_ROOT = 0x10
 
 # prctl(2)
 PR_SET_PDEATHSIG = 1
-PR_GET_DUMPABLE = 3
 PR_SET_DUMPABLE = 4
-PR_SET_KEEPCAPS = 8
 PR_SET_NAME = 15
 PR_GET_NAME = 16
-PR_CAPBSET_READ = 23
 PR_CAPBSET_DROP = 24
 PR_SET_CHILD_SUBREAPER = 36
 PR_SET_NO_NEW_PRIVS = 38
 PR_CAP_AMBIENT = 47
-PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 NR: dict[str, int] = NUMBERS.get(MACHINE, {})
 
 Call = tuple[Any, ...]
 """A system call made ready: its name and its arguments."""
-
-# For programs of calls (`programs`): the number and six arguments, text as bytes; it answers -1 for `refused`.
-raw_syscall = _syscall
 
 CString = str | bytes | None
 _NONE = (None,) * 6
@@ -131,7 +115,7 @@ def mount_attributes(add: int = 0, remove: int = 0, propagation: int = 0, userns
 
 def syscall(name: str, *args: object) -> int:
     """Make the system call `name`; integers are passed as 64 bit, bytes and ctypes objects as pointers."""
-    result: int = _syscall(NR[name], *args, *_NONE[len(args) :])
+    result: int = raw_syscall(NR[name], *args, *_NONE[len(args) :])
     if result < 0:
         raise refused(name)
     return result
@@ -161,18 +145,6 @@ def mount(source: CString, target: CString, kind: CString = None, flags: int = 0
     except OSError as error:
         error.filename = f"mount {os.fsdecode(target or b'')}"
         raise
-
-
-def umount(target: CString, flags: int = 0) -> None:
-    try:
-        syscall("umount2", _bytes(target), flags)
-    except OSError as error:
-        error.filename = f"umount {os.fsdecode(target or b'')}"
-        raise
-
-
-def pivot_root(new: CString, old: CString) -> None:
-    syscall("pivot_root", _bytes(new), _bytes(old))
 
 
 def open_tree(directory: int, path: CString, flags: int) -> int:
@@ -224,10 +196,10 @@ def clone(flags: int, cgroup: int | None = None) -> int:
     """
     _before_fork()
     if cgroup is None:
-        pid = int(_syscall(NR["clone"], flags | SIGCHLD, *_NONE[1:]))
+        pid = int(raw_syscall(NR["clone"], flags | SIGCHLD, *_NONE[1:]))
     else:
         arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=SIGCHLD, cgroup=cgroup)
-        pid = int(_syscall(NR["clone3"], byref(arguments), sizeof(arguments), *_NONE[2:]))
+        pid = int(raw_syscall(NR["clone3"], byref(arguments), sizeof(arguments), *_NONE[2:]))
     if pid == 0:
         _after_fork_child()
         return 0
