@@ -134,7 +134,7 @@ def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatc
     written = stages.Stages(setting)
     for shape in shapes:
         texts = [
-            written.enter(("/sys/fs/cgroup/tasks",)), written.begin(shape, extras), written.name_servers("nameserver"),
+            written.enter(("/sys/fs/cgroup/tasks",)), written.begin(shape, extras), written.name_servers("n", extras),
             written.finish(shape, stages.Claim("box", 1 << 20, 100, 64, 16, extras)),
         ]  # fmt: skip
         ends = [marshal.loads(text)[1] for text in texts]

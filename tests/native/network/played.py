@@ -14,6 +14,7 @@ from tests.native.network.world import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box
 from hutch.keeper.pruning import prune
+from hutch.model.spec import Mount
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 from hutch.providers.native.network.netlink import Netlink
@@ -81,12 +82,14 @@ def routed() -> bool:
 
 @scene
 def on() -> None:
-    """A box with a network and one without."""
+    """A box with a network and one without; a network and a mount do not get into each other's way."""
+    mount = Mount(source=str(Path(__file__).parent), target="/mnt/here")  # below the working directory: allowed
 
     async def act(place: House) -> None:
         async with place.opened() as hutch:
-            async with hutch.box(network="on") as box:
+            async with hutch.box(network="on", mounts=(mount,)) as box:
                 assert await reached(box) == ONLINE
+                assert Path(__file__).name in (await box.exec("ls /mnt/here")).stdout
             async with hutch.box(network="off") as box:
                 assert (await box.exec(KNOCK + OUTSIDE)).stdout == "Network is unreachable "
         until_nothing_is_left(place)

@@ -50,6 +50,8 @@ SOCK, LISTENER, SPILL = 4, 5, 6
 hold."""
 OOM = OWN
 """The guest's own oom_score_adj."""
+_HELD = (*STREAMS, OOM, SOCK, LISTENER, SPILL)
+"""What a child has open that has begun."""
 _LAST_DESCRIPTOR = 0xFFFFFFFF
 
 
@@ -151,9 +153,9 @@ class Stages:
             writer.make(dropping_bounding_set(setting.last_capability))
         return writer.written()
 
-    def name_servers(self, resolv_conf: str) -> bytes:
+    def name_servers(self, resolv_conf: str, extras: tuple[Extra, ...] = ()) -> bytes:
         """For a box with a network, after `begin`."""
-        writer = Writer(self._held(0))
+        writer = Writer((*_HELD, *self._early(extras)))
         writer.part("name the servers")
         writer.write_anew("resolv.conf", resolv_conf)
         writer.bind("resolv.conf", "m/etc/resolv.conf")
@@ -162,13 +164,11 @@ class Stages:
     def finish(self, shape: Shape, claim: Claim) -> bytes:
         """Apply the order, give up every privilege, and serve. With it comes what is given, and the trees of the extra
         mounts that are not open yet."""
-        setting, extras = self._setting, claim.extras
-        early = 0 if setting.ranged else len(extras)
-        held = self._held(early)
-        writer = Writer(held)
-        options, keeper, *trees = writer.receive(len(Given._fields) + len(extras) - early)
+        setting, early = self._setting, self._early(claim.extras)
+        writer = Writer((*_HELD, *early))
+        options, keeper, *late = writer.receive(len(Given._fields) + len(claim.extras) - len(early))
         writer.part("finish the root")
-        self._finish_root(writer, shape, claim, trees if setting.ranged else held[len(held) - early :])
+        self._finish_root(writer, shape, claim, [*early, *late])
         if "mount flags" in setting.without:
             writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
         base = writer.open(".", O_PATH)
@@ -219,10 +219,10 @@ class Stages:
             writer.make(setting.filter.loading())
         writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
 
-    @staticmethod
-    def _held(extras: int) -> list[int]:
-        """What a child has open that has begun, the extra mounts it has opened itself last."""
-        return [*STREAMS, OOM, SOCK, LISTENER, SPILL, *range(SPILL + 1, SPILL + 1 + extras)]
+    def _early(self, extras: tuple[Extra, ...]) -> range:
+        """The descriptors of those mounts that a child has opened itself, which was the first thing it did."""
+        first = max(_HELD) + 1
+        return range(first, first + (0 if self._setting.ranged else len(extras)))
 
 
 def _limit(writer: Writer, kind: int, value: int) -> None:

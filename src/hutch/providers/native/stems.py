@@ -157,7 +157,7 @@ class Nursery:
             extras = stem.order.claim.extras if stem.order and not self.ranged else ()
             _tell(stem, self._stages.begin(stem.shape, extras), fds)
             if resolv_conf:
-                _tell(stem, self._stages.name_servers(resolv_conf))
+                _tell(stem, self._stages.name_servers(resolv_conf, extras))
             if stem.order is not None:
                 self._give(stem, stem.order)
         finally:
