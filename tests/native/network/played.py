@@ -14,6 +14,7 @@ from tests.native.network.world import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box
 from hutch.keeper.pruning import prune
+from hutch.providers.base import Leftover
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 from hutch.providers.native.network.netlink import Netlink
@@ -141,10 +142,10 @@ def killed_spawner() -> None:
 def pruned() -> None:
     """Nobody comes for the box: it ends by its own clock, its porter with it, and prune removes the rest."""
 
-    async def prune_all(place: House) -> list[str]:
+    async def prune_all(place: House) -> list[Leftover]:
         found = [leftover async for leftover in prune(place.config())]
         assert not [leftover for leftover in found if leftover.problem], found
-        return [leftover.name for leftover in found]
+        return found
 
     with house() as place:
         keeper, other = holder(place, grace=0.5), holder(place)
@@ -153,7 +154,8 @@ def pruned() -> None:
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
         until(lambda: len(names_held()) == 1, "the porter of the dead spawner has ended")
         swept = asyncio.run(prune_all(place))
-        assert [name for name in swept if name.startswith("hutch_")] or not routed(), swept
+        kinds = [left.kind for left in swept if left.name.startswith("hutch_")]
+        assert kinds == (["network"] if routed() else []), swept
         assert other.ask(f"exec {living} {CONNECT}") == "connected"
         assert other.ask("close") == "closed"
         until_nothing_is_left(place)
