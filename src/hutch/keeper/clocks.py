@@ -62,6 +62,7 @@ class Clocks:
         record = live.record
         if record.state not in (State.RUNNING, State.PAUSED):
             return
+        await self._trouble(live)
         lease = record.lease
         if lease is not None and live.held and worth_writing(lease, now, self._lease_sec):
             await self._renew(live)
@@ -75,6 +76,12 @@ class Clocks:
                 live.used = time.monotonic()
                 return
             await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s")
+
+    async def _trouble(self, live: Live) -> None:
+        trouble = live.instance.trouble() if live.instance is not None else ""
+        if trouble and trouble != live.trouble:
+            await self._warn(live, trouble)
+        live.trouble = trouble
 
     async def _ttl(self, live: Live, deadline: float, now: float) -> bool:
         left = deadline - now

@@ -138,6 +138,11 @@ class Instance(ABC):
     async def check(self) -> None:
         """Answers only if the box can really work; else BoxBroken (dead) or Unavailable (cannot say)."""
 
+    def trouble(self) -> str:
+        """What is wrong with a box that goes on all the same, and what to do; "": nothing that is known. Asked every
+        second and after every failed command, so it must be cheap and must not block."""
+        return ""
+
     @abstractmethod
     async def usage(self) -> Usage:
         """Of the whole box, now."""

@@ -367,7 +367,7 @@ class NativeProvider(Provider):
         trees, self._trees = self._trees, {}
         # A spawner that was killed leaves its groups, one of them perhaps not yet written down anywhere.
         kept = [tree for tree in trees.values() if not tree.close()]
-        if kept or self._inherited:
+        if kept or self._inherited or any(each.lost_one for each in spawners.values()):
             await self.sweep()
 
 
@@ -383,6 +383,8 @@ def _failure(order: Order, answer: wire.Message) -> HutchError:
         return Refused(message, op="create", details=details)
     if step == "cancelled":
         return Unavailable(message, op="create", details=details)
+    if step == "spawner":
+        return EngineError(message, op="create", details=details, remedy="try again: a new one is started")
     obstacle = obstacles.first()
     remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
     return EngineError(message, op="create", details=details, remedy=remedy)
