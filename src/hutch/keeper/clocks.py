@@ -42,14 +42,15 @@ class Clocks:
             self._task = asyncio.create_task(self._run(), name="hutch-clocks", context=unasked())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+                await task
 
     async def _run(self) -> None:
-        while True:
+        # A cancellation that comes into a write which then fails is lost to its error (`whole`).
+        while self._task is not None:
             await asyncio.sleep(TICK_SECONDS)
             for live in list(self._boxes()):
                 try:
