@@ -102,6 +102,22 @@ def test_a_timeout_has_its_numbers() -> None:
     assert "the box goes on" in verdict.message
 
 
+@pytest.mark.parametrize(
+    ("end", "after", "told"),
+    [
+        (ended(6), CALM, True),
+        (by(signal.SIGKILL, timed_out=True), CALM, True),
+        (by(signal.SIGKILL), OOM, False),
+        (by(signal.SIGTERM), CALM, False),
+        (ended(0), CALM, False),
+    ],
+)
+def test_trouble_of_the_box_is_told_where_no_limit_explains_the_failure(end: End, after: Counters, told: bool) -> None:
+    verdict = decide(end, before=CALM, after=after, limits=LIMITS, trouble="no network: use a new box")
+    assert (verdict.remedy == "no network: use a new box") is told
+    assert verdict.cause is decide(end, before=CALM, after=after, limits=LIMITS).cause
+
+
 def test_no_process_could_be_started_at_all() -> None:
     verdict = cannot_start(LIMITS, CROWDED, shared=False)
     assert verdict.cause is Cause.PIDS

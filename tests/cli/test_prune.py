@@ -10,10 +10,10 @@ from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, starte
 
 
 def left_behind(env: dict[str, str]) -> list[tuple[str, str]]:
-    """Boxes and keepers that a prune has found; groups of tests that were killed earlier are nobody's concern here."""
+    """Boxes and keepers that a prune has found; what killed tests left besides is nobody's concern here."""
     _, told = answer("prune", env=env)
     found = [(leftover["kind"], leftover["name"]) for leftover in told["leftovers"]]
-    return [each for each in found if each[0] != "group"]
+    return [each for each in found if each[0] in ("box", "keeper")]
 
 
 def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories: Path) -> None:

@@ -5,6 +5,8 @@ runs the kit with a box for each check (test_whole_engines).
 """
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +32,19 @@ class OnEngine(ProviderConformance):
     def make_provider(cls) -> Provider:
         daemon, state = OnEngine.running[-1]
         return daemons.provider(daemon, state, **cls.settings)
+
+
+def running(start: Callable[[], AbstractContextManager[daemons.Daemon]]) -> Any:
+    """A module's fixture: one engine for all of its classes."""
+
+    @pytest.fixture(scope="module", autouse=True)
+    def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+        with start() as daemon:
+            OnEngine.running.append((daemon, tmp_path_factory.mktemp("state")))
+            yield
+            OnEngine.running.pop()
+
+    return engine
 
 
 def part(*themes: str) -> Any:

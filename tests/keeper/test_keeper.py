@@ -1,6 +1,7 @@
 """A box's life in the keeper: created once, used under its lease, ended on one path, never leaked."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,9 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
+from hutch.keeper import clocks
 from hutch.keeper.records import BoxRecord
+from hutch.keeper.whole import whole
 from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -307,10 +310,10 @@ async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
         )
         await works.release()
         await idle.release()
-        clocks, keeper = hutch._keeper._clocks, hutch._keeper
+        keeper = hutch._keeper
         await asyncio.sleep(0.05)
         for box in (held, works, idle):
-            await clocks.look(await keeper.live(box.id), 1e9)
+            await keeper._clocks.look(await keeper.live(box.id), 1e9)
         assert set(engine.boxes) == {held.id, works.id}
 
 
@@ -332,6 +335,44 @@ async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_pat
         assert engine.boxes
         await keeper._clocks.look(live, born + 131)
         assert not engine.boxes
+
+
+async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(Engine(), tmp_path) as hutch, hutch.box() as box, hutch.box() as other:
+        keeper = hutch._keeper
+        live = await keeper.live(box.id)
+        assert live.instance is not None
+        reason = (await box.info()).reason
+        monkeypatch.setattr(live.instance, "trouble", lambda: "no network: use a new box", raising=False)
+        for each in (live, await keeper.live(other.id)) * 2:
+            await keeper._clocks.look(each, time.time())
+        told = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
+        assert told == [(box.id, "no network: use a new box")]
+        assert (await box.info()).reason == "no network: use a new box"
+        assert await box.state() is State.RUNNING
+        monkeypatch.undo()
+        assert (await box.info()).reason == reason
+
+
+async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lesson 12 has another side: a loop that survives every error must not survive its own end."""
+    writing = asyncio.Event()
+
+    async def lose(*_: object) -> None:
+        writing.set()
+        await asyncio.sleep(0.1)
+        raise Conflict("changed by somebody else meanwhile")
+
+    monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
+    async with opened(Engine(), tmp_path) as hutch, hutch.box():
+        monkeypatch.setattr(hutch._keeper._clocks, "look", lambda *_: whole(lose()))
+        await writing.wait()
+        async with asyncio.timeout(5):
+            await hutch._keeper._clocks.stop()
 
 
 async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from hutch.errors import ConfigError, EngineError, Invalid, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.spec import Mount, MountMode, NetworkMode, Retention
 from hutch.providers import registry
+from hutch.providers.base import Leftover
 from hutch.providers.docker import images, naming, shape, sweeping
 from hutch.providers.docker.dialect import DOCKER
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
@@ -80,7 +81,7 @@ async def test_another_hutch_on_the_same_engine_is_left_alone(docker: daemons.Da
     async with box(ours) as kept:
         assert [record.box_id for record in await ours.list()] == [kept.record.box_id]
         assert await theirs.list() == ()
-        assert kept.container not in " ".join(await theirs.sweep())
+        assert kept.container not in [left.name for left in await theirs.sweep()]
         assert (await run(kept, "echo alive")).stdout == "alive\n"
 
 
@@ -129,14 +130,16 @@ async def test_sweep_removes_what_nobody_uses(
         old = {naming.THROWAWAY: str(int(time.time()) - 7200)}
         await engine.create("hutch-throwaway-test", {"Image": rootfs.NAME, "Entrypoint": ["/x"], "Labels": old})
         dry = await provider.sweep(dry_run=True)
-        assert "volume hutch-guest-older" in dry and await engine.volume("hutch-guest-older") is not None
+        assert Leftover(kind="volume", name="hutch-guest-older") in dry
+        assert await engine.volume("hutch-guest-older") is not None
         swept = await provider.sweep()
         expected = {
-            f"network {naming.network(gone.box_id)}",
-            "volume hutch-guest-older",
-            "container hutch-throwaway-test",
+            ("network", naming.network(gone.box_id)),
+            ("volume", "hutch-guest-older"),
+            ("container", "hutch-throwaway-test"),
         }
-        assert expected <= set(swept) and not [name for name in swept if made.record.box_id in name]
+        assert expected <= {(left.kind, left.name) for left in swept}
+        assert not [left for left in swept if made.record.box_id in left.name]
         assert (await run(made, "echo alive")).stdout == "alive\n"
 
 

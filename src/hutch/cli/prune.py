@@ -7,7 +7,8 @@ import sys
 from hutch.cli.opening import configuration, not_linux
 from hutch.cli.output import emit_json
 from hutch.config import Config
-from hutch.keeper.pruning import Leftover, prune
+from hutch.keeper.pruning import prune
+from hutch.providers.base import Leftover
 
 INCOMPLETE = 1
 

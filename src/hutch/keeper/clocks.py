@@ -42,14 +42,15 @@ class Clocks:
             self._task = asyncio.create_task(self._run(), name="hutch-clocks", context=unasked())
 
     async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+                await task
 
     async def _run(self) -> None:
-        while True:
+        # A cancellation that comes into a write which then fails is lost to its error (`whole`).
+        while self._task is not None:
             await asyncio.sleep(TICK_SECONDS)
             for live in list(self._boxes()):
                 try:
@@ -62,6 +63,7 @@ class Clocks:
         record = live.record
         if record.state not in (State.RUNNING, State.PAUSED):
             return
+        await self._trouble(live)
         lease = record.lease
         if lease is not None and live.held and worth_writing(lease, now, self._lease_sec):
             await self._renew(live)
@@ -75,6 +77,12 @@ class Clocks:
                 live.used = time.monotonic()
                 return
             await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s")
+
+    async def _trouble(self, live: Live) -> None:
+        trouble = live.instance.trouble() if live.instance is not None else ""
+        if trouble and trouble != live.trouble:
+            await self._warn(live, trouble)
+        live.trouble = trouble
 
     async def _ttl(self, live: Live, deadline: float, now: float) -> bool:
         left = deadline - now

@@ -115,11 +115,11 @@ class Heartbeat:
 
     async def release(self) -> None:
         """The row goes, so that the others need not wait for it to age."""
-        if self._task is not None:
-            self._task.cancel()
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
+                await task
         if self._claimant is not None:
             keeper, self._claimant = self._claimant.id, None
             try:
@@ -137,7 +137,8 @@ class Heartbeat:
     async def _beat_on(self, claimant: Claimant) -> None:
         """Renews for ever; after every few beats looks for boxes that the dead have left."""
         beats = 0
-        while True:
+        # A cancellation that comes into a write which then fails is lost to its error (`whole`).
+        while self._task is not None:
             await asyncio.sleep(self._dead_after / BEATS)
             try:
                 await self.beat()

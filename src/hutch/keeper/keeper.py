@@ -470,7 +470,8 @@ class Keeper:
 
     async def _warn(self, live: Live, reason: str) -> None:
         async with live.changing:
-            await self.states.update(live.record, into=live, kind="warning", reason=reason)
+            if live.record.state in (State.RUNNING, State.PAUSED):  # else it has come to its end meanwhile
+                await self.states.update(live.record, into=live, kind="warning", reason=reason)
 
     async def renew(self, live: Live) -> None:
         """Extend the lease of whoever holds it."""

@@ -14,7 +14,8 @@ from hutch.providers.base import Instance
 class Live:
     """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
 
-    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets", "used")
+    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets", "trouble",
+                 "used")  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
@@ -27,6 +28,8 @@ class Live:
         self.used = time.monotonic()
         self.checked = 0.0
         """When a health check last passed (monotonic)."""
+        self.trouble = ""
+        """What an event has told to be wrong with it (`Instance.trouble`)."""
         self.greeting = asyncio.Lock()
         """Held while the application's `created` hooks run, so that two callers do not run them at once."""
         self.changing = asyncio.Lock()

@@ -21,19 +21,9 @@ from hutch.keeper.receipts import Receipts
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
-from hutch.model.record import Record
 from hutch.model.spec import Retention
 from hutch.model.state import State
-from hutch.providers.base import InstanceRecord
-
-
-class Leftover(Record, frozen=True, kw_only=True):
-    """One thing that was found, and why it could not be removed ("": it was, or would be)."""
-
-    kind: str
-    """box | group | keeper"""
-    name: str
-    problem: str = ""
+from hutch.providers.base import InstanceRecord, Leftover
 
 
 async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Leftover]:
@@ -52,7 +42,7 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
             yield leftover
         async for leftover in pruner.instances():
             yield leftover
-        for leftover in (*await pruner.groups(), *await pruner.keepers()):
+        for leftover in (*await pruner.others(), *await pruner.keepers()):
             yield leftover
     finally:
         await engines.close()
@@ -126,10 +116,9 @@ class _Pruner:
             if instance.box_id not in self._settled and await self._abandoned(instance):
                 yield await self._box(instance.box_id, partial(provider.destroy, instance))
 
-    async def groups(self) -> list[Leftover]:
-        """What boxes do not account for: empty control groups and the like."""
-        names = await self._engines.provider(self._config.provider).sweep(dry_run=self._dry_run)
-        return [Leftover(kind="group", name=name) for name in names]
+    async def others(self) -> tuple[Leftover, ...]:
+        """What boxes do not account for: empty control groups, networks and the like."""
+        return await self._engines.provider(self._config.provider).sweep(dry_run=self._dry_run)
 
     async def keepers(self) -> list[Leftover]:
         """The lock files of the dead."""

@@ -21,12 +21,13 @@ def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = Fals
     ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
     if record.left_at and not elsewhere and record.state is State.RUNNING:
         ends.append(record.left_at + record.grace_sec)
+    trouble = "" if live is None or live.instance is None else live.instance.trouble()
     return BoxInfo(
         id=record.id,
         name=record.spec.name,
         owner=record.owner,
         state=record.state,
-        reason=record.reason,
+        reason=trouble or record.reason,
         provider=record.instance.provider,
         spec=record.spec.shown(),
         created_at=record.created_at,

@@ -28,6 +28,7 @@ class BoxInfo(Record, frozen=True, kw_only=True):
     owner: str
     state: State
     reason: str
+    """Why it is in this state, or what is wrong with it all the same."""
     provider: str
     spec: EffectiveSpec
     """Secrets keep their names only; `adjustments` tells what policy changed."""

@@ -34,6 +34,15 @@ class InstanceRecord(Record, frozen=True, kw_only=True):
     """The provider's own facts (pids with start times, paths, engine ids). Flat, JSON, no secret."""
 
 
+class Leftover(Record, frozen=True, kw_only=True):
+    """One thing that killed keepers left, and why it could not be removed ("": it was, or would be)."""
+
+    kind: str
+    """box | group | network | directory | container | volume | keeper"""
+    name: str
+    problem: str = ""
+
+
 class Command(Record, frozen=True, kw_only=True):
     """A process to start. A string runs under `bash -c`, else `sh -c`; a tuple is argv."""
 
@@ -129,6 +138,11 @@ class Instance(ABC):
     async def check(self) -> None:
         """Answers only if the box can really work; else BoxBroken (dead) or Unavailable (cannot say)."""
 
+    def trouble(self) -> str:
+        """What is wrong with a box that goes on all the same, and what to do; "": nothing that is known. Asked every
+        second and after every failed command, so it must be cheap and must not block."""
+        return ""
+
     @abstractmethod
     async def usage(self) -> Usage:
         """Of the whole box, now."""
@@ -204,8 +218,8 @@ class Provider(ABC):
     async def list(self) -> tuple[InstanceRecord, ...]:
         """Every box of this provider on this engine that carries our label, whoever keeps it."""
 
-    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
-        """Remove what killed keepers left on the engine besides boxes, never what a live one uses; its names.
+    async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
+        """Remove what killed keepers left on the engine besides boxes, never what a live one uses.
         An engine that leaves nothing else need not have this."""
         return ()
 

@@ -2,19 +2,25 @@
 
 import asyncio
 import os
+import re
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from tests.keeper.crashing import House, house, spawners_of
 from tests.keeper.test_restart_native import holder, make
 from tests.native.network.world import MACHINE, OUTSIDE, PORT
 
-from hutch.api import Box
+from hutch.api import Box, Hutch
 from hutch.keeper.pruning import prune
+from hutch.model.boxes import Event
+from hutch.model.results import Cause
 from hutch.model.spec import Mount
+from hutch.providers.base import Leftover
+from hutch.providers.native.box import OFFLINE
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 from hutch.providers.native.network.netlink import Netlink
@@ -98,7 +104,7 @@ def on() -> None:
         asyncio.run(act(place))
 
 
-def adopted(place: House, box_id: str) -> None:
+def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = reached) -> None:
     """A new keeper finds the box online, gives others a network too, and all of it goes."""
 
     async def act() -> None:
@@ -106,7 +112,7 @@ def adopted(place: House, box_id: str) -> None:
         assert dead, "the porter has gone with its spawner"
         async with place.opened() as hutch:
             box = await hutch.attach(box_id, takeover=True)
-            assert await reached(box) == ONLINE
+            assert await look(box) == ONLINE
             async with hutch.box(network="on") as other:
                 assert await reached(other) == ONLINE
             assert await reached(box) == ONLINE
@@ -140,14 +146,137 @@ def killed_spawner() -> None:
         adopted(place, box_id)
 
 
+def descendants(pid: int) -> list[int]:
+    """Without those who have ended and wait for their burial."""
+    try:
+        found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []
+    return [each for child in map(int, found) if running(child) for each in (child, *descendants(child))]
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def porters(among: list[int]) -> list[int]:
+    """Those who hold the name of an uplink themselves."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    names = {f"socket:[{line.split()[6]}]" for line in lines if "@hutch-uplink" in line}
+    return [pid for pid in among if names & open_files(pid)]
+
+
+def open_files(pid: int) -> set[str]:
+    try:
+        return {os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+    except (FileNotFoundError, PermissionError):  # it has just ended, or is a guest, whom nobody looks at
+        return set()
+
+
+def helpers(porter: int) -> list[int]:
+    """The porter's runner, and pasta where it carries: what a new one is made of when it dies."""
+    until(lambda: len(descendants(porter)) == (1 if routed() else 2), "nobody else is there any more")
+    return descendants(porter)
+
+
+def kill(pid: int) -> None:
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: not running(pid), "it has ended")
+
+
+async def reached_soon(box: Box) -> str:
+    deadline = time.monotonic() + PATIENCE
+    while (found := await reached(box)) != ONLINE and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)
+    return found
+
+
+@scene
+def killed_helpers() -> None:
+    """One after the other, while a keeper has the box, and when nobody has it."""
+
+    async def act(place: House) -> None:
+        async with place.opened() as hutch, hutch.box(network="on") as box:
+            assert await reached(box) == ONLINE
+            (porter,) = porters(descendants(os.getpid()))
+            for number in range(len(helpers(porter))):
+                kill(helpers(porter)[number])
+                assert await reached_soon(box) == ONLINE
+            async with hutch.box(network="on") as other:
+                assert await reached(other) == ONLINE
+            assert porters(descendants(os.getpid())) == [porter]
+            assert not [event for event in await hutch.events() if event.kind == "warning"]
+        until_nothing_is_left(place)
+
+    with house() as place:
+        asyncio.run(act(place))
+    with house() as place:
+        keeper = holder(place)
+        box_id = make(keeper, network="on")
+        (porter,) = porters(descendants(keeper.pid))
+        keeper.kill(lambda pid: [*spawners_of(pid), pid])
+        for victim in reversed(helpers(porter)):
+            os.kill(victim, signal.SIGKILL)
+        adopted(place, box_id, reached_soon)
+
+
+@scene
+def killed_porter() -> None:
+    """Nobody is left to mend it: the box is told of it in every way there is, and new boxes are online."""
+
+    async def act(place: House) -> None:
+        async with place.opened() as hutch, hutch.box(network="on") as box:
+            assert (await box.info()).reason != OFFLINE
+            failed = await box.exec("exit 3")
+            assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, "")
+            (porter,) = porters(descendants(os.getpid()))
+            (spawner,) = [each for each in spawners_of(os.getpid()) if porter in descendants(each)]
+            doomed = [porter, *helpers(porter)]
+            os.kill(porter, signal.SIGKILL)
+            until(lambda: not any(map(running, doomed)), "runner and pasta have gone with it")
+
+            failed = await box.exec(ASK)
+            assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, OFFLINE)
+            assert (await box.exec("true")).ok
+            assert (await box.info()).reason == OFFLINE
+            until(lambda: not running(spawner), "its spawner has ended")
+            async with hutch.box(network="on") as other:
+                assert await reached(other) == ONLINE
+                assert (await other.info()).reason != OFFLINE
+            assert [event.box_id for event in await told(hutch)] == [box.id]
+        until(lambda: not joined(), "the kernel has taken down the links of the dead boxes")
+        await prune_all(place)
+        until_nothing_is_left(place)
+
+    def joined() -> list[str]:
+        with Netlink() as link:
+            return [name for name in link.links() if re.fullmatch(r"hv[0-9a-f]{6}-\d+", name)]
+
+    async def told(hutch: Hutch) -> list[Event]:
+        deadline = time.monotonic() + PATIENCE
+        while time.monotonic() < deadline:
+            found = [event for event in await hutch.events() if event.kind == "warning" and event.reason == OFFLINE]
+            if found:
+                return found
+            await asyncio.sleep(0.1)
+        return []
+
+    with house() as place:
+        asyncio.run(act(place))
+
+
+async def prune_all(place: House) -> list[Leftover]:
+    found = [leftover async for leftover in prune(place.config())]
+    assert not [leftover for leftover in found if leftover.problem], found
+    return found
+
+
 @scene
 def pruned() -> None:
     """Nobody comes for the box: it ends by its own clock, its porter with it, and prune removes the rest."""
-
-    async def prune_all(place: House) -> list[str]:
-        found = [leftover async for leftover in prune(place.config())]
-        assert not [leftover for leftover in found if leftover.problem], found
-        return [leftover.name for leftover in found]
 
     with house() as place:
         keeper, other = holder(place, grace=0.5), holder(place)
@@ -156,7 +285,8 @@ def pruned() -> None:
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
         until(lambda: len(names_held()) == 1, "the porter of the dead spawner has ended")
         swept = asyncio.run(prune_all(place))
-        assert [name for name in swept if name.startswith("hutch_")] or not routed(), swept
+        kinds = [left.kind for left in swept if left.name.startswith("hutch_")]
+        assert kinds == (["network"] if routed() else []), swept
         assert other.ask(f"exec {living} {CONNECT}") == "connected"
         assert other.ask("close") == "closed"
         until_nothing_is_left(place)

@@ -25,6 +25,16 @@ def test_a_box_keeps_its_network_when_its_keeper_is_killed(forwarding: str, kill
     play(f"killed_{killed}", forwarding=forwarding)
 
 
+def test_a_box_is_online_again_when_a_helper_was_killed(forwarding: str) -> None:
+    """With a keeper and without one: whoever does the work of the network is replaced."""
+    play("killed_helpers", forwarding=forwarding)
+
+
+def test_a_box_whose_network_is_lost_says_so_and_new_boxes_have_one(forwarding: str) -> None:
+    """Lesson 34: never offline without a word: an event, the box's reason, and the verdict of what fails."""
+    play("killed_porter", forwarding=forwarding)
+
+
 def test_what_is_left_of_a_dead_network_is_pruned(forwarding: str) -> None:
     """Lesson 10, "nobody forgotten": what is dead goes, and a live keeper's boxes stay online."""
     play("pruned", forwarding=forwarding)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from tests.native.network.name_server import NameServer, answer, query
@@ -23,7 +23,7 @@ from tests.native.network.world import (
     run_apart,
 )
 
-from hutch.providers.native.network import firewall, netlink, ranges
+from hutch.providers.native.network import firewall, netlink, presence, ranges
 from hutch.providers.native.network.availability import available
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.porter import Porter
@@ -186,15 +186,24 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-def porter_and_pasta(owner: int) -> tuple[int, int]:
-    """Their pids, once the anchor that pasta came in by is gone."""
-    deadline = time.monotonic() + PATIENCE
-    porter = children(owner)[0]
-    while len(found := children(porter)) != 1 and time.monotonic() < deadline:
-        time.sleep(0.01)
-    (pasta,) = found
-    assert b"pasta" in Path(f"/proc/{pasta}/cmdline").read_bytes()
-    return porter, pasta
+class Staff(NamedTuple):
+    """The processes of an uplink."""
+
+    porter: int
+    runner: int
+    pasta: int
+
+    @classmethod
+    def of(cls, owner: int) -> "Staff":
+        """Once the anchor that pasta came in by is gone."""
+        (porter,) = [each for each in children(owner) if children(each)]
+        (runner,) = children(porter)
+        deadline = time.monotonic() + PATIENCE
+        while len(found := children(runner)) != 1 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        (pasta,) = found
+        assert b"pasta" in Path(f"/proc/{pasta}/cmdline").read_bytes()
+        return cls(porter, runner, pasta)
 
 
 def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
@@ -213,7 +222,7 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
     outer = in_fork(owner)
     pid, box = map(int, os.read(ready, 100).split())
     try:
-        watched = [os.pidfd_open(each) for each in porter_and_pasta(pid)]
+        watched = [os.pidfd_open(each) for each in Staff.of(pid)]
         os.kill(pid, signal.SIGKILL)
         for each in watched:
             assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
@@ -226,21 +235,103 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
         os.close(told)
 
 
-def test_a_dead_pasta_is_noticed_and_said(still_world: World, uid: int) -> None:
+def until_connected(box: int) -> str:
+    """Whoever connects in the moment without pasta is refused; the last refusal, if it never works again."""
+    deadline = time.monotonic() + PATIENCE
+    while (found := connect(box, OUTSIDE)) != "connected" and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def kill(pid: int) -> None:
+    """Returns when it has ended, buried or not."""
+    pidfd = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    assert select.select([pidfd], [], [], PATIENCE)[0]
+    os.close(pidfd)
+
+
+@pytest.mark.parametrize("killed", ["runner", "pasta"])
+def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
+    still_world: World, uid: int, killed: str, resolv_conf: Path
+) -> None:
+    """Lesson 34: a box that is offline without a word is the worst. Twice, for old boxes and for new ones."""
+    resolv_conf.write_text("nameserver 127.0.0.53\n")
+
+    def scenario() -> list[Any]:
+        uplink = open_uplink(resolv_conf=str(resolv_conf))
+        old = box_namespace()
+        wired = uplink.wire(old)
+        facts: list[Any] = []
+        for _ in range(2):
+            before = Staff.of(os.getpid())
+            kill(getattr(before, killed))
+            facts.append(until_connected(old))
+            facts.append(ask(old, wired.nameserver, query("example.test")) == answer(query("example.test")))
+            after = Staff.of(os.getpid())
+            facts.append((after.porter == before.porter, after.runner == before.runner, after.pasta == before.pasta))
+        new = box_namespace()
+        uplink.wire(new)
+        facts += [connect(new, OUTSIDE), connect(new, SECOND), connect(old, MACHINE)]
+        uplink.close()
+        return facts
+
+    with NameServer(still_world.machine, "127.0.0.53"):
+        facts = run_apart(still_world, scenario, uid=uid)
+    mended = ["connected", True, [True, False, False]]
+    assert facts == [*mended, *mended, "connected", "EHOSTUNREACH", "EHOSTUNREACH"]
+
+
+def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_world: World, uid: int) -> None:
+    """What the dead runner knew is not believed: the machine's addresses are refused before anything is carried."""
+
+    def scenario() -> list[str]:
+        uplink = open_uplink()
+        box = box_namespace()
+        uplink.wire(box)
+        # As if the last runner had died before it heard of this address.
+        in_junction(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
+        facts = [connect(box, SECOND)]
+        kill(Staff.of(os.getpid()).runner)
+        facts += [until_connected(box), connect(box, SECOND)]
+        uplink.close()
+        return facts
+
+    assert run_apart(still_world, scenario, uid=uid) == ["connected", "connected", "EHOSTUNREACH"]
+
+
+def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: World) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
-        os.kill(porter_and_pasta(os.getpid())[1], signal.SIGKILL)
+        tag = uplink.tag
+        facts: list[Any] = [presence.stands(tag)]
+        os.unlink("/dev/net/tun")
+        kill(Staff.of(os.getpid()).pasta)
+        facts.append(bool(select.select([uplink], [], [], PATIENCE)[0]))
+        facts += [uplink.handle(), presence.stands(tag), uplink.broken]
+        uplink.close()
+        return facts
+
+    *facts, broken = run_apart(still_world, scenario)
+    assert facts == [True, True, False, False]
+    assert "pasta ended with status 1" in broken and "tun" in broken
+
+
+def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> None:
+    def scenario() -> list[Any]:
+        uplink = open_uplink()
+        kill(Staff.of(os.getpid()).porter)
         heard = bool(select.select([uplink], [], [], PATIENCE)[0])
-        alive = uplink.handle() or uplink.fileno() < 0  # the loop has yet to unregister it
+        alive = uplink.handle()
         try:
             uplink.wire(box_namespace())
-        except Exception as error:
+        except NetworkUnavailable as error:
             return [heard, alive, str(error)]
         return ["wired"]
 
     heard, alive, message = run_apart(still_world, scenario, uid=uid)
     assert (heard, alive) == (True, False)
-    assert "pasta ended with status -9" in message
+    assert "the network porter was killed" in message
 
 
 def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: int) -> None:

@@ -10,7 +10,7 @@ from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailab
 from hutch.model.capabilities import Capabilities
 from hutch.model.images import ImageDefaults
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
-from hutch.providers.base import InstanceRecord, Provider
+from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.docker import ground, naming, networks, places, probing, shape, sweeping
 from hutch.providers.docker import settings as configuration
 from hutch.providers.docker.box import ContainerInstance, Traits
@@ -332,7 +332,7 @@ class DockerProvider(Provider):
         found = await self._met()
         return await sweeping.records(self.name, found)
 
-    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+    async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
         return await sweeping.sweep(await self._met(), dry_run=dry_run)
 
     async def close(self) -> None:

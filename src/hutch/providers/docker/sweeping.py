@@ -8,7 +8,7 @@ import time
 from datetime import datetime
 
 from hutch.model.ids import BoxId
-from hutch.providers.base import InstanceRecord
+from hutch.providers.base import InstanceRecord, Leftover
 from hutch.providers.docker import naming
 from hutch.providers.docker.ground import Ground
 
@@ -37,17 +37,17 @@ async def records(provider: str, ground: Ground) -> tuple[InstanceRecord, ...]:
     return tuple(found.values())
 
 
-async def sweep(ground: Ground, *, dry_run: bool) -> tuple[str, ...]:
+async def sweep(ground: Ground, *, dry_run: bool) -> tuple[Leftover, ...]:
     """Networks and walls of boxes that are gone, throwaways of dead processes, guests of other versions."""
     engine = ground.engine
     boxes = {each["Labels"][naming.BOX] for each in await engine.containers({naming.BOX: ""})}
-    gone: list[str] = []
+    gone: list[Leftover] = []
     for network in await engine.networks(f"{naming.INSTANCE}={ground.instance}"):
         box_id = (network.get("Labels") or {}).get(naming.BOX)
         if box_id not in boxes and _age(network.get("Created")) > STALE:
             name = str(network["Name"])
             if dry_run or await engine.remove_network(name):
-                gone.append(f"network {name}")
+                gone.append(Leftover(kind="network", name=name))
                 walls = await ground.walls() if box_id and not dry_run else None
                 if box_id and walls is not None:
                     await walls.remove(box_id)
@@ -55,13 +55,13 @@ async def sweep(ground: Ground, *, dry_run: bool) -> tuple[str, ...]:
         if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE:
             if not dry_run:
                 await engine.remove(container["Id"])
-            gone.append(f"container {container['Names'][0].lstrip('/')}")
+            gone.append(Leftover(kind="container", name=container["Names"][0].lstrip("/")))
     for volume in await engine.volumes(naming.GUEST):
         name = str(volume["Name"])
         old = name != naming.guest_volume(ground.plant.digest) and _age(volume.get("CreatedAt")) > STALE
         # The engine refuses to remove what a container uses.
         if old and (dry_run or await engine.remove_volume(name)):
-            gone.append(f"volume {name}")
+            gone.append(Leftover(kind="volume", name=name))
     return tuple(gone)
 
 

@@ -277,6 +277,7 @@ class LinkedInstance(Instance):
             timeout_sec=seen.timeout_sec,
             space=room.space if room else None,
             tasks=room.tasks if room else None,
+            trouble=self.trouble(),
         )
         seen.verdict = verdict
         self._remember(end.job, seen)

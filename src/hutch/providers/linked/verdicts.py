@@ -85,8 +85,23 @@ def decide(
     timeout_sec: float | None = None,
     space: dict[str, Space] | None = None,
     tasks: int | None = None,
+    trouble: str = "",
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` and `tasks`: see `Room`."""
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` and `tasks`: see `Room`.
+    `trouble`: see `Instance`; a command that met no limit has perhaps failed of it."""
+    verdict = _from_facts(end, before, after, limits, timeout_sec, space, tasks)
+    return verdict.but(remedy=trouble) if trouble and verdict.cause in (Cause.EXIT, Cause.TIMEOUT) else verdict
+
+
+def _from_facts(
+    end: End,
+    before: Counters | None,
+    after: Counters,
+    limits: Limits,
+    timeout_sec: float | None,
+    space: dict[str, Space] | None,
+    tasks: int | None,
+) -> Verdict:
     failed = end.exit_code != 0
     if end.cancelled:
         return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")

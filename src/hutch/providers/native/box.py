@@ -15,11 +15,17 @@ from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
 from hutch.providers.native.box_processes import BoxProcesses
 from hutch.providers.native.cgroups import Ceiling, Group
+from hutch.providers.native.network import presence
 from hutch.providers.native.processes import cpu_seconds
 
 if TYPE_CHECKING:
     from hutch.providers.native.guards import Guards
 
+
+OFFLINE = (
+    "the box has lost its network, whose porter was killed: use a new box, "
+    "or stop this one if it is persistent, and it comes back with a network"
+)
 
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
 
@@ -82,6 +88,11 @@ class NativeInstance(LinkedInstance):
             self._asked = True
             self._group = self._open_group()
         return self._group
+
+    def trouble(self) -> str:
+        """Its network is kept by processes that boxes do without until somebody kills them."""
+        uplink = self.record.data.get("uplink")
+        return "" if not isinstance(uplink, str) or presence.stands(uplink) else OFFLINE
 
     async def run(self, command: Command) -> Result:
         self._guards.stir(self.record.box_id)

@@ -14,7 +14,7 @@ from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
-from hutch.providers.base import InstanceRecord, Provider
+from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.linked.link import Link
 from hutch.providers.native import identity, leftovers, obstacles, orders, probing, wire
 from hutch.providers.native.box import NativeInstance
@@ -338,7 +338,7 @@ class NativeProvider(Provider):
     async def list(self) -> tuple[InstanceRecord, ...]:
         return await asyncio.to_thread(leftovers.records, self._run, self._stores)
 
-    async def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
+    async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
         from hutch.providers.native import group_sweep
         from hutch.providers.native.network import uplink
         from hutch.providers.native.network.firewall import FirewallError
@@ -349,13 +349,15 @@ class NativeProvider(Provider):
         groups = await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
         drafts = await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
         try:
-            return groups + drafts + await asyncio.to_thread(uplink.sweep, dry_run=dry_run)
+            networks = await asyncio.to_thread(uplink.sweep, dry_run=dry_run)
         except (OSError, FirewallError) as error:
             raise EngineError(
                 f"what a dead keeper left of the network of its boxes cannot be removed: {error}",
                 op="prune",
                 remedy="install nftables; `ip link` shows the links hv*, `nft list tables` the tables hutch_*",
             ) from error
+        swept = {"group": groups, "directory": drafts, "network": networks}
+        return tuple(Leftover(kind=kind, name=name) for kind, names in swept.items() for name in names)
 
     async def close(self) -> None:
         await self._guards.close()
@@ -365,7 +367,7 @@ class NativeProvider(Provider):
         trees, self._trees = self._trees, {}
         # A spawner that was killed leaves its groups, one of them perhaps not yet written down anywhere.
         kept = [tree for tree in trees.values() if not tree.close()]
-        if kept or self._inherited:
+        if kept or self._inherited or any(each.lost_one for each in spawners.values()):
             await self.sweep()
 
 
@@ -381,6 +383,8 @@ def _failure(order: Order, answer: wire.Message) -> HutchError:
         return Refused(message, op="create", details=details)
     if step == "cancelled":
         return Unavailable(message, op="create", details=details)
+    if step == "spawner":
+        return EngineError(message, op="create", details=details, remedy="try again: a new one is started")
     obstacle = obstacles.first()
     remedy = f"{obstacle.reason}: {obstacle.remedy}" if obstacle else "run `hutch doctor`"
     return EngineError(message, op="create", details=details, remedy=remedy)

@@ -74,7 +74,9 @@ class Spawner:
                     self._reap()
                 elif self._uplink is not None and fd == self._uplink.fileno():
                     if not self._uplink.handle():
-                        self._epoll.unregister(fd)
+                        # Of no more use: the boxes stay, and the keeper starts another for those that come.
+                        self._answer(0, {"ending": self._uplink.broken})
+                        return
                 else:
                     self._hear(fd)
 
@@ -158,7 +160,10 @@ class Spawner:
     def _tell(self, stem: Stem) -> None:
         """Told at once; that the child has become a guest the keeper hears from itself, and from us if it fails."""
         assert stem.order is not None
-        self._answer(stem.order.number, {"box": stem.facts()})
+        facts = stem.facts()
+        if self._uplink is not None and stem.shape.network != "off":
+            facts["uplink"] = self._uplink.tag
+        self._answer(stem.order.number, {"box": facts})
 
     def _stem_for(self, order: Order) -> Stem | None:
         if order.shape.store or (order.claim.extras and not self._nursery.ranged):

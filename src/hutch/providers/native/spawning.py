@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import logging
 import os
 import socket
 from typing import Any
@@ -10,6 +11,8 @@ from hutch.errors import EngineError, Unavailable
 from hutch.providers.native import launching, wire
 
 _START_TIMEOUT = 20.0
+
+log = logging.getLogger("hutch.native.spawning")
 
 
 class Begun:
@@ -135,6 +138,8 @@ class Spawner:
         if number == 0:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
+            elif "ending" in message:
+                log.warning("a spawner ends, its boxes go on: %s", message["ending"])
             return
         if begun := self._begun.get(number):
             begun.take(message)
@@ -177,6 +182,8 @@ class Spawners:
         self._spawners: list[Spawner] = []
         # An uplink takes processes of its own and a share of the machine's addresses: one is enough.
         self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
+        self.lost_one = False
+        """Whether one has ended before it was told to: something of it may be left."""
 
     async def create(self, message: wire.Message, fds: list[int]) -> Begun:
         return await self._pick().create(message, fds)
@@ -185,14 +192,20 @@ class Spawners:
         return await self._pick().enter(message, options)
 
     def _pick(self) -> Spawner:
-        self._spawners = [spawner for spawner in self._spawners if not spawner.dead]
+        self._bury()
         best = min(self._spawners, key=lambda spawner: spawner.load, default=None)
         if best is None or (best.load >= 2 and len(self._spawners) < self._most):
             best = Spawner(self._options)
             self._spawners.append(best)
         return best
 
+    def _bury(self) -> None:
+        living = [spawner for spawner in self._spawners if not spawner.dead]
+        self.lost_one |= len(living) < len(self._spawners)
+        self._spawners = living
+
     async def close(self) -> None:
+        self._bury()
         spawners, self._spawners = self._spawners, []
         for spawner in spawners:
             spawner.close()

@@ -1,6 +1,7 @@
 """The porter's own life: unprivileged, in the machine's network namespace, until its spawner and its boxes have gone.
 
-See porter.py for why it is a process. Everything it starts ends with it.
+See porter.py for why it is a process. It only keeps: the work, and whatever can crash of it, is a runner's (runner.py),
+which it replaces. Everything it starts ends with it.
 """
 
 import contextlib
@@ -11,8 +12,8 @@ import resource
 import selectors
 import signal
 import socket
-import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 from typing import Any, NoReturn
@@ -20,20 +21,18 @@ from typing import Any, NoReturn
 from hutch.providers.native import kernel
 from hutch.providers.native.network import presence, rootless
 from hutch.providers.native.network.availability import TUN, own_tun_possible
-from hutch.providers.native.network.dns import Forwarder, Resolvers
-from hutch.providers.native.network.firewall import FirewallError, find_program
 from hutch.providers.native.network.netlink import Netlink
-from hutch.providers.native.network.refusing import Refusing
+from hutch.providers.native.network.refusing import Junction
+from hutch.providers.native.network.runner import Runner, RunnerFailed, Work, seated, unseat
 from hutch.providers.native.network.wiring import joined
 
 NOBODY = 65534
 _MESSAGE = 1 << 20
-_RTMGRP_LINK, _RTMGRP_IPV4_IFADDR = 0x1, 0x10
-
-# No port of the box is opened on the machine, none of the machine's in the box, and the gateway's address does not
-# mean "the machine's loopback", as it does by default.
-_PASTA = ("--foreground", "--quiet", "--ipv4-only", "--config-net", "--no-map-gw",
-          "-t", "none", "-u", "none", "-T", "none", "-U", "none")  # fmt: skip
+_RTMGRP_LINK = 0x1
+_PAUSES = (0.0, 0.2, 0.5, 1.0, 2.0)
+"""Seconds before each new runner, where one after the other fails."""
+_STEADY_SECONDS = 10.0
+"""A runner that has lived so long did not fail at once."""
 
 
 def live(channel: int, parent: int) -> NoReturn:
@@ -105,26 +104,29 @@ class _Porter:
         self._tag, self._name = _new_name()
         self._addresses: list[IPv4Address] = []
         self._links: tuple[Netlink, socket.socket] | None = None
-        self._refusing: Refusing | None = None
-        self._forwarder: Forwarder | None = None
-        self._pasta: subprocess.Popen[bytes] | None = None
-        self._pasta_words = -1
         self._anchor = 0
+        self._work: Work | None = None
+        self._runner: Runner | None = None
+        self._failures = 0
+        self._due: float | None = None
+        """When the next runner is to begin."""
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             while True:
-                wait = self._forwarder.wait() if self._forwarder else None
-                for key, _ in self._selector.select(wait):
+                for key, _ in self._selector.select(self._wait()):
                     key.data()
-                if self._forwarder:
-                    self._forwarder.expire()
+                if self._wait() == 0:
+                    self._mend()
         finally:
             self._end_anchor()
-            if self._pasta is not None:
-                self._pasta.kill()  # it may be the init of a pid namespace, deaf to SIGTERM
+            if self._runner is not None:
+                self._runner.end()
+
+    def _wait(self) -> float | None:
+        return None if self._due is None else max(0.0, self._due - time.monotonic())
 
     def _obey(self) -> None:
         if self._alone:
@@ -136,7 +138,7 @@ class _Porter:
         order = json.loads(data)
         try:
             self._do(order, descriptors)
-        except (OSError, FirewallError) as error:
+        except (OSError, RunnerFailed) as error:
             self._tell({"error": f"network porter, {order['do']}: {error}"})
 
     def _do(self, order: dict[str, Any], descriptors: list[int]) -> None:
@@ -145,16 +147,8 @@ class _Porter:
                 self._survey(IPv4Network(order["pool"]))
             case "namespace":
                 self._make_namespace()
-            case "forward":
-                self._forward(order, descriptors)
-            case "watch":
-                reading, hearing = (socket.socket(fileno=each) for each in descriptors)
-                self._links = Netlink(reading), hearing
-                self._tell({})
-            case "carry":
-                self._carry(order["pid"])
-            case "settled":
-                self._end_anchor()
+            case "serve":
+                self._serve(order, descriptors)
 
     def _tell(self, message: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
         socket.send_fds(self._channel, [json.dumps(message).encode()], list(descriptors))
@@ -196,81 +190,63 @@ class _Porter:
             sys.exit(0)
 
     def _make_namespace(self) -> None:
-        """A child that sits in new user and network namespaces until pasta, too, has entered them."""
-        ready, told = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            _sit_in_namespaces(told)
-        os.close(told)
-        with open(ready, "rb") as file:
-            answer = file.read().decode()
-        self._anchor = pid
-        if answer != "ready":
-            self._end_anchor()
-            raise OSError(0, f"no user namespace for uid {os.geteuid()}: {answer}")
-        namespace = os.open(f"/proc/{pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        self._tell({"pid": pid}, [namespace])
+        """With a child that sits in new user and network namespaces until a runner has found them."""
+        try:
+            self._anchor, place = seated(lambda: rootless.unshare_mapped(os.geteuid(), os.getegid()))
+        except OSError as error:
+            raise OSError(0, f"no user namespace for uid {os.geteuid()}: {error.strerror}") from error
+        place.close()
+        namespace = os.open(f"/proc/{self._anchor}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        self._tell({"pid": self._anchor}, [namespace])
         os.close(namespace)
 
     def _end_anchor(self) -> None:
         if self._anchor:
-            os.kill(self._anchor, signal.SIGKILL)
-            os.waitpid(self._anchor, 0)
+            unseat(self._anchor)
             self._anchor = 0
 
-    def _forward(self, order: dict[str, Any], descriptors: list[int]) -> None:
-        datagrams, listener = (socket.socket(fileno=each) for each in descriptors)
-        resolvers = Resolvers(order["resolv_conf"])
-        self._forwarder = Forwarder(self._selector, resolvers, datagrams, listener, IPv4Network(order["share"]))
+    def _serve(self, order: dict[str, Any], descriptors: list[int]) -> None:
+        datagrams, listener, reading, hearing = (socket.socket(fileno=each) for each in descriptors)
+        self._links = Netlink(reading), hearing
+        junction = None if order["carry"] is None else Junction.of(order["carry"])
+        share = IPv4Network(order["share"])
+        self._work = Work(self._tag, share, order["resolv_conf"], datagrams, listener, junction)
+        self._begin(self._addresses)
+        self._end_anchor()
         self._tell({})
 
-    def _carry(self, pid: int) -> None:
-        program = find_program("pasta")
-        if program is None:
-            raise OSError(0, "pasta is not installed")
-        self._pasta_words = os.memfd_create("pasta")
-        self._pasta = subprocess.Popen(
-            [program, *_PASTA, "--ns-ifname", f"hv{self._tag}up", str(pid)],
-            stdin=subprocess.DEVNULL,
-            stdout=self._pasta_words,
-            stderr=self._pasta_words,
-            env={},
-            preexec_fn=lambda: kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
-        watch = os.pidfd_open(self._pasta.pid)
-        self._selector.register(watch, selectors.EVENT_READ, self._pasta_ended)
-        self._refusing = Refusing(pid, self._tag, self._addresses)
-        self._watch_addresses()
-        self._refusing.renew(self._network.addresses())  # from here on no change is missed
-        self._tell({})
+    def _begin(self, refused: list[IPv4Address] | None) -> None:
+        assert self._work is not None
+        self._runner = Runner(self._work, refused)
+        self._selector.register(self._runner.pidfd, selectors.EVENT_READ, self._runner_ended)
 
-    def _pasta_ended(self) -> None:
-        assert self._pasta is not None
-        status = self._pasta.wait()
-        words = os.pread(self._pasta_words, 2000, 0).decode(errors="replace").strip()
-        self._fail(f"pasta ended with status {status}: {words}")
+    def _runner_ended(self) -> None:
+        assert self._runner is not None
+        self._selector.unregister(self._runner.pidfd)
+        runner, self._runner = self._runner, None
+        if time.monotonic() - runner.began > _STEADY_SECONDS:
+            self._failures = 0
+        self._failed(runner.end())
 
-    def _fail(self, reason: str) -> NoReturn:
-        """Nothing is carried any more; whoever can still hear it is told why."""
+    def _failed(self, reason: str) -> None:
+        """The boxes are offline: another runner soon, unless that has been of no use."""
+        if self._failures == len(_PAUSES):
+            self._give_up(reason)
+        self._due = time.monotonic() + _PAUSES[self._failures]
+        self._failures += 1
+
+    def _mend(self) -> None:
+        self._due = None
+        try:
+            self._begin(None)  # what the junction refuses only the last runner knew
+        except (OSError, RunnerFailed) as error:
+            self._failed(str(error))
+
+    def _give_up(self, reason: str) -> NoReturn:
+        """Whoever can still hear it is told why. Everybody else finds that our name is gone."""
         with contextlib.suppress(OSError):
             self._tell({"error": reason})
         sys.exit(1)
-
-    def _watch_addresses(self) -> None:
-        """Pasta connects from the machine, so an address the machine gets later must be refused from then on."""
-        events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
-        events.setblocking(False)
-        events.bind((0, _RTMGRP_IPV4_IFADDR))
-        self._selector.register(events, selectors.EVENT_READ, lambda: self._addresses_changed(events))
-
-    def _addresses_changed(self, events: socket.socket) -> None:
-        assert self._refusing is not None
-        with contextlib.suppress(OSError):  # more has happened than the kernel kept: we look ourselves
-            events.recv(65536)
-        try:
-            self._refusing.renew(self._network.addresses())
-        except (OSError, FirewallError) as error:  # better no way out than one to the machine itself
-            self._fail(f"the machine's new address could not be refused: {error}")
 
 
 def _new_name() -> tuple[str, socket.socket]:
@@ -280,19 +256,3 @@ def _new_name() -> tuple[str, socket.socket]:
         name = presence.hold(tag)
         if name is not None:
             return tag, name
-
-
-def _sit_in_namespaces(told: int) -> NoReturn:
-    """Say "ready", or what was refused, and sleep until killed."""
-    answer = b"ready"
-    try:
-        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-        kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
-        rootless.unshare_mapped(os.geteuid(), os.getegid())
-    except OSError as error:
-        answer = str(error).encode()
-    os.write(told, answer)
-    kernel.close_from(3)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while True:
-        signal.pause()

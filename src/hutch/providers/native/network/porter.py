@@ -1,6 +1,8 @@
-"""The spawner's handle on its porter, the one process of an uplink that stays on the machine's own network.
+"""The spawner's handle on its porter, the process of an uplink that stays on the machine's own network.
 
-The porter forwards DNS, keeps pasta where pasta carries the traffic, and tells which addresses the machine has.
+The porter forwards DNS, keeps pasta where pasta carries the traffic, and tells which addresses the machine has; what of
+that can crash is done by a child that it replaces (runner.py).
+
 It is a process of its own, and not part of the spawner's loop, for three reasons. It parses what boxes send, and the
 spawner may be root. A rootless spawner has left the machine's network namespace for good, while resolvers such as
 127.0.0.53 answer only there; so the porter is forked before the spawner leaves. And boxes outlive their keeper, with
@@ -19,11 +21,11 @@ from typing import Any
 
 from hutch.providers.native.network import outside
 
-_REPLY_SECONDS = 10.0
+_REPLY_SECONDS = 20.0
 
 
 class PorterGone(Exception):
-    """The porter ended, or said that pasta did; the message has its last words."""
+    """The porter ended, or has given up; the message says why, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,28 +71,23 @@ class Porter:
         message, descriptors = self._receive()
         return descriptors[0], int(message["pid"])
 
-    def forward(self, listeners: Sequence[socket.socket], share: IPv4Network, resolv_conf: str) -> None:
-        """Answer the boxes of `share` on these two sockets, UDP and TCP."""
-        message = {"do": "forward", "share": str(share), "resolv_conf": resolv_conf}
-        self._send(message, [each.fileno() for each in listeners])
-        self._receive()
+    def serve(
+        self,
+        listeners: Sequence[socket.socket],
+        links: Sequence[socket.socket],
+        share: IPv4Network,
+        resolv_conf: str,
+        carry: int | None,
+    ) -> None:
+        """Answer the boxes of `share` on the two listeners, UDP and TCP. Returns when that works.
 
-    def watch(self, links: Sequence[socket.socket]) -> None:
-        """Where the links of boxes end: two route sockets. While there are any, the porter outlives the spawner."""
-        self._send({"do": "watch"}, [each.fileno() for each in links])
-        self._receive()
-
-    def carry(self, pid: int) -> None:
-        """Have pasta carry the traffic of the namespace `pid` is in; it is up when a default route appears.
-
-        The addresses that the machine had at the survey are refused there; the porter sees to those of later.
+        `links`: two route sockets of the place where the links of boxes end; while there are any, the porter outlives
+        the spawner. `carry`: a process in the namespace whose traffic pasta is to carry. The addresses that the machine
+        had at the survey are refused there; the porter sees to those of later.
         """
-        self._send({"do": "carry", "pid": pid})
+        message = {"do": "serve", "share": str(share), "resolv_conf": resolv_conf, "carry": carry}
+        self._send(message, [each.fileno() for each in (*listeners, *links)])
         self._receive()
-
-    def settled(self) -> None:
-        """Pasta is in the namespace, which needs nobody else to sit in it."""
-        self._send({"do": "settled"})
 
     def listen(self) -> None:
         """Raise what the porter has told since, which can only be its end. Never blocks."""
@@ -114,9 +111,10 @@ class Porter:
         self._pidfd = -1
 
     def leave(self) -> None:
-        """Let it live on for the boxes that are still joined."""
-        os.close(self._pidfd)
-        self._pidfd = -1
+        """Let it live on, if it does, for the boxes that are still joined."""
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._channel.close()
 
     def close(self) -> None:
@@ -129,7 +127,7 @@ class Porter:
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         data, descriptors = outside.receive(self._channel)
         if not data:
-            raise PorterGone("the network porter ended; its last words are in the spawner's log")
+            raise PorterGone("the network porter was killed")
         message: dict[str, Any] = json.loads(data)
         if "error" in message:
             raise PorterGone(message["error"])

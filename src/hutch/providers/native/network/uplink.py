@@ -10,7 +10,6 @@ import errno
 import os
 import re
 import socket
-import time
 from collections import deque
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
@@ -24,7 +23,6 @@ from hutch.providers.native.network.outside import network_namespace
 from hutch.providers.native.network.porter import Porter, PorterGone, Survey
 from hutch.providers.native.network.wiring import Wired
 
-_PASTA_SECONDS = 10.0
 _DOCTOR = "`hutch doctor` tells what this machine lacks"
 
 
@@ -105,7 +103,8 @@ class Uplink:
         self._allowed = ranges.parse(allow_private)
         self._pool = pool
         self._junction = -1
-        self._broken = ""
+        self.broken = ""
+        """Why it is of no more use."""
         self._used: set[int] = set()
         with contextlib.ExitStack() as undo:
             try:
@@ -116,8 +115,8 @@ class Uplink:
 
     def wire(self, netns: int) -> Wired:
         """Join a box's namespace, given as a descriptor, to the uplink (0.8 ms)."""
-        if self._broken:
-            raise NetworkUnavailable(self._broken, "start a new keeper")
+        if not self.handle():
+            raise NetworkUnavailable(self.broken, "try again: a new one is made")
         for _ in range(len(self._free)):
             slot = self._free.popleft()
             interface = f"hv{self.tag}-{slot}"
@@ -145,17 +144,20 @@ class Uplink:
         return self._porter.fileno()
 
     def handle(self) -> bool:
-        """Hear what the porter has to tell; False if the uplink is broken and to be watched no more."""
+        """Hear what the porter has to tell; False if the uplink is broken for good, and nobody should use it again."""
         try:
             self._porter.listen()
         except (PorterGone, OSError) as error:
-            self._broken = f"the network of boxes is down: {error}"
+            self.broken = f"the network of boxes is down: {error}"
             self._porter.end()
-        return not self._broken
+        return not self.broken
 
     def close(self) -> None:
-        """Remove every trace; where boxes still run, leave the porter to them, and the traces to a later `sweep`."""
-        if self._used and not self._broken:
+        """Remove every trace; where boxes still run, leave the porter to them, and the traces to a later `sweep`.
+
+        Also if it is broken: the table is what holds them.
+        """
+        if self._used:
             self._leave()
         else:
             self._undo.close()
@@ -195,14 +197,9 @@ class Uplink:
             self._filter(survey.addresses if carried else [])
             listeners = _listen(ranges.nameserver(self._share))
             watches = [netlink.route_socket(), netlink.route_socket()]
-        porter.forward(listeners, self._share, resolv_conf)
-        porter.watch(watches)
+        porter.serve(listeners, watches, self._share, resolv_conf, carried_pid if carried else None)
         for each in (*listeners, *watches):
             each.close()
-        if carried:
-            porter.carry(carried_pid)
-            self._await_pasta()
-            porter.settled()
         self._free = deque(range(ranges.capacity(self._share)))
 
     def _in_junction(self) -> contextlib.AbstractContextManager[None]:
@@ -222,14 +219,6 @@ class Uplink:
         rules = firewall.ruleset(self.tag, self._share, nameserver, self._refused, self._allowed)
         fill = firewall.machine_addresses(self.tag, machine)
         firewall.apply(rules + fill)
-
-    def _await_pasta(self) -> None:
-        deadline = time.monotonic() + _PASTA_SECONDS
-        while not self._links.has_default_route():
-            if time.monotonic() > deadline:
-                raise PorterGone("pasta gave no route within 10 s")
-            self._porter.listen()
-            time.sleep(0.002)
 
 
 def _forward_here(machine: int) -> None:

@@ -1,0 +1,21 @@
+"""Docker keeps the same contract when gVisor is its runtime, on a real daemon.
+
+In a file of its own: it takes longer than the kit on any other engine, and the tests of one file run one after another.
+"""
+
+import shutil
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.conformance.engines import OnEngine, running
+from tests.providers import daemons, rootfs
+
+pytestmark = pytest.mark.skipif(shutil.which("runsc") is None, reason="runsc is not installed (tools/setup.sh)")
+engine = running(daemons.docker)
+
+
+class TestGvisor(OnEngine):
+    # The small image: Debian 12's runsc does not know the statx(2) of newer tools.
+    image = f"oci:{rootfs.SMALL}"
+    settings: ClassVar[dict[str, Any]] = {"runtime": "runsc", "image": rootfs.SMALL}
