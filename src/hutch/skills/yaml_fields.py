@@ -64,7 +64,7 @@ def quoted(text: str) -> str:
 def with_text(source: str, field: str, text: str) -> str:
     """The same YAML with another text as the value of one field at the top; not a character else is changed."""
     top = yaml.compose(source, Loader=_Loader)
-    for name, value in top.value:
+    for name, value in top.value if isinstance(top, yaml.MappingNode) else ():
         if name.value == field:
             # A block (`|`, `>`) ends behind its line break, which the fields after it still need.
             end = value.end_mark.index
