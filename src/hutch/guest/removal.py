@@ -3,13 +3,18 @@
 import errno
 import os
 import stat
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import suppress
 from itertools import islice
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS = 4096
 """Entries of one directory looked at in one go, so that a huge one does not fill the memory."""
+
+
+def enter(name: str, directory: int) -> int:
+    """Open the directory `name` in `directory`."""
+    return os.open(name, _OPEN, dir_fd=directory)
 
 
 class _Level:
@@ -23,7 +28,7 @@ class _Level:
         self.below: list[str] = []
 
 
-def remove_tree(parent: int, name: str) -> Iterator[None]:
+def remove_tree(parent: int, name: str, entering: Callable[[str, int], int] = enter) -> Iterator[None]:
     """Remove `name` in the directory `parent`, whatever it is. Yields after each entry.
 
     One directory is open at a time, so depth costs no descriptors. The way back up is "..", which somebody may have
@@ -32,7 +37,7 @@ def remove_tree(parent: int, name: str) -> Iterator[None]:
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=parent)
         return
-    current = os.open(name, _OPEN, dir_fd=parent)
+    current = entering(name, parent)
     trail = [_Level(name, _identity(parent))]
     try:
         while trail:
@@ -40,7 +45,7 @@ def remove_tree(parent: int, name: str) -> Iterator[None]:
             if not level.below:
                 level.below = yield from _remove_files(current)
             if level.below:
-                below = _descend(current, level.below.pop(), trail)
+                below = _descend(current, level.below.pop(), trail, entering)
                 if below is not None:
                     os.close(current)
                     current = below
@@ -59,9 +64,9 @@ def remove_tree(parent: int, name: str) -> Iterator[None]:
         os.close(current)
 
 
-def _descend(current: int, name: str, trail: list[_Level]) -> int | None:
+def _descend(current: int, name: str, trail: list[_Level], entering: Callable[[str, int], int]) -> int | None:
     try:
-        below = os.open(name, _OPEN, dir_fd=current)
+        below = entering(name, current)
     except OSError as error:
         # No directory any more: the next look at `current` sees what it is now.
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):

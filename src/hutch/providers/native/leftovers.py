@@ -8,7 +8,6 @@ import contextlib
 import errno
 import json
 import os
-import stat
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -225,13 +224,23 @@ async def _remove_directory(directory: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree that a box has written; overlay's work directories have no permission at all."""
-    if os.geteuid() != 0:
-        for directory, names, _ in os.walk(path):
-            for name in names:
-                entry = os.path.join(directory, name)
-                if stat.S_ISDIR(os.lstat(entry).st_mode):
-                    os.chmod(entry, 0o700)
-    from shutil import rmtree  # rarely needed, and slow to load
+    """Remove a tree that a box has written, as deep as it may be; overlay's work directories have no permission at
+    all."""
+    from hutch.guest import removal  # rarely needed
 
-    rmtree(path)
+    parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in removal.remove_tree(parent, os.path.basename(path), removal.enter if os.geteuid() == 0 else _enter):
+            pass
+    finally:
+        os.close(parent)
+
+
+def _enter(name: str, directory: int) -> int:
+    """Open a directory of ours whatever its mode is."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+    finally:
+        os.close(found)
