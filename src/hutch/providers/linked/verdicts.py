@@ -33,6 +33,14 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that earlier commands had left behind and that were killed so that this one could start."""
 
 
+class Excess(msgspec.Struct, frozen=True, kw_only=True):
+    """More on a box's disk than its limit, where a count holds that limit."""
+
+    used: float
+    limit: float
+    unit: str
+
+
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
     """What the engine has counted for the whole box since it was made; None: it does not count that."""
 
@@ -41,6 +49,10 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     memory_peak_bytes: int | None = None
     memory_limit_bytes: int | None = None
     pids_peak: int | None = None
+    disk_ends: int = 0
+    """How often processes were ended because the box had more on its disk than it may."""
+    excess: Excess | None = None
+    """Why they were last ended."""
 
 
 class BoxFacts(Protocol):
@@ -103,6 +115,8 @@ def _from_facts(
     tasks: int | None,
 ) -> Verdict:
     failed = end.exit_code != 0
+    if failed and not end.timed_out and after.excess is not None and _ended_for_disk(end, before, after):
+        return _over_disk(after.excess, seen=before is not None, shared=end.shared)
     if end.cancelled:
         return Verdict(cause=Cause.CANCELLED, message="cancelled: the caller gave up, and the command was ended")
     if end.timed_out:
@@ -156,6 +170,11 @@ def _limit_met(
         if filesystem.full:
             return _disk(path, filesystem, end.shared)
     return None
+
+
+def _ended_for_disk(end: End, before: Counters | None, after: Counters) -> bool:
+    """Of a command whose start nobody saw only that it was ended is known, and that some were for this."""
+    return after.disk_ends > before.disk_ends if before is not None else end.cancelled and after.disk_ends > 0
 
 
 def _timeout(end: End, timeout_sec: float | None) -> Verdict:
@@ -217,6 +236,19 @@ def _disk(path: str, filesystem: Space, shared: bool) -> Verdict:
         unit=unit,
         remedy="remove files, or raise limits.disk_mb",
         certain=not shared,
+    )
+
+
+def _over_disk(excess: Excess, *, seen: bool, shared: bool) -> Verdict:
+    return Verdict(
+        cause=Cause.DISK,
+        message=f"disk limit of {excess.limit:.0f} {excess.unit} passed: the box had {excess.used:.0f} {excess.unit}; "
+        "its processes were ended, its files stay" + _doubt(shared),
+        limit=excess.limit,
+        peak=excess.used,
+        unit=excess.unit,
+        remedy="remove files, or raise limits.disk_mb",
+        certain=seen and not shared,
     )
 
 

@@ -1,6 +1,7 @@
 """A live native box: the linked instance, with its control group's counters, freezer and limits."""
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,14 @@ from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.linked.instance import LinkedInstance
 from hutch.providers.linked.link import Link
+from hutch.providers.linked.overrun import Overrun, full, refusal
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
 from hutch.providers.native.box_processes import BoxProcesses
 from hutch.providers.native.cgroups import Ceiling, Group
 from hutch.providers.native.network import presence
 from hutch.providers.native.processes import cpu_seconds
+from hutch.providers.native.watched_files import WatchedFiles
 
 if TYPE_CHECKING:
     from hutch.providers.native.guards import Guards
@@ -27,28 +30,32 @@ OFFLINE = (
     "or stop this one if it is persistent, and it comes back with a network"
 )
 
+_END_PATIENCE = 10.0
+"""How long a guest may take to end the processes of its box."""
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
 
 
 class GroupFacts:
-    """Counters of a control group; for a box without one, the kills of its watchdog."""
+    """Counters of a control group, and what the watchdogs have done where the kernel does not hold a limit."""
 
-    def __init__(self, group: Callable[[], Group | None], kills: Callable[[], int]) -> None:
+    def __init__(self, group: Callable[[], Group | None], watched: Callable[[], Counters]) -> None:
         self._group = group
-        self._kills = kills
+        self._watched = watched
 
     def read(self) -> Counters:
-        group = self._group()
+        group, watched = self._group(), self._watched()
         if group is None:
-            return Counters(oom_kills=self._kills())
+            return watched
         try:
             facts = group.facts(_COUNTED)
         except FileNotFoundError:
             return Counters()  # the box was destroyed meanwhile
         return Counters(
-            oom_kills=(facts.oom_kills or 0) + self._kills(),
+            oom_kills=(facts.oom_kills or 0) + watched.oom_kills,
             pids_hits=facts.pids_hits,
             memory_peak_bytes=facts.memory_peak_bytes,
+            disk_ends=watched.disk_ends,
+            excess=watched.excess,
         )
 
 
@@ -67,9 +74,10 @@ class NativeInstance(LinkedInstance):
         *,
         fresh: bool,
     ) -> None:
-        facts = GroupFacts(self._opened, lambda: guards.oom_kills(record.box_id))
+        facts = GroupFacts(self._opened, lambda: guards.counters(record.box_id))
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._guards = guards
+        self._files = self._written = WatchedFiles(self.link, guards.disk_watch(record.box_id))
         self._open_group = open_group
         self._group: Group | None = None
         self._asked = False
@@ -95,12 +103,49 @@ class NativeInstance(LinkedInstance):
         return "" if not isinstance(uplink, str) or presence.stands(uplink) else OFFLINE
 
     async def run(self, command: Command) -> Result:
+        if excess := await self._guards.jam(self.record.box_id):
+            return Result(job_id="", exit_code=None, verdict=refusal(excess))
         self._guards.stir(self.record.box_id)
         return await super().run(command)
 
     async def start(self, command: Command) -> LinkedProcess:
+        if excess := await self._guards.jam(self.record.box_id):
+            raise full(excess, "start")
         self._guards.stir(self.record.box_id)
         return await super().start(command)
+
+    def works_unseen(self) -> bool:
+        """Whether somebody may write who is no descendant of the guest: the guest itself, or what runs below a deputy.
+        Called in a watchdog's thread."""
+        if self._written.writing:
+            return True
+        deputies = self._deputies()
+        if not deputies:
+            return False
+        group = self._opened()
+        try:
+            tasks = group.facts(("pids_current",)).pids_current if group is not None else None
+        except OSError:
+            return False  # the box is being destroyed
+        return tasks is None or tasks > 1 + len(deputies)
+
+    async def end_processes(self, overrun: Overrun) -> None:
+        """All but the guests, each of which ends what it may: those of other users, which PID 1 cannot, are the
+        deputies'."""
+        for user in (None, *self._deputies()):
+            link = await self.link(user)
+            # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+            overrun.ends += 1
+            await link.request("kill_all", timeout=_END_PATIENCE)
+            await link.request("make_room", timeout=_END_PATIENCE)
+
+    def _deputies(self) -> list[str]:
+        """Users whose deputies have a door: an earlier keeper may have made them."""
+        try:
+            doors = os.listdir(str(self.record.data["directory"]))
+        except FileNotFoundError:
+            return []  # the box has been destroyed
+        return ["root" if door == "deputy" else door[7:] for door in doors if door.startswith("deputy")]
 
     async def pause(self) -> None:
         group = self._opened()

@@ -6,14 +6,23 @@ They run only while there is a box that needs them.
 import asyncio
 import logging
 import os
+from collections.abc import Callable
 
 from hutch.errors import HutchError
 from hutch.model.limits import Limits
+from hutch.providers.linked.overrun import Overrun, Use, full
+from hutch.providers.linked.verdicts import Counters, Excess
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.cpu_watchdog import CpuWatchdog
-from hutch.providers.native.watchdog import DiskWatchdog, Hit, MemoryWatchdog
+from hutch.providers.native.disk_watchdog import DiskWatchdog
+from hutch.providers.native.orders import inodes
+from hutch.providers.native.watchdog import FASTEST, Hit, MemoryWatchdog
 
 log = logging.getLogger("hutch.native.guards")
+
+_NOTHING = Counters()
+_COUNT_PATIENCE = 10.0
+"""How long a caller waits for the count of a large tree."""
 
 
 class Guards:
@@ -25,20 +34,24 @@ class Guards:
         self._cpu = CpuWatchdog()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._boxes: dict[str, NativeInstance] = {}
-        self._endings: set[asyncio.Task[None]] = set()
+        self._overruns: dict[str, Overrun] = {}
+        self._endings: dict[str, asyncio.Task[None]] = {}
 
     def watch_memory(self, box: NativeInstance, pid: int) -> None:
         self._boxes[box.record.box_id] = box
         self._memory.watch(box.record.box_id, pid, box.limits.memory_mb << 20)
         self._start("memory")
 
-    def watch_disk(self, box: NativeInstance, pid: int, store: str) -> None:
+    def watch_disk(self, box: NativeInstance, pid: int, store: str, *, lived: bool) -> None:
+        """`lived`: the store is not new."""
         self._boxes[box.record.box_id] = box
+        overrun = Overrun(Use(box.limits.disk_mb << 20, inodes(box.limits)), lived=lived)
         directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._disk.watch(box.record.box_id, pid, box.limits.disk_mb << 20, directory)
+            self._disk.watch(box.record.box_id, pid, overrun, directory, box.works_unseen)
         finally:
             os.close(directory)
+        self._overruns[box.record.box_id] = overrun
         self._start("disk")
 
     def watch_cpu(self, box: NativeInstance, pid: int) -> None:
@@ -65,8 +78,46 @@ class Guards:
             self._cpu.share(box_id, limits.cpus)
             self._memory.limit(box_id, limits.memory_mb << 20)
 
-    def oom_kills(self, box_id: str) -> int:
-        return self._memory.oom_kills(box_id) or 0
+    def counters(self, box_id: str) -> Counters:
+        """What was done to the box from here."""
+        if box_id not in self._boxes:
+            return _NOTHING
+        kills, overrun = self._memory.oom_kills(box_id) or 0, self._overruns.get(box_id)
+        if overrun is None:
+            return Counters(oom_kills=kills)
+        return Counters(oom_kills=kills, disk_ends=overrun.ends, excess=overrun.reason)
+
+    def disk_watch(self, box_id: str) -> "DiskWatch":
+        return DiskWatch(self, box_id)
+
+    def over_disk(self, box_id: str) -> Excess | None:
+        """How the box stood when it was last looked at; None: within its limit, or not watched."""
+        overrun = self._overruns.get(box_id)
+        return overrun.excess if overrun is not None else None
+
+    async def jam(self, box_id: str) -> Excess | None:
+        """Why no command may start in the box; None: one may."""
+        overrun = self._overruns.get(box_id)
+        if overrun is None or overrun.excess is None:
+            return None
+        await self._counted(box_id, lambda: not overrun.settling)
+        return await self.still_over_disk(box_id) if overrun.jammed else None
+
+    async def still_over_disk(self, box_id: str) -> Excess | None:
+        """The same as `over_disk`, but what was removed since then is taken into account."""
+        enough = self._disk.counts(box_id) + 2  # one may be under way
+        await self._counted(box_id, lambda: self._disk.counts(box_id) >= enough)
+        return self.over_disk(box_id)
+
+    async def _counted(self, box_id: str, enough: Callable[[], bool]) -> None:
+        """Until enough is known of a box that is over its disk limit."""
+        try:
+            async with asyncio.timeout(_COUNT_PATIENCE):
+                while self.over_disk(box_id) and not enough():
+                    self._disk.stir(box_id)
+                    await asyncio.sleep(FASTEST / 2)
+        except TimeoutError:
+            log.warning("the disk of box %s is not counted within %g s", box_id, _COUNT_PATIENCE)
 
     def stir(self, box_id: str) -> None:
         """A command starts in the box: look soon."""
@@ -77,12 +128,13 @@ class Guards:
 
     def forget(self, box_id: str) -> None:
         self._boxes.pop(box_id, None)
+        self._overruns.pop(box_id, None)
         self._memory.forget(box_id)
         self._disk.forget(box_id)
         self._cpu.forget(box_id)
 
     async def close(self) -> None:
-        tasks = [*self._rounds.values(), *self._endings]
+        tasks = [*self._rounds.values(), *self._endings.values()]
         self._rounds.clear()
         for task in tasks:
             task.cancel()
@@ -104,17 +156,40 @@ class Guards:
 
     def _hit(self, hit: Hit) -> None:
         log.warning(
-            "box %s is over its %s limit: %d of %d bytes", hit.box_id, hit.limit, hit.used_bytes, hit.limit_bytes
+            "box %s is over its %s limit: %.0f of %.0f %s", hit.box_id, hit.limit, hit.used, hit.allowed, hit.unit
         )
-        box = self._boxes.get(hit.box_id)
-        if hit.limit == "disk" and box is not None:
-            # Whoever still writes would go on filling the machine's disk; the box and its files stay.
-            ending = asyncio.create_task(self._end_writers(box))
-            self._endings.add(ending)
-            ending.add_done_callback(self._endings.discard)
+        box, overrun = self._boxes.get(hit.box_id), self._overruns.get(hit.box_id)
+        if hit.limit != "disk" or box is None or overrun is None or hit.box_id in self._endings:
+            return
+        # Whoever still writes would go on filling the machine's disk; the box and its files stay.
+        ending = asyncio.create_task(self._end_writers(box, overrun))
+        self._endings[hit.box_id] = ending
+        ending.add_done_callback(lambda _: self._endings.pop(hit.box_id, None))
 
-    async def _end_writers(self, box: NativeInstance) -> None:
+    async def _end_writers(self, box: NativeInstance, overrun: Overrun) -> None:
         try:
-            await box.kill_all()
+            await box.end_processes(overrun)
         except HutchError as error:
-            log.warning("the writers of box %s could not be ended: %s", box.record.box_id, error)
+            log.warning("the writers of box %s are ended from outside: %s", box.record.box_id, error)
+            await asyncio.to_thread(self._disk.end_users, box.record.box_id)
+        finally:
+            self._disk.ended(box.record.box_id)
+
+
+class DiskWatch:
+    """What the operations on a box's files have to do with its watchdog."""
+
+    def __init__(self, guards: Guards, box_id: str) -> None:
+        self._guards = guards
+        self._box_id = box_id
+
+    async def admit(self, op: str) -> None:
+        if excess := await self._guards.still_over_disk(self._box_id):
+            raise full(excess, op)
+
+    def obstacle(self, op: str) -> HutchError | None:
+        excess = self._guards.over_disk(self._box_id)
+        return full(excess, op) if excess else None
+
+    def stir(self) -> None:
+        self._guards.stir(self._box_id)

@@ -82,6 +82,11 @@ def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
     return Ceiling(memory_bytes=memory, pids=limits.pids, cpus=limits.cpus)
 
 
+def inodes(limits: Limits) -> int:
+    """How many files a box may have: they cost memory or disk though they are empty."""
+    return max(4096, limits.disk_mb * _INODES_PER_MB)
+
+
 def request(order: Order, image: Image, store: str | None, *, ranged: bool, counts_processes: bool) -> wire.Message:
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
@@ -117,7 +122,7 @@ def request(order: Order, image: Image, store: str | None, *, ranged: bool, coun
         "claim": {
             "hostname": hostname(order),
             "size": limits.disk_mb << 20,
-            "inodes": max(4096, limits.disk_mb * _INODES_PER_MB),
+            "inodes": inodes(limits),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
             "extras": list(_extras(order, left_out=shown)),

@@ -96,7 +96,8 @@ def capabilities(machine: Machine) -> Capabilities:
         images=("host", "dir", "tar", "oci"),
         mounts=True,
         grades=grades(machine),
-        disk_if_persistent=EnforcedBy.WATCHDOG,  # its files are a directory of the machine's
+        # Its files are a directory of the machine's, and who writes there is watched.
+        disk_if_persistent=EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG,
         missing=missing(machine),
         facts={
             "kernel": platform.release(),

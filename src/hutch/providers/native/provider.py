@@ -225,10 +225,10 @@ class NativeProvider(Provider):
         instance = NativeInstance(
             record, spec, connect, lambda: self._group(record, fresh), ceiling, deputy, self._guards, fresh=fresh
         )
-        self._guard(instance)
+        self._guard(instance, lived=not fresh or "restored" in record.data)
         return instance
 
-    def _guard(self, box: NativeInstance) -> None:
+    def _guard(self, box: NativeInstance, *, lived: bool) -> None:
         """Watch what the kernel does not hold for us."""
         pid, store = box.record.data["pid"], box.record.data.get("store")
         assert isinstance(pid, int)
@@ -238,7 +238,7 @@ class NativeProvider(Provider):
             if not self._found().cgroups.cpu and not self._found().blind:
                 self._guards.watch_cpu(box, pid)
             if isinstance(store, str) and not self._found().blind:
-                self._guards.watch_disk(box, pid, store)
+                self._guards.watch_disk(box, pid, store, lived=lived)
         except ProcessLookupError:
             return  # it has just ended, which the link will tell
 

@@ -1,4 +1,4 @@
-"""Limits that we hold ourselves where the kernel does not: memory without cgroups, disk without quotas.
+"""Limits that we hold ourselves where the kernel does not: what all watchdogs share, and memory without cgroups.
 
 A watchdog looks now and then, so it is later than the kernel and is reported as such (`enforced_by: watchdog`). One
 of each kind serves all boxes of a keeper; a box in which nothing runs costs one small read a second.
@@ -18,15 +18,12 @@ from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from .box_processes import BoxProcesses, at_most, ended, fair_share, name_of
-from .disk_usage import Survey
 
 FASTEST = 0.05
 SLOWEST = 0.25
 IDLE = 1.0
 FILL_RATE = 2 << 30  # bytes a second that a process can touch at best: how soon free room may be used up
 DEATH_PATIENCE = 2.0  # a killed process frees its memory late; only then may a second one pay
-ENTRIES_PER_STEP = 2000
-LONGEST_REST = 30.0
 
 log = logging.getLogger("hutch.native.watchdog")
 
@@ -36,18 +33,11 @@ class Hit(NamedTuple):
 
     box_id: str
     limit: str  # "memory" | "disk"
-    used_bytes: int
-    limit_bytes: int
+    used: float
+    allowed: float
+    unit: str
     killed: int | None = None
     killed_name: str = ""
-
-
-class DiskUsage(NamedTuple):
-    """What a count found. `unread` directories could not be listed, so that the true use may be higher."""
-
-    used_bytes: int
-    unread: int
-    complete: bool  # False if the count stopped because the limit was passed
 
 
 @dataclass(slots=True)
@@ -219,7 +209,7 @@ class MemoryWatchdog(_Watchdog[_MemoryBox]):
             return None
         box.patience = time.monotonic() + DEATH_PATIENCE
         box.kills += 1
-        return Hit(box.box_id, "memory", used, box.limit_bytes, victim, name)
+        return Hit(box.box_id, "memory", used, box.limit_bytes, "bytes", victim, name)
 
     def _still_dying(self, box: _MemoryBox) -> bool:
         if box.dying is None:
@@ -229,64 +219,6 @@ class MemoryWatchdog(_Watchdog[_MemoryBox]):
         os.close(box.dying)
         box.dying = None
         return False
-
-
-@dataclass(slots=True)
-class _DiskBox(_Box):
-    directory: int = -1
-    survey: Survey | None = None
-    started: float = 0.0
-    stirred: bool = True
-    usage: DiskUsage | None = None
-
-    def close(self) -> None:
-        _Box.close(self)
-        if self.survey:
-            self.survey.close()
-        os.close(self.directory)
-
-
-class DiskWatchdog(_Watchdog[_DiskBox]):
-    """Reports a box whose directory holds more than its limit, again after each count until it does not.
-
-    What happens then (ending the writers, refusing execs) is the provider's decision.
-    """
-
-    def watch(self, box_id: str, guest_pid: int, limit_bytes: int, directory: int) -> None:
-        """`directory` is a descriptor of the tree's root (duplicated)."""
-        self._add(_DiskBox(box_id, BoxProcesses(guest_pid), limit_bytes, directory=os.dup(directory)))
-
-    def stir(self, box_id: str) -> None:
-        box = self._boxes.get(box_id)
-        if box:
-            box.stirred = True
-        super().stir(box_id)
-
-    def usage(self, box_id: str) -> DiskUsage | None:
-        """The last full count; None before the first."""
-        box = self._boxes.get(box_id)
-        return box.usage if box else None
-
-    def _look(self, box: _DiskBox) -> Hit | None:
-        now = time.monotonic()
-        if box.survey is None:
-            busy = bool(box.processes.users())
-            if not busy and not box.stirred:
-                box.due = now + IDLE
-                return None
-            box.stirred = busy  # whoever writes now is counted once more after it has ended
-            box.survey, box.started = Survey(box.directory), now
-        walking = sum(1 for other in self._boxes.copy().values() if other.survey)
-        done = box.survey.advance(max(100, ENTRIES_PER_STEP // walking))
-        used, unread = box.survey.used_bytes, box.survey.unread
-        if not done and used <= box.limit_bytes:
-            box.due = now + FASTEST
-            return None
-        box.survey.close()
-        box.survey = None
-        box.usage = DiskUsage(used, unread, complete=done)
-        box.due = now + min(LONGEST_REST, max(IDLE, 4 * (now - box.started)))
-        return Hit(box.box_id, "disk", used, box.limit_bytes) if used > box.limit_bytes else None
 
 
 def _filled(descriptor: int) -> int:
