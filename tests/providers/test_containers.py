@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, EngineError, Invalid, NotFound, Refused, Unavailable, Unsupported
+from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, NetworkMode, Retention
 from hutch.providers import registry
 from hutch.providers.base import Leftover
@@ -151,7 +152,13 @@ async def test_the_engines_own_disk_is_guarded(docker: daemons.Daemon, tmp_path:
     async with box(daemons.provider(docker, tmp_path), disk_mb=16, **changes) as made:
         wrote = await run(made, f"head -c 40000000 /dev/zero >{place}; sleep 25; echo survived", user=user)
         assert "survived" not in wrote.stdout and wrote.exit_code != 0
-        assert (await run(made, f"rm {place} && echo room", user=user)).stdout == "room\n"
+        verdict = wrote.verdict
+        assert (verdict.cause, verdict.limit, verdict.unit) == (Cause.DISK, 16, "MB") and (verdict.peak or 0) > 16, (
+            wrote
+        )
+        assert "remove files" in verdict.remedy
+        # Longer than the guard rests: whoever removes is left alone, though the box is over its limit.
+        assert (await run(made, f"sleep 6; rm {place} && echo room", user=user)).stdout == "room\n"
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

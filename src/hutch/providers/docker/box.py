@@ -4,16 +4,20 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
+import msgspec
+
 from hutch.errors import HutchError, Unsupported
 from hutch.model.limits import Limits
-from hutch.model.results import Usage
+from hutch.model.results import Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import shape
 from hutch.providers.docker.disk_guard import DiskGuard
 from hutch.providers.docker.engine import Engine
 from hutch.providers.linked.link import Link
+from hutch.providers.linked.overrun import Overrun, full, refusal
 from hutch.providers.linked.process import LinkedProcess
+from hutch.providers.linked.verdicts import Counters
 from hutch.providers.planted.counted import CountedInstance
 from hutch.providers.planted.facts import Facts
 
@@ -32,6 +36,17 @@ class Traits(NamedTuple):
     """Whether we cannot see its first process: then the engine is asked when it ends."""
 
 
+class _GuardedFacts:
+    """The container's counters, and what its disk guard has done."""
+
+    def __init__(self, facts: Facts, overrun: Overrun) -> None:
+        self._facts = facts
+        self._overrun = overrun
+
+    def read(self) -> Counters:
+        return msgspec.structs.replace(self._facts.read(), disk_ends=self._overrun.ends, excess=self._overrun.reason)
+
+
 class ContainerInstance(CountedInstance):
     """What `LinkedInstance` leaves to the engine."""
 
@@ -44,7 +59,10 @@ class ContainerInstance(CountedInstance):
         deputy: Callable[[str], Awaitable[Link]],
         facts: Facts,
         traits: Traits,
+        *,
+        lived: bool,
     ) -> None:
+        """`lived`: something may have run in it."""
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._engine = engine
         self._traits = traits
@@ -52,17 +70,31 @@ class ContainerInstance(CountedInstance):
         kept = record.data.get("volumes")
         self._disk = (
             DiskGuard(
-                engine, self.container, kept if isinstance(kept, list) else [], spec.limits.disk_mb << 20, self._still
+                engine,
+                self.container,
+                kept if isinstance(kept, list) else [],
+                spec.limits.disk_mb << 20,
+                self._still,
+                lived=lived,
             )
             if shape.is_persistent(spec) or not spec.read_only_root
             else None
         )
+        if self._disk is not None:
+            self._facts = _GuardedFacts(facts, self._disk.overrun)
 
     @property
     def container(self) -> str:
         return str(self.record.data["container"])
 
+    async def run(self, command: Command) -> Result:
+        if self._disk is not None and (excess := await self._disk.jam()):
+            return Result(job_id="", exit_code=None, verdict=refusal(excess))
+        return await super().run(command)
+
     async def start(self, command: Command) -> LinkedProcess:
+        if self._disk is not None and (excess := await self._disk.jam()):
+            raise full(excess, "start")
         if command.pty and not self._traits.pty:
             raise Unsupported("this runtime gives a program no controlling terminal", op="start")
         return await super().start(command)
@@ -101,12 +133,15 @@ class ContainerInstance(CountedInstance):
         total, system = spent.get("total_usage") or 0, spent.get("usage_in_kernelmode") or 0
         return counted.but(cpu_user_sec=(total - system) / 1e9, cpu_system_sec=system / 1e9)
 
-    async def _still(self) -> None:
+    async def _still(self, overrun: Overrun) -> None:
         """End every process of the box but its guests."""
         await self.link()
         for link in tuple(self._links.values()):
             if link.usable:
+                # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+                overrun.ends += 1
                 await link.request("kill_all")
+                await link.request("make_room")
 
     async def _await_end(self) -> None:
         """A stream through the engine may outlive the container that it led to."""

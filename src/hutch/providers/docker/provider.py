@@ -248,7 +248,8 @@ class DockerProvider(Provider):
             pty=found.pty,
             blind=lane.name != FastLane.name,
         )
-        return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits)
+        lived = told is None or "restored" in data
+        return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits, lived=lived)
 
     async def _deputy(self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str) -> Link:
         """The link to a guest that runs as the box's root; an exec of the engine makes it when first asked for."""
