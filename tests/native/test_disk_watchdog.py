@@ -138,10 +138,20 @@ def guest() -> Iterator[Guest]:
         yield started
 
 
+class Nobody:
+    """In the box beside the guest's descendants."""
+
+    def works_unseen(self) -> bool:
+        return False
+
+    def members(self) -> set[int]:
+        return set()
+
+
 @contextlib.contextmanager
 def watched(disk: DiskWatchdog, guest: Guest, tree: Path, overrun: Overrun) -> Iterator[None]:
     directory = os.open(tree, os.O_RDONLY | os.O_DIRECTORY)
-    disk.watch("box", guest.pid, overrun, directory, lambda: False)
+    disk.watch("box", guest.pid, overrun, directory, Nobody())
     os.close(directory)
     yield
     disk.forget("box")

@@ -105,6 +105,21 @@ async def test_closed_directories_hide_nothing() -> None:
         assert (await run(made, "rm -r t")).ok
 
 
+@pytest.mark.parametrize("user", ["user", "root"])
+async def test_a_file_without_a_name_hides_nothing(user: str, rootless: bool) -> None:
+    """Threat: opened, removed, then filled; it is in no directory. What a box has in memory is not its disk."""
+    if user == "root" and rootless:
+        pytest.skip("only root's boxes have deputies")
+    async with kept() as made:
+        memory = 'import os, time\nos.write(os.memfd_create("m"), bytes(20 << 20))\n'
+        memory += 'f = os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR); os.unlink("/dev/shm/x")\n'
+        memory += "os.write(f, bytes(20 << 20)); time.sleep(3)"
+        assert (await run(made, f"python3 -c '{memory}'", user=user)).ok
+        held = await run(made, f"exec 3> /tmp/big; rm /tmp/big; head -c 40M /dev/zero >&3; {STAY}", user=user)
+        ended(held, "MB", 8)
+        assert (await run(made, "echo freed > file && cat file", user=user)).stdout == "freed\n"
+
+
 async def test_files_are_counted_too() -> None:
     """As many as a temporary box of this size may have; and whoever removes them may take his time."""
     async with kept() as made:

@@ -15,6 +15,7 @@ from hutch.providers.linked.link import Link
 from hutch.providers.linked.overrun import Overrun, full, refusal
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
+from hutch.providers.native import cgroup_control
 from hutch.providers.native.box_processes import BoxProcesses
 from hutch.providers.native.cgroups import Ceiling, Group
 from hutch.providers.native.network import presence
@@ -115,19 +116,22 @@ class NativeInstance(LinkedInstance):
         return await super().start(command)
 
     def works_unseen(self) -> bool:
-        """Whether somebody may write who is no descendant of the guest: the guest itself, or what runs below a deputy.
-        Called in a watchdog's thread."""
-        if self._written.writing:
-            return True
+        """Whether somebody may write who is no descendant of the guest: itself, or what runs below a deputy."""
         deputies = self._deputies()
-        if not deputies:
-            return False
-        group = self._opened()
+        if self._written.writing or not deputies:
+            return bool(self._written.writing)
+        members = self.members()
+        return not members or len(members) > 1 + len(deputies)
+
+    def members(self) -> set[int]:
+        """Every process of the box, as its control group knows them; without one none."""
+        groups = self.record.data.get("groups")
+        if not isinstance(groups, list) or not groups:
+            return set()
         try:
-            tasks = group.facts(("pids_current",)).pids_current if group is not None else None
-        except OSError:
-            return False  # the box is being destroyed
-        return tasks is None or tasks > 1 + len(deputies)
+            return cgroup_control.members(str(groups[0]))
+        except FileNotFoundError:
+            return set()  # the box has been destroyed
 
     async def end_processes(self, overrun: Overrun) -> None:
         """All but the guests, each of which ends what it may: those of other users, which PID 1 cannot, are the

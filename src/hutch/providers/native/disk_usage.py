@@ -34,10 +34,12 @@ _getdents64 = ctypes.CDLL(None, use_errno=True).getdents64
 class Survey:
     """One pass over a tree. `used` only grows, so that an excess shows before the pass is over."""
 
-    def __init__(self, directory_fd: int) -> None:
+    def __init__(self, directory_fd: int, used_bytes: int = 0) -> None:
+        """`used_bytes`: what is known to be used besides."""
         top = _Directory(os.open(".", _ENTER, dir_fd=directory_fd))
         self._device = top.device
-        self._bytes = self._entries = self._unread = 0
+        self._bytes = used_bytes
+        self._entries = self._unread = 0
         self._near = deque([top])
         self._inodes, self._places = array("Q"), array("q")
         """Of the levels above the nearest ones: which directory it is, and how far it was read."""

@@ -2,13 +2,14 @@
 
 import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from hutch.providers.linked.overrun import UNKNOWN, Overrun, Use
 
 from .box_processes import BoxProcesses
 from .disk_usage import Survey
+from .nameless_files import nameless_bytes
 from .watchdog import FASTEST, FILL_RATE, IDLE, SLOWEST, Hit, _Box, _Watchdog
 
 ENTRIES_PER_STEP = 2000
@@ -17,10 +18,20 @@ ENDING = 10.0
 """How long the processes of a box may take to end before whoever still writes is reported again."""
 
 
+class Census(Protocol):
+    """Who is in a box beside the descendants of its guest. Asked in the watchdog's thread."""
+
+    def works_unseen(self) -> bool:
+        """Whether somebody may write who is none of them."""
+
+    def members(self) -> set[int]:
+        """All processes, where they can be told; else none."""
+
+
 @dataclass(slots=True)
 class _DiskBox(_Box):
     overrun: Overrun = field(kw_only=True)
-    others: Callable[[], bool] = field(kw_only=True)
+    census: Census = field(kw_only=True)
     directory: int = -1
     survey: Survey | None = None
     started: float = 0.0
@@ -46,11 +57,10 @@ class _DiskBox(_Box):
 class DiskWatchdog(_Watchdog[_DiskBox]):
     """Reports a box that has more than it may. The caller ends its processes, and says when they have ended."""
 
-    def watch(self, box_id: str, guest_pid: int, overrun: Overrun, directory: int, others: Callable[[], bool]) -> None:
-        """`directory` is a descriptor of the tree's root (duplicated); `others`: whether somebody may write there who
-        is no descendant of the guest."""
+    def watch(self, box_id: str, guest_pid: int, overrun: Overrun, directory: int, census: Census) -> None:
+        """`directory` is a descriptor of the tree's root (duplicated)."""
         processes, directory = BoxProcesses(guest_pid), os.dup(directory)
-        self._add(_DiskBox(box_id, processes, overrun.limit.bytes, overrun=overrun, others=others, directory=directory))
+        self._add(_DiskBox(box_id, processes, overrun.limit.bytes, overrun=overrun, census=census, directory=directory))
 
     def stir(self, box_id: str) -> None:
         box = self._boxes.get(box_id)
@@ -93,12 +103,14 @@ class DiskWatchdog(_Watchdog[_DiskBox]):
             box.due = box.ending
             return None
         if box.survey is None:
-            busy = bool(box.processes.users()) or box.others()
+            users = box.processes.users()
+            busy = bool(users) or box.census.works_unseen()
             if not busy and not box.stirred:
                 box.due = now + IDLE
                 return None
             box.stirred = busy  # whoever writes now is counted once more after it has ended
-            box.survey, box.started = Survey(box.directory), now
+            held = nameless_bytes(users | box.census.members())
+            box.survey, box.started = Survey(box.directory, held), now
         walking = sum(1 for other in self._boxes.copy().values() if other.survey)
         done = box.survey.advance(max(100, ENTRIES_PER_STEP // walking))
         used, bound = box.survey.used, box.overrun.bound

@@ -48,7 +48,7 @@ class Guards:
         overrun = Overrun(Use(box.limits.disk_mb << 20, inodes(box.limits)), lived=lived)
         directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            self._disk.watch(box.record.box_id, pid, overrun, directory, box.works_unseen)
+            self._disk.watch(box.record.box_id, pid, overrun, directory, box)
         finally:
             os.close(directory)
         self._overruns[box.record.box_id] = overrun
