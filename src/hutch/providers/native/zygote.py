@@ -30,10 +30,9 @@ from hutch.guest import main as guest
 from hutch.providers.native import birth, kernel
 from hutch.providers.native.birth import live
 from hutch.providers.native.building import UMASK
-from hutch.providers.native.kernel import clone
+from hutch.providers.native.kernel import CLONE_PARENT, clone
 from hutch.providers.native.stages import OWN, SOCK, Setting
 
-_CLONE_PARENT = 0x8000
 _HEAD = struct.Struct("<QB")
 """Flags of the clone; whether a descriptor of a v2 control group comes with it."""
 _PID = struct.Struct("<i")
@@ -152,7 +151,7 @@ def _clone_next(own: SocketType) -> bool:
         return False
     flags, has_cgroup = _HEAD.unpack(head)
     try:
-        pid = clone(flags | _CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
+        pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
