@@ -23,7 +23,7 @@ async def main(provider):
         box = await provider.create(order, provider.plan(order))
         await box.pause()
         await box.resume()
-        result = await box.run(Command(argv=("id", "-u")))
+        result = await box.run(Command(command=("id", "-u")))
         groups, pid = box.record.data["groups"], box.record.data["pid"]
         members = open(f"{groups[0]}/cgroup.procs").read().split()
         print(json.dumps({"groups": groups, "joined": str(pid) in members, "said": result.stdout}))
