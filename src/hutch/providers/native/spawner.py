@@ -86,7 +86,7 @@ class Spawner:
             if not _serves(stem):
                 self._nursery.end(stem)
         self._waiting.clear()
-        self._busy.clear()  # nobody is there to be answered
+        self._busy.clear()  # whoever waits for one hears of our end
         self._reap()  # boxes that have just ended have no more use for the uplink
         self._nursery.close()
 
@@ -105,8 +105,8 @@ class Spawner:
         elif len(self._waiting) < STEMS and self._shape is not None:
             try:
                 self._waiting.append(self._nursery.begin(self._shape))
-            except OSError:
-                self._worthwhile = False  # the next order meets the same obstacle and reports it
+            except Exception:  # the next order meets the same obstacle and reports it
+                self._worthwhile = False
 
     def _take_request(self) -> bool:
         received = wire.receive(self._sock)

@@ -56,6 +56,10 @@ _POOL, _POOL_HEADER = 1 << 14, 48
 """Of obmalloc since CPython 3.10: a pool holds objects of one size. Elsewhere nothing is found, and little wasted."""
 
 
+class ZygoteDied(Exception):
+    """There is a new one. The old one may have made a child: what it was to have must not be given to another."""
+
+
 class Zygote:
     """The spawner's handle."""
 
@@ -76,12 +80,11 @@ class Zygote:
         They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
         """
         fds = [sock, listener, spill, *(() if cgroup is None else (cgroup,))]
-        head = _HEAD.pack(flags, cgroup is not None)
-        answer = self._ask(head, fds)
+        answer = self._ask(_HEAD.pack(flags, cgroup is not None), fds)
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
-            answer = self._ask(head, fds)
+            raise ZygoteDied("the process that boxes are cloned from was killed")
         pid: int = _PID.unpack(answer)[0]
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
@@ -116,9 +119,12 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
 def _warm_up(setting: Setting) -> None:
     """After the first boxes, which may be the only ones, and whose user waits (`hutch run`)."""
     setting.command_line.show("hutch-zygote")
-    for _ in range(_WARM_UP):
-        if not birth.rehearse():
-            break
+    try:
+        for _ in range(_WARM_UP):
+            if not birth.rehearse():
+                break
+    except Exception as error:  # boxes need more memory then, and work
+        os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode())
     signal.set_wakeup_fd(-1)
     # Now, not in a child: there the numbers of the descriptors these would close mean something else.
     gc.collect()
