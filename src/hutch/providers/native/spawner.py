@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hutch.providers.native.network.uplink import Uplink
 
 STEMS = 4
-"""How many stems wait; each costs about 0.9 MB."""
+"""How many stems wait; each costs about 1.7 MB, all that its box will need."""
 QUIET = 0.0005
 """Seconds without any event before a stem is made where none is left: orders come first."""
 LULL = 0.02

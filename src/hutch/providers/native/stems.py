@@ -172,6 +172,8 @@ class Nursery:
                 _tell(stem, self._stages.name_servers(resolv_conf, extras))
             if stem.order is not None:
                 self._give(stem, stem.order)
+            else:
+                _tell(stem, self._stages.wait())
         finally:
             for fd in (*fds, *([] if userns is None else [userns])):
                 os.close(fd)

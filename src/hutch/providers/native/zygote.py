@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 from array import array
+from contextlib import closing
 from os import closerange
 from socket import (
     AF_UNIX,
@@ -27,9 +28,10 @@ from socket import (
 from typing import NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.native import birth, kernel
-from hutch.providers.native.birth import live
+from hutch.providers.native import kernel
+from hutch.providers.native.birth import Rehearsal, live
 from hutch.providers.native.building import UMASK
+from hutch.providers.native.foretouch import learn
 from hutch.providers.native.kernel import CLONE_PARENT, clone
 from hutch.providers.native.stages import OWN, SOCK, Setting
 
@@ -121,8 +123,9 @@ def _warm_up(setting: Setting) -> None:
     setting.command_line.show("hutch-zygote")
     try:
         for _ in range(_WARM_UP):
-            if not birth.rehearse():
-                break
+            with closing(Rehearsal()) as rehearsal:
+                if not rehearsal.perform():
+                    break
     except Exception as error:  # boxes need more memory then, and work
         os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode())
     signal.set_wakeup_fd(-1)
@@ -130,6 +133,9 @@ def _warm_up(setting: Setting) -> None:
     gc.collect()
     kernel.close_from(SOCK)  # what the rehearsals left open
     _fill_holes()
+    with closing(Rehearsal()) as rehearsal:
+        learn(rehearsal.perform)
+    kernel.close_from(SOCK)
     gc.freeze()
 
 
