@@ -1,9 +1,11 @@
 """Attacks on the kernel's surface: privileged calls, namespaces, mounts, foreign ABIs, sockets, /proc/sys, devices."""
 
+import json
 import os
 import platform
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -348,15 +350,30 @@ def test_only_harmless_devices_exist(arena: Arena) -> None:
         assert outcome(box, DEVICES) == harmless
 
 
+MKNOD = """
+tell([tried(os.mknod, f"{place}/{kind}", 0o600 | kind, os.makedev(1, 5)) for kind in (stat.S_IFCHR, stat.S_IFBLK)])
+"""
+
+
 def test_mknod(arena: Arena, sentinel: Sentinel) -> None:
     """Threat: a box makes a node of the host's disk. A kernel rule, with or without capabilities in the box."""
-    code = (
-        "tell([tried(os.mknod, '/tmp/node', 0o666 | kind, os.makedev(1, 5)) for kind in (stat.S_IFCHR, stat.S_IFBLK)])"
-    )
     for without in ((), ("capabilities",), ("capabilities", "seccomp", "landlock")):
         with arena.box(*without) as box:
-            assert outcome(box, code) == ["EPERM", "EPERM"]
+            assert outcome(box, MKNOD, place="/tmp") == ["EPERM", "EPERM"]
     assert sentinel.unchanged()
+
+
+def test_control_mknod_as_the_hosts_root(scratch: Path, rootless: bool) -> None:
+    """The capability of the host's root is what a box lacks. The nodes are made in a tmpfs that nobody else sees."""
+    if rootless:
+        pytest.skip("needs root: an ordinary user can make no node anywhere, in no namespace (mknod(2))")
+    private = f"mount -t tmpfs -o mode=0700,size=64k,nodev attack {scratch} && exec \"$@\""
+    command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", private, "sh"]
+    done = subprocess.run(
+        [*command, *python(MKNOD, place=str(scratch))], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert json.loads(done.stdout) == ["ok", "ok"], done.stderr
+    assert list(scratch.iterdir()) == []
 
 
 def test_device_nodes_in_mounted_directories(arena: Arena, scratch: Path, rootless: bool) -> None:
