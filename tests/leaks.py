@@ -4,7 +4,7 @@ import contextlib
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,7 +44,7 @@ PATIENCE = 60.0
 
 
 @contextlib.contextmanager
-def leaving_no_trace(*homes: Path, groups: Callable[[], list[str]] = list) -> Iterator[None]:
+def leaving_no_trace(*homes: Path, groups: Callable[[], Iterable[str]] = list) -> Iterator[None]:
     """Around work that must leave no process, mount, group or box's directory that was not there before.
 
     `homes`: the run and state directories it uses; `groups`: the control groups it might leave. Whoever it starts and
@@ -62,7 +62,7 @@ def leaving_no_trace(*homes: Path, groups: Callable[[], list[str]] = list) -> It
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 0)
 
 
-def traces(homes: tuple[Path, ...], groups: Callable[[], list[str]]) -> set[str]:
+def traces(homes: tuple[Path, ...], groups: Callable[[], Iterable[str]]) -> set[str]:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return {
         *(f"process {pid}" for pid in descendants(os.getpid()) if not _buried(pid)),

@@ -19,8 +19,8 @@ LINKS = {
 }  # fmt: skip
 NAMES = ["deep", "file", "way", "closed", "nothing", "new", ".", "..", "", *LINKS]
 FLAGS = {
-    "read": os.O_RDONLY, "path": os.O_PATH, "directory": os.O_PATH | os.O_DIRECTORY, "the link": os.O_PATH | os.O_NOFOLLOW,
-    "not a link": os.O_RDONLY | os.O_NOFOLLOW, "make": os.O_WRONLY | os.O_CREAT,
+    "read": os.O_RDONLY, "path": os.O_PATH, "directory": os.O_PATH | os.O_DIRECTORY,
+    "the link": os.O_PATH | os.O_NOFOLLOW, "not a link": os.O_RDONLY | os.O_NOFOLLOW, "make": os.O_WRONLY | os.O_CREAT,
     "make anew": os.O_WRONLY | os.O_CREAT | os.O_EXCL,
 }  # fmt: skip
 

@@ -367,7 +367,7 @@ def test_control_mknod_as_the_hosts_root(scratch: Path, rootless: bool) -> None:
     """The capability of the host's root is what a box lacks. The nodes are made in a tmpfs that nobody else sees."""
     if rootless:
         pytest.skip("needs root: an ordinary user can make no node anywhere, in no namespace (mknod(2))")
-    private = f"mount -t tmpfs -o mode=0700,size=64k,nodev attack {scratch} && exec \"$@\""
+    private = f'mount -t tmpfs -o mode=0700,size=64k,nodev attack {scratch} && exec "$@"'
     command = ["unshare", "--mount", "--propagation", "private", "sh", "-c", private, "sh"]
     done = subprocess.run(
         [*command, *python(MKNOD, place=str(scratch))], capture_output=True, text=True, timeout=60, check=False

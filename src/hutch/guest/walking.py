@@ -16,7 +16,7 @@ def open_by_name(directory: int | None, path: str, flags: int, mode: int) -> int
     """As openat(2); `directory` None: the working directory."""
     current = _start(directory, path)
     names = _reversed_names(path)
-    keeps_last = flags & os.O_NOFOLLOW or flags & os.O_CREAT and flags & os.O_EXCL
+    keeps_last = flags & os.O_NOFOLLOW or (flags & os.O_CREAT and flags & os.O_EXCL)
     links = 0
     try:
         while True:
