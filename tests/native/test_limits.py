@@ -108,12 +108,6 @@ def test_a_full_box_is_the_best_guess_where_nobody_counts_refusals() -> None:
     assert decide(end, before=none, after=none, limits=LIMITS, tasks=LIMITS.pids - 1).cause is Cause.EXIT
 
 
-async def test_a_fork_bomb_ends_and_the_box_lives() -> None:
-    async with limited(pids=64, memory_mb=256) as (box, _):
-        result = await box.exec("python3 -c 'import os\nwhile True:\n os.fork()'", timeout=20)
-        assert not result.ok
-
-
 async def test_disk() -> None:
     async with limited(disk_mb=16) as (box, grades):
         result = await box.exec("head -c 64M /dev/zero > big")
