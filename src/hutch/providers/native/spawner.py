@@ -12,6 +12,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
+from hutch.guest import paths
 from hutch.providers.native import identity, kernel, landlock, processes, root, seccomp, wire
 from hutch.providers.native.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.stages import Claim, Given, Setting
@@ -298,6 +299,8 @@ def main(fd: int) -> None:
     if received is None:
         return
     options = received[0]
+    if "magic links" in options["without"]:
+        paths.resolving = 0  # inherited by every guest
     ranged = identity.can_map_ranges()
     uplink = _open_uplink(options["network"], ranged) if options["network"] else None
     tree = Tree(machine, options["groups"]) if machine.seats else None

@@ -132,8 +132,9 @@ class Stages:
             for extra in extras:
                 writer.asking(open_extra, *extra)
             trees = [writer.asking(open_source, *source) for source in sources]
-        # Not at the clone: the namespace's root is the group that its first process is in.
-        writer.call("unshare", CLONE_NEWCGROUP)
+        if "cgroup namespace" not in setting.without:
+            # Not at the clone: the namespace's root is the group that its first process is in.
+            writer.call("unshare", CLONE_NEWCGROUP)
         writer.part("build the root")
         Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks).write()
         # The working directory stays the base, outside the new root, until the order is finished.
