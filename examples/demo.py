@@ -55,13 +55,13 @@ async def show_the_wall(hutch: Hutch) -> None:
 async def show_limits(hutch: Hutch) -> None:
     print("\nLimits bite, the box survives, and the agent is told why and what to do")
     attacks = {
-        "eats memory": "x=$(head -c 300M /dev/zero | tr '\\0' x); echo ${#x}",
+        "eats memory": "python3 -c 'x = bytes([1]) * (400 << 20)'",
         "a fork bomb": "python3 -c 'import os\nwhile True: os.fork()'",
         "fills the disk": "head -c 64M /dev/zero > big",
         "never ends": "sleep 100",
     }
     for what, command in attacks.items():
-        async with hutch.box(memory_mb=64, pids=32, disk_mb=16) as box:
+        async with hutch.box(memory_mb=192, pids=32, disk_mb=16) as box:
             verdict = (await box.exec(command, timeout=2)).verdict
             say(what, f"{verdict.cause}: {verdict.message}")
             say("", f"→ {verdict.remedy}")

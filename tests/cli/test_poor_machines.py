@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from tests.cli.calling import HUTCH
+from tests.leaks import leaving_no_trace
 
-# In namespaces of its own the program changes what it likes about its machine: a small disk, a bound of namespaces.
+# In namespaces of its own the program changes what it likes about its machine: a small disk, a bound of namespaces, no
+# control groups, no tun device.
 POOR = """
 import os, subprocess, sys
 from hutch.providers.native import kernel
@@ -26,7 +28,9 @@ if sys.argv[1] == "namespaces":
 else:
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", ".", "tmpfs", 0, "mode=0777,size=3m")
+    size = "3m" if sys.argv[1] == "disk" else "64k"
+    place = {"disk": ".", "cgroups": "/sys/fs/cgroup", "tun": "/dev/net"}[sys.argv[1]]
+    kernel.mount("tmpfs", place, "tmpfs", 0, f"mode=0777,size={size}")
     os.chdir(os.getcwd())
 sys.exit(subprocess.run(["sh", "-c", sys.argv[2]]).returncode)
 """
@@ -40,19 +44,14 @@ def short() -> Iterator[Path]:
 
 
 def on_a_machine_poor_in(what: str, directory: Path, script: str) -> list[Any]:
-    """The JSON lines that a script says there."""
+    """The JSON lines that a script says there; when it has ended nothing of any box is left."""
     environ = {
         **os.environ, "HUTCH": shlex.join(HUTCH), "HOME": str(directory), "HUTCH_STATE_DIR": f"{directory}/s",
         "HUTCH_RUN_DIR": f"{directory}/r",
     }  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", POOR, what, script],
-        cwd=directory,
-        env=environ,
-        capture_output=True,
-        text=True,
-        check=False,
-    )  # fmt: skip
+    command = [sys.executable, "-c", POOR, what, script]
+    with leaving_no_trace(directory / "r", directory / "s"):
+        done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
 
@@ -94,3 +93,58 @@ def test_a_machine_without_user_namespaces_is_told_the_fix(short: Path) -> None:
     assert not report["usable"]
     assert [path for path in (short / "r").rglob("*") if path.name != "keepers"] == []
     assert not (short / "s" / "boxes").exists()
+
+
+HOG = "python3 -c 'import time; x = bytearray(200 << 20); time.sleep(60)'"
+
+
+def test_a_machine_without_control_groups_has_boxes_with_weaker_grades(short: Path) -> None:
+    """Limits bite all the same, by what there is; and who insists on more is refused, with the way to get it."""
+    script = f"""
+        $HUTCH doctor --json
+        $HUTCH run --json -- true
+        $HUTCH run --json --memory 64 --timeout 50 -- {HOG}
+        HUTCH_STRICT=true $HUTCH run --json -- true
+        HUTCH_STRICT=true $HUTCH box create --json
+        $HUTCH box list --json
+    """
+    report, run, hog, strict, create, boxes = on_a_machine_poor_in("cgroups", short, script)
+    findings = {each["name"]: each for each in report["findings"]}
+    assert report["usable"]
+    assert "nothing usable" in findings["cgroups"]["found"]
+    assert findings["cgroups"]["state"] != "ok" and findings["cgroups"]["fix"]
+    for held in ("cpus by watchdog", "memory_mb by watchdog", "pids by rlimit", "disk_mb by quota"):
+        assert held in findings["limits"]["found"]
+    assert (run["exit_code"], run["verdict"]["cause"]) == (0, "ok")
+    assert hog["verdict"]["cause"] == "oom" and hog["verdict"]["remedy"]
+    for answer in (strict, create):
+        assert answer["error"]["code"] == "refused" and "strict" in answer["error"]["message"]
+        assert "Delegate=yes" in answer["error"]["remedy"]
+    assert boxes == {"boxes": []}
+    assert not list((short / "s").glob("boxes/*"))
+
+
+def test_a_machine_without_tun_gives_no_network_it_cannot_keep(short: Path) -> None:
+    """A box without a network lives; one with a network is refused with the fix, unless the machine routes it."""
+    if not os.path.isdir("/dev/net"):
+        pytest.skip("this machine has no /dev/net, so that there is nothing to hide")
+    script = """
+        $HUTCH doctor --json
+        $HUTCH run --json -- true
+        $HUTCH run --json --net on -- true
+        $HUTCH box create --json --net on
+        $HUTCH box destroy --all --force >&2
+        $HUTCH box list --json
+    """
+    report, off, on, create, boxes = on_a_machine_poor_in("tun", short, script)
+    assert report["usable"] and off["exit_code"] == 0
+    network = next(each for each in report["findings"] if each["name"] == "network")
+    if "veth" in network["found"]:
+        assert on["exit_code"] == 0 and "error" not in create, "root routes packets itself"
+    else:
+        for answer in (on, create):
+            assert answer["error"]["code"] == "unsupported" and "/dev/net/tun" in answer["error"]["message"]
+            assert "modprobe tun" in answer["error"]["remedy"]
+        assert network["fix"]
+    assert boxes == {"boxes": []}
+    assert not list((short / "s").glob("boxes/*"))

@@ -2,19 +2,23 @@
 
 import base64
 import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, started
+from hutch.providers.native import group_sweep
+from hutch.providers.native.cgroups import detect
+from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+from tests.leaks import leaving_no_trace
 
 
 def test_output_and_exit_code_are_the_commands_own(hutch_directories: Path) -> None:
     """Issue 2.8: both streams, byte for byte, the exit code, and nothing of Hutch's own; nothing remains."""
-    done = hutch("run", "--", "sh", "-c", "printf 'out\\377\\n'; printf err >&2; exit 7")
-    assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\n", b"err")
-    assert not boxes(hutch_directories / "r")
+    with leaving_no_trace(hutch_directories / "r", hutch_directories / "s"):
+        done = hutch("run", "--", "sh", "-c", "printf 'out\\377\\n'; printf err >&2; exit 7")
+        assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\n", b"err")
 
 
 def test_every_byte_of_the_input_arrives() -> None:
@@ -86,35 +90,49 @@ def test_the_result_as_json() -> None:
     assert any("600" in note for note in result["notes"])
 
 
-@pytest.mark.parametrize(
-    ("words", "code", "what"),
-    [
-        (("--profile", "defalt", "--", "true"), 125, "defalt"),
-        (("--image", "dir:/nowhere", "--", "true"), 125, "/nowhere"),
-        (("--image", "floppy", "--", "true"), 125, "floppy"),
-        (("--user", "nobody-there", "--", "true"), 125, "nobody-there"),
-        (("--workdir", "/nowhere", "--", "true"), 125, "/nowhere"),
-        (("--mount", "./missing:/data", "--", "true"), 125, "missing"),
-        (("--mount", "/etc:/data", "--", "true"), 125, "/etc"),
-        (("--memory", "-1", "--", "true"), 125, "-1"),
-        (("--cpus", "many", "--", "true"), 125, "many"),
-        (("--nett", "on", "--", "true"), 125, "--nett"),
-        ((), 125, "command"),
-        (("--", "no-such-program"), 127, "no-such-program"),
-        (("--", "/etc/passwd"), 126, "/etc/passwd"),
-    ],
-)
+BAD = [
+    (("--profile", "defalt", "--", "true"), 125, "defalt"),
+    (("--image", "dir:/nowhere", "--", "true"), 125, "/nowhere"),
+    (("--image", "floppy", "--", "true"), 125, "floppy"),
+    (("--user", "nobody-there", "--", "true"), 125, "nobody-there"),
+    (("--workdir", "/nowhere", "--", "true"), 125, "/nowhere"),
+    (("--mount", "./missing:/data", "--", "true"), 125, "missing"),
+    (("--mount", "/etc:/data", "--", "true"), 125, "/etc"),
+    (("--memory", "-1", "--", "true"), 125, "-1"),
+    (("--cpus", "many", "--", "true"), 125, "many"),
+    (("--nett", "on", "--", "true"), 125, "--nett"),
+    ((), 125, "command"),
+    (("--", "no-such-program"), 127, "no-such-program"),
+    (("--", "/etc/passwd"), 126, "/etc/passwd"),
+]
+
+
+@pytest.mark.parametrize(("words", "code", "what"), BAD)
 def test_bad_input_is_named_with_a_remedy(
     words: tuple[str, ...], code: int, what: str, hutch_directories: Path
 ) -> None:
     """Issue 2, "Bad input": a message that names it, Hutch's own exit code, as JSON too; nothing half-made remains."""
-    done = hutch("run", "--json", *words)
+    with leaving_no_trace(hutch_directories / "r", hutch_directories / "s"):
+        done = hutch("run", "--json", *words)
     assert done.returncode == code, done
     (line,) = done.stdout.decode().splitlines()
     assert what in line
     assert line.startswith('{"error":{"code":')
+    assert json.loads(line)["error"]["remedy"]
     assert done.stderr == b""
-    assert not boxes(hutch_directories / "r")
+
+
+@pytest.mark.alone
+def test_bad_input_leaves_no_control_group(hutch_directories: Path) -> None:
+    """Groups have no keeper's name that a caller could know: those are counted that no living keeper holds."""
+    machine = detect()
+
+    def abandoned() -> list[str]:
+        return group_sweep.sweep(machine, dry_run=True)
+
+    with leaving_no_trace(hutch_directories / "r", hutch_directories / "s", groups=abandoned):
+        for words, code, _ in BAD:
+            assert hutch("run", *words).returncode == code, words
 
 
 def test_an_error_has_its_fix_on_a_line_of_its_own() -> None:

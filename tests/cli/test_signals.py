@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import PATIENCE, boxes, read_until, started
+from tests.cli.calling import PATIENCE, read_until, started
+from tests.leaks import leaving_no_trace
 
 
 def ready(process: subprocess.Popen[bytes]) -> int:
@@ -41,23 +42,27 @@ def test_a_signal_that_kills_is_128_and_its_number() -> None:
 def test_a_second_interrupt_kills(hutch_directories: Path) -> None:
     """Ctrl-C twice: a command that does not listen is killed, and its box goes with it."""
     script = "trap 'echo heard' INT; echo ready; while :; do sleep 0.05; done"
-    with started("run", "--", "sh", "-c", script) as process:
+    with (
+        leaving_no_trace(hutch_directories / "r", hutch_directories / "s"),
+        started("run", "--", "sh", "-c", script) as process,
+    ):
         fd = ready(process)
         process.send_signal(signal.SIGINT)
         read_until(fd, b"heard\n")
         process.send_signal(signal.SIGINT)
         assert process.wait(PATIENCE) == 128 + signal.SIGKILL
-    assert not boxes(hutch_directories / "r")
 
 
 def test_a_signal_before_there_is_a_command_ends_the_making(hutch_directories: Path) -> None:
     """Sent at once, it meets the start of Python, the imports or the creation: never a box that stays."""
-    with started(
-        "run", "--", "sleep", "100", preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    ) as process:
+    with (
+        leaving_no_trace(hutch_directories / "r", hutch_directories / "s"),
+        started(
+            "run", "--", "sleep", "100", preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        ) as process,
+    ):
         os.kill(process.pid, signal.SIGTERM)
         assert process.wait(PATIENCE) in (-signal.SIGTERM, 128 + signal.SIGTERM)
-    assert not boxes(hutch_directories / "r")
 
 
 def test_what_was_ignored_stays_ignored() -> None:

@@ -1,7 +1,6 @@
 """A box's life in the keeper: created once, used under its lease, ended on one path, never leaked."""
 
 import asyncio
-import time
 from pathlib import Path
 
 import pytest
@@ -20,10 +19,7 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
-from hutch.keeper import clocks
 from hutch.keeper.records import BoxRecord
-from hutch.keeper.whole import whole
-from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
@@ -296,83 +292,6 @@ async def test_a_clamped_timeout_is_reported(tmp_path: Path) -> None:
     async with opened(Engine(), tmp_path) as hutch, hutch.box() as box:
         result = await box.exec("true", timeout=600)
         assert result.notes == ("timeout_sec 600 → 120: maximum of the box's profile",)
-
-
-async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
-    """B8: a running job exempts its box; an open handle's lease postpones."""
-    engine = Engine()
-    async with opened(engine, tmp_path) as hutch:
-        held = await hutch.create(idle_timeout_sec=0.01)
-        works = await hutch.create(idle_timeout_sec=0.01)
-        idle = await hutch.create(idle_timeout_sec=0.01)
-        engine.jobs[works.id] = (  # type: ignore[index]
-            JobInfo(id="j", command=("sleep",), state=JobState.RUNNING, pid=2, started_at=0.0),
-        )
-        await works.release()
-        await idle.release()
-        keeper = hutch._keeper
-        await asyncio.sleep(0.05)
-        for box in (held, works, idle):
-            await keeper._clocks.look(await keeper.live(box.id), 1e9)
-        assert set(engine.boxes) == {held.id, works.id}
-
-
-async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_path: Path) -> None:
-    """Lesson 6."""
-    engine = Engine()
-    async with opened(engine, tmp_path) as hutch:
-        box = await hutch.create(ttl_sec=100)
-        keeper = hutch._keeper
-        live = await keeper.live(box.id)
-        born = live.record.created_at
-        await keeper._clocks.look(live, born + 30)
-        await keeper._clocks.look(live, born + 50)
-        await keeper._clocks.look(live, born + 60)
-        warnings = [event for event in await hutch.events() if event.kind == "warning"]
-        assert len(warnings) == 1
-        live.pins += 1
-        await keeper._clocks.look(live, born + 110)
-        assert engine.boxes
-        await keeper._clocks.look(live, born + 131)
-        assert not engine.boxes
-
-
-async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with opened(Engine(), tmp_path) as hutch, hutch.box() as box, hutch.box() as other:
-        keeper = hutch._keeper
-        live = await keeper.live(box.id)
-        assert live.instance is not None
-        reason = (await box.info()).reason
-        monkeypatch.setattr(live.instance, "trouble", lambda: "no network: use a new box", raising=False)
-        for each in (live, await keeper.live(other.id)) * 2:
-            await keeper._clocks.look(each, time.time())
-        told = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
-        assert told == [(box.id, "no network: use a new box")]
-        assert (await box.info()).reason == "no network: use a new box"
-        assert await box.state() is State.RUNNING
-        monkeypatch.undo()
-        assert (await box.info()).reason == reason
-
-
-async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Lesson 12 has another side: a loop that survives every error must not survive its own end."""
-    writing = asyncio.Event()
-
-    async def lose(*_: object) -> None:
-        writing.set()
-        await asyncio.sleep(0.1)
-        raise Conflict("changed by somebody else meanwhile")
-
-    monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
-    async with opened(Engine(), tmp_path) as hutch, hutch.box():
-        monkeypatch.setattr(hutch._keeper._clocks, "look", lambda *_: whole(lose()))
-        await writing.wait()
-        async with asyncio.timeout(5):
-            await hutch._keeper._clocks.stop()
 
 
 async def test_a_conversation_finds_its_box_again(tmp_path: Path) -> None:

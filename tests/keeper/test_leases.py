@@ -16,11 +16,11 @@ def test_a_free_box_is_acquired_with_a_new_epoch() -> None:
 
 def test_a_held_box_is_busy_and_says_until_when() -> None:
     """P6, P7: busy is an answer, not a crash."""
-    box = record().but(lease=leases.granted("s1", 100.0))
+    box = record().but(lease=leases.granted("somebody-else", 100.0))
     with pytest.raises(BoxBusy) as caught:
         leases.acquired(box, "s2", 200.0)
     assert caught.value.retry_after == pytest.approx(500.0)
-    assert "s1" not in str(caught.value), "another session's name is not the caller's business"
+    assert "somebody-else" not in str(caught.value), "another session's name is not the caller's business"
 
 
 def test_the_holder_renews_without_a_new_epoch_and_never_shortens() -> None:

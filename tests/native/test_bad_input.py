@@ -1,13 +1,16 @@
 """Bad input gets a typed error with a remedy, and nothing half-made remains."""
 
 import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.leaks import cgroups_of, leaving_no_trace, traces
 
-from hutch import Hutch
 from hutch.errors import ConfigError, FileMissing, HutchError, Invalid, NotFound, NotRunnable, Refused, Unsupported
+from hutch.keeper.embedded import Hutch
 from hutch.model.ids import is_box_id
 
 SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
@@ -35,31 +38,53 @@ SPECS: list[tuple[dict[str, Any], type[HutchError]]] = [
 ]
 
 
-def left_over() -> list[str]:
-    directory = Path(os.environ["HUTCH_RUN_DIR"])
-    names = [path.name for path in directory.iterdir()] if directory.exists() else []
-    return sorted(name for name in names if is_box_id(name))
+@asynccontextmanager
+async def leaving_nothing(**settings: Any) -> AsyncIterator[Hutch]:
+    """A Hutch that must hold no box when the test is done with it, and leaves nothing on the machine when it closes."""
+    homes = [Path(os.environ[name]) for name in ("HUTCH_RUN_DIR", "HUTCH_STATE_DIR")]
+    keepers: list[str] = []
+    with leaving_no_trace(*homes, groups=lambda: [name for keeper in keepers for name in cgroups_of(keeper)]):
+        async with Hutch(**settings) as hutch:
+            keepers.append(hutch._keeper.id)
+            yield hutch
+            assert not await hutch.boxes()
+            assert not [path.name for home in homes for path in home.glob("*") if is_box_id(path.name)]
+
+
+async def test_a_box_that_stays_would_be_seen() -> None:
+    """The control of `leaving_nothing`: directory, process and, where there are any, groups of one that lives."""
+    async with Hutch() as hutch, hutch.box() as box:
+        await box.exec("true")
+        run = Path(os.environ["HUTCH_RUN_DIR"])
+        seen = traces((run,), lambda: cgroups_of(hutch._keeper.id))
+        running = box._live.running
+        assert running is not None
+        facts = running.record.data
+        assert {f"process {facts['pid']}", f"directory {run / box.id}"} <= seen
+        groups = facts["groups"]
+        assert isinstance(groups, list)
+        made = {f"group {path}" for path in groups if os.path.exists(path)}  # a freezer comes with the first pause
+        assert made <= seen
+        assert bool(made) == bool(groups)
 
 
 @pytest.mark.parametrize(("spec", "kind"), SPECS, ids=[str(spec)[:60] for spec, _ in SPECS])
 async def test_a_bad_spec_is_refused_before_anything_is_made(spec: dict[str, Any], kind: type[HutchError]) -> None:
-    async with Hutch() as hutch:
+    async with leaving_nothing() as hutch:
         with pytest.raises(kind) as caught:
             await hutch.create(**spec)
         assert caught.value.message and caught.value.remedy
-        assert not await hutch.boxes()
-        assert not left_over()
 
 
 async def test_an_image_that_cannot_be_a_root_leaves_nothing(tmp_path: Path) -> None:
     broken = tmp_path / "image.tar"
     broken.write_bytes(b"not a tar" * 1000)
-    async with Hutch(mount_roots=[str(tmp_path)]) as hutch:
-        for image in (f"tar:{broken}", f"dir:{tmp_path}/missing"):
+    (tmp_path / "file").touch()
+    async with leaving_nothing(mount_roots=[str(tmp_path)]) as hutch:
+        for image in (f"tar:{broken}", f"tar:{tmp_path}/missing", f"dir:{tmp_path}/missing", f"dir:{tmp_path}/file"):
             with pytest.raises(HutchError) as caught:
                 await hutch.create(image=image)
-            assert caught.value.message
-        assert not left_over()
+            assert caught.value.message and caught.value.remedy, image
 
 
 COMMANDS: list[tuple[Any, dict[str, Any], type[Exception]]] = [
@@ -88,7 +113,7 @@ async def test_a_command_that_cannot_be_run_says_why(
     command: Any, options: dict[str, Any], kind: type[Exception]
 ) -> None:
     """Among them a 10 MB command line: the kernel's E2BIG, as a typed error."""
-    async with Hutch() as hutch, hutch.box() as box:
+    async with leaving_nothing() as hutch, hutch.box() as box:
         with pytest.raises(kind) as caught:
             await box.exec(command, **options)
         assert isinstance(caught.value, HutchError)

@@ -94,10 +94,13 @@ def test_a_new_watch_wakes_what_a_dead_keeper_stopped(parent: subprocess.Popen[b
 
 def test_time_of_ended_processes_counts() -> None:
     """Many short processes are not a way around the share."""
-    work = "subprocess.run([sys.executable, '-c', 'sum(range(10**6))'])"
-    script = f"import subprocess, sys\nfor _ in range(5): {work}\ninput()"
-    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
+    work = "subprocess.run([sys.executable, '-c', 'sum(range(10**7))'])"
+    script = f"import subprocess, sys\nfor _ in range(3): {work}\nprint('done', flush=True)\ninput()"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     processes = BoxProcesses(parent.pid)
-    until(lambda: processes.cpu_ticks() > 0)
+    assert parent.stdout is not None
+    assert parent.stdout.readline() == b"done\n"
+    assert processes.users() == set()
+    assert processes.cpu_ticks() > 0
     processes.close()
     parent.communicate(b"\n")

@@ -2,11 +2,14 @@
 
 import asyncio
 import os
+import signal
+import subprocess
 import time
 from dataclasses import asdict
 from pathlib import Path
 
 import pytest
+from tests import leaks
 from tests.leaks import Holdings, holdings
 from tests.proofs import write
 
@@ -65,6 +68,17 @@ async def run(first: int, last: int) -> tuple[Holdings, Holdings]:
             await a_round(hutch, number)
         late = await settled(hutch._keeper.id, *directories)
     return early, late
+
+
+def test_an_orphan_is_a_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is left by a program that has ended is found: tests rely on it that nothing of theirs remains."""
+    monkeypatch.setattr(leaks, "PATIENCE", 0.2)
+    left = 0
+    with pytest.raises(AssertionError, match="left behind"), leaks.leaving_no_trace():
+        done = subprocess.run(["sh", "-c", "sleep 600 >&- 2>&- & echo $!"], capture_output=True, check=True)
+        left = int(done.stdout)
+    os.kill(left, signal.SIGKILL)
+    assert os.waitpid(left, 0)[0] == left
 
 
 @pytest.mark.alone

@@ -1,6 +1,8 @@
 """The root's builder against hostile names: links in images and in stores, sources that were exchanged."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from tests.native.test_images import minimal_root
 
 from hutch.errors import EngineError, HutchError
 from hutch.model.spec import Mount, MountMode, Retention, Workspace
-from hutch.providers.native import root
+from hutch.providers.native import identity, root
 
 
 def extra(path: Path, **changes: object) -> root.Extra:
@@ -35,6 +37,29 @@ def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "allowed").symlink_to(tmp_path / "moved")
     with pytest.raises(OSError, match="symbolic links"):
         root.detach_extra(allowed, None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an ordinary user's mounts keep their ids")
+def test_the_owner_is_that_of_the_file_which_is_mounted(tmp_path: Path) -> None:
+    """Whoever may rename on the path must not choose another owner for it: root's id would come into the box."""
+    place = tmp_path / "allowed"
+    place.mkdir()
+    os.chown(place, 4242, 4242)
+    allowed = extra(place, writable=True)
+
+    @contextmanager
+    def exchanging(facts: os.stat_result) -> Iterator[int]:
+        place.rename(tmp_path / "moved")
+        place.symlink_to("/etc")
+        with identity.owner_namespace(facts, slot=0) as userns:
+            yield userns
+
+    tree = root.detach_extra(allowed, exchanging)
+    try:
+        assert os.fstat(tree).st_ino == allowed.inode
+        assert os.fstat(tree).st_uid == identity.base(0) + identity.USER, "the owner's id, and nobody else's, is mapped"
+    finally:
+        os.close(tree)
 
 
 async def test_a_target_behind_a_link_stays_inside(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -108,8 +108,22 @@ def test_what_must_never_be_reachable(machine: str) -> None:
 
 @given(machine=st.sampled_from(MACHINES), number=st.integers(0x400, 2**32 - 1), arguments=st.tuples(*[words] * 6))
 def test_unknown_numbers_do_not_exist(machine: str, number: int, arguments: tuple[int, ...]) -> None:
-    """Includes the x32 ABI, which sets bit 30, and -1."""
-    assert evaluate(PROGRAMS[machine], AUDIT_ARCH[machine], number, arguments) == Action.ENOSYS
+    """Includes -1. The x32 ABI shares x86_64's arch and sets bit 30; as any foreign ABI it is killed."""
+    x32 = machine == "x86_64" and 0x40000000 <= number < 2**32 - 1
+    expected = Action.KILL if x32 else Action.ENOSYS
+    assert evaluate(PROGRAMS[machine], AUDIT_ARCH[machine], number, arguments) == expected
+
+
+@pytest.mark.parametrize("number", [0x40000000, 0x40000000 | 39, 0x40000000 | 547, 0x7FFFFFFF, 0xFFFFFFFE, 0xFFFFFFFF])
+def test_x32_numbers_at_their_bounds(number: int) -> None:
+    """With the defence left out they are let through, and nothing else is."""
+    arch = AUDIT_ARCH["x86_64"]
+    is_call = number != 0xFFFFFFFF
+    assert evaluate(PROGRAMS["x86_64"], arch, number) == (Action.KILL if is_call else Action.ENOSYS)
+    holed = seccomp.program("x86_64", allow=frozenset({"x32"}))
+    assert evaluate(holed, arch, number) == (Action.ALLOW if is_call else Action.ENOSYS)
+    assert evaluate(holed, arch, NUMBERS["x86_64"]["keyctl"]) == Action.EPERM
+    assert evaluate(holed, arch, 0x3FFFFFFF) == Action.ENOSYS
 
 
 @given(
@@ -356,9 +370,13 @@ def test_a_foreign_abi_call_kills_the_process() -> None:
 
 
 @pytest.mark.skipif(kernel.MACHINE != "x86_64", reason="x32 belongs to x86_64")
-def test_x32_does_not_exist() -> None:
+def test_an_x32_call_kills_the_process() -> None:
+    """Also where the kernel itself has no x32; the control is answered by the kernel: ENOSYS, or the call is done."""
     code = 'kernel.NR["x32"] = 0x40000000 | 39; print(answer("x32"))'
-    assert output(code) == "ENOSYS\n"
+    done = run(code)
+    assert (done.returncode, done.stdout) == (-signal.SIGSYS, "")
+    assert output(code, allow=("x32",)) in ("ENOSYS\n", "ok\n")
+    assert output('kernel.NR["none"] = -1; print(answer("none"))') == "ENOSYS\n"
 
 
 def test_loading_needs_no_new_privs() -> None:

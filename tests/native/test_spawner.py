@@ -163,6 +163,22 @@ async def test_a_killed_zygote_is_replaced() -> None:
             assert not Path(f"/proc/{zygote}").exists()
 
 
+async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
+    """It may have made a child before it died: the next one must not share that one's socket."""
+    async with engine() as native, box(native) as made:
+        (spawner,) = spawner_pids(native)
+        children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
+        (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+        os.kill(zygote, signal.SIGSTOP)
+        creating = asyncio.create_task(make(native))
+        await asyncio.sleep(0.3)  # the request waits, unread
+        os.kill(zygote, signal.SIGKILL)
+        other = await creating
+        assert await out(other, "echo alive") == "alive"
+        await other.close()
+        await native.destroy(other.record)
+
+
 async def test_dead_stems_are_cleared_away() -> None:
     async with engine() as native:
         old = await with_stems(native)

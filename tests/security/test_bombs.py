@@ -1,8 +1,10 @@
 """Bombs: a box takes what it may, is told what it met, and answers the next command; its keeper hardly notices (B17).
 
-Lessons 16 and 24. Every bomb is bounded by its own code too, so that one that finds no defence does no harm.
+Lessons 16 and 24. Every bomb is bounded by its own code too, so that one that finds no defence does no harm. So each
+has its control: the same bomb in a box whose limit lies above that bound ends well.
 """
 
+import json
 import os
 import time
 from collections.abc import Iterator
@@ -14,13 +16,16 @@ import pytest
 from tests.security.attacks import Arena, outcome, python
 
 from hutch.errors import HutchError, NotRunnable
-from hutch.model.limits import EnforcedBy
+from hutch.providers.native import probing
+from hutch.providers.native.cgroup_control import PIDS_HEADROOM
 from hutch.sync import Box
 
 MB = 1 << 20
 KEEPER_MAY_GROW = 96 * MB
 """What a bomb may cost the keeper: far below what each of them throws, far above what the allocator does not return."""
 SMALL = {"memory_mb": 96, "disk_mb": 16, "pids": 64, "open_files": 256}
+LARGE = {"memory_mb": 1024, "disk_mb": 96, "pids": 512, "open_files": 2048}
+"""More than any bomb here takes that has a control."""
 
 
 def resident(pid: int | str = "self") -> int:
@@ -41,108 +46,150 @@ def bombed(arena: Arena, **spec: Any) -> Iterator[Box]:
 
 # --- memory ------------------------------------------------------------------------------------------------------
 
-# They keep what they got: a watchdog looks now and then, and cannot see what is gone again.
-HEAP = "x = bytearray(400 << 20); time.sleep(60)"
+# They keep what they got for a while: a watchdog looks now and then, and cannot see what is gone again.
+HEAP = "x = bytearray(256 << 20); time.sleep(hold)"
 MAPPED = """
     import mmap
-    held = [mmap.mmap(-1, 1 << 20) for _ in range(400)]
+    held = [mmap.mmap(-1, 1 << 20) for _ in range(256)]
     for part in held:
         part.write(b"x" * (1 << 20))
-    time.sleep(60)
+    time.sleep(hold)
 """
 MEMFD = """
     file = os.memfd_create("bomb")
-    for _ in range(400):
+    for _ in range(256):
         os.write(file, bytes(1 << 20))
 """
 SEGMENTS = """
     libc.shmat.restype = ctypes.c_void_p
-    for _ in range(400):
+    for _ in range(256):
         segment = libc.shmget(0, ctypes.c_size_t(1 << 20), 0o1600)
         place = ctypes.c_void_p(libc.shmat(segment, None, 0))
         ctypes.memset(place, 1, 1 << 20)
         libc.shmdt(place)
+        held.append(segment)
+    for segment in held:
+        libc.shmctl(segment, 0, None)
 """
 SOCKETS = """
-    pairs = []
-    for _ in range(100):
-        pairs.append(socket.socketpair())
-        for end in pairs[-1]:
+    sent = 0
+    for _ in range(120):
+        held.append(socket.socketpair())
+        for end in held[-1]:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 22)
             end.setblocking(False)
-            while tried(end.send, bytes(1 << 16)) == "ok":
-                pass
+            while sent < 256 << 20 and tried(end.send, bytes(1 << 16)) == "ok":
+                sent += 1 << 16
 """
+UNMAPPED = pytest.mark.parametrize(
+    "bomb", [MEMFD, SEGMENTS, SOCKETS], ids=["memfd", "System V segments", "socket buffers"]
+)
 
 
 @pytest.mark.parametrize("bomb", [HEAP, MAPPED], ids=["heap", "mapped"])
 def test_memory(arena: Arena, bomb: str) -> None:
     with bombed(arena, **SMALL) as box:
-        result = box.exec(python(bomb), timeout=60)
+        result = box.exec(python(bomb, hold=60), timeout=60)
         assert result.verdict.cause == "oom", result
         assert result.verdict.remedy
+    with arena.box(**LARGE) as control:
+        assert control.exec(python(bomb, hold=0), timeout=60).verdict.cause == "ok"
 
 
-@pytest.mark.parametrize("bomb", [MEMFD, SEGMENTS, SOCKETS], ids=["memfd", "System V segments", "socket buffers"])
+@UNMAPPED
 def test_memory_that_no_process_has_mapped(arena: Arena, bomb: str) -> None:
     """A control group counts it. The watchdog cannot see it, which docs/threat-model.md says of its grade."""
-    if not memory_is_counted(arena):
+    if not probing.look().cgroups.memory:
         pytest.skip("only a control group counts memory that no process has mapped")
     with bombed(arena, **SMALL) as box:
-        assert box.exec(python(bomb), timeout=60).verdict.cause == "oom"
+        assert box.exec(python(bomb, held=[]), timeout=60).verdict.cause == "oom"
+    with arena.box(**LARGE) as control:
+        assert control.exec(python(bomb, held=[]), timeout=60).verdict.cause == "ok"
 
 
 @pytest.mark.parametrize("place", ["/tmp", "/dev/shm", "/workspace", "/var/tmp", "/home/user", "/run"])
 def test_files_in_memory(arena: Arena, place: str) -> None:
     """Every place that can be written to has a size, or the box's files would be a way around its memory limit."""
+    code = """
+        written = 0
+        try:
+            with open(f"{place}/bomb", "wb", buffering=0) as file:
+                while written < 64 << 20:
+                    written += file.write(bytes(1 << 20))
+        except OSError as error:
+            tell([errno.errorcode[error.errno], written >> 20])
+        else:
+            tell(["ok", written >> 20])
+    """
     with bombed(arena, **SMALL) as box:
-        code = """
-            written = 0
-            try:
-                with open(f"{place}/bomb", "wb", buffering=0) as file:
-                    while written < 400 << 20:
-                        written += file.write(bytes(1 << 20))
-            except OSError as error:
-                tell([errno.errorcode[error.errno], written >> 20])
-            else:
-                tell(["ok", written >> 20])
-        """
         answer, written_mb = outcome(box, code, place=place)
-        assert answer in ("ENOSPC", "EROFS", "EACCES", "ENOENT")
-        assert written_mb <= 64
-
-
-def memory_is_counted(arena: Arena) -> bool:
-    with arena.opened(state="asked") as hutch:
-        (native,) = [each for each in hutch.providers() if each.provider == "native"]
-        return native.grades.memory_mb is EnforcedBy.CGROUP
+        assert answer == "ENOSPC"
+        assert written_mb <= SMALL["disk_mb"]
+    with arena.box(**LARGE) as control:
+        assert outcome(control, code, place=place) == ["ok", 64]
 
 
 # --- processes and processor -------------------------------------------------------------------------------------
 
 
-def test_the_classic_fork_bomb(arena: Arena) -> None:
-    with bombed(arena, **SMALL) as box:
-        result = box.exec("bomb() { bomb | bomb & }; bomb; sleep 2", timeout=20)
-        assert result.verdict.cause in ("pids", "oom", "exit", "timeout", "ok")
+# Each process forks as often as the others, so that their number doubles with each turn. All of them are there until
+# the last has tried: it is then that nobody holds the second pipe's end any more. Each says once that it lives, and
+# each time that it was refused.
+FORKS = """
+    told, tell_parent = os.pipe()
+    waiting, trying = os.pipe()
+    for _ in range(doublings):
+        try:
+            os.fork()
+        except BlockingIOError:
+            os.write(tell_parent, b"r")
+    os.write(tell_parent, b"l")
+    os.close(trying)
+    os.read(waiting, 1)
+    if os.getpid() != PARENT:
+        time.sleep(hold)
+        os._exit(0)
+    answers = os.read(told, 1 << 16)
+    tell([answers.count(b"l"), answers.count(b"r")])
+    os._exit(b"r" in answers)
+"""
+
+
+def test_a_fork_bomb(arena: Arena) -> None:
+    """Memory is not what stops it: there are never more processes than the limit, and the verdict says which."""
+    spec = LARGE | {"pids": SMALL["pids"]}
+    with bombed(arena, **spec) as box:
+        result = box.exec(python(FORKS, doublings=8, hold=60), timeout=60)
+        lived, refused = json.loads(result.stdout)
+        assert SMALL["pids"] // 2 < lived <= SMALL["pids"] + PIDS_HEADROOM
+        assert refused > 0
+        assert result.verdict.cause == "pids", result
+        assert result.verdict.limit == SMALL["pids"]
+        assert result.verdict.remedy
+    with arena.box(**LARGE) as control:
+        result = control.exec(python(FORKS, doublings=8, hold=0), timeout=60)
+        assert json.loads(result.stdout) == [256, 0]
+        assert result.verdict.cause == "ok"
 
 
 def test_threads_are_processes(arena: Arena) -> None:
+    code = """
+        import threading
+        started = 0
+        try:
+            for _ in range(200):
+                threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+                started += 1
+        except RuntimeError:
+            pass
+        tell(started)
+        sys.stdout.flush()
+        os._exit(0)
+    """
     with bombed(arena, **SMALL) as box:
-        code = """
-            import threading
-            started = 0
-            try:
-                for _ in range(1000):
-                    threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-                    started += 1
-            except RuntimeError:
-                pass
-            tell(started)
-            sys.stdout.flush()
-            os._exit(0)
-        """
-        assert outcome(box, code) <= SMALL["pids"] + 16, "a few beyond the limit are the guest's"
+        assert SMALL["pids"] // 2 < outcome(box, code) <= SMALL["pids"] + PIDS_HEADROOM
+    with arena.box(**LARGE) as control:
+        assert outcome(control, code) == 200
 
 
 def test_a_busy_box_starves_nobody(arena: Arena) -> None:
@@ -157,42 +204,53 @@ def test_a_busy_box_starves_nobody(arena: Arena) -> None:
 
 
 def test_disk(arena: Arena) -> None:
+    bomb = "head -c 64M /dev/zero > zeros"
     with bombed(arena, **SMALL) as box:
-        assert box.exec("cat /dev/zero > zeros", timeout=60).verdict.cause == "disk"
+        assert box.exec(bomb, timeout=60).verdict.cause == "disk"
         with pytest.raises(HutchError):
             box.files.write("more", bytes(MB))
         box.files.remove("zeros")
         assert box.files.write("more", b"x").size == 1
+    with arena.box(**LARGE) as control:
+        assert control.exec(bomb, timeout=60).verdict.cause == "ok"
+        assert control.files.stat("zeros").size == 64 * MB
 
 
 def test_inodes(arena: Arena) -> None:
+    code = """
+        os.mkdir("many")
+        for number in range(20_000):
+            os.close(os.open(f"many/{number}", os.O_CREAT | os.O_WRONLY))
+    """
     with bombed(arena, **SMALL) as box:
-        code = """
-            os.mkdir("many")
-            for number in range(200_000):
-                os.close(os.open(f"many/{number}", os.O_CREAT | os.O_WRONLY))
-        """
-        assert box.exec(python(code), timeout=60).verdict.cause == "disk"
+        result = box.exec(python(code), timeout=60)
+        assert (result.verdict.cause, result.verdict.unit) == ("disk", "files")
         with pytest.raises(HutchError):
             box.files.write("more", b"x")
         box.files.remove("many", recursive=True)
         assert box.files.write("more", b"x").size == 1
+    with arena.box(**LARGE) as control:
+        assert control.exec(python(code), timeout=60).verdict.cause == "ok"
 
 
 def test_open_files(arena: Arena) -> None:
     """Of each process; and what many processes hold together is bounded by their number."""
+    code = """
+        held = []
+        try:
+            while len(held) < 1000:
+                held.append(os.open("/dev/null", os.O_RDONLY))
+        except OSError as error:
+            tell([errno.errorcode[error.errno], len(held)])
+        else:
+            tell(["ok", len(held)])
+    """
     with bombed(arena, **SMALL) as box:
-        code = """
-            held = []
-            try:
-                while len(held) < 10_000:
-                    held.append(os.open("/dev/null", os.O_RDONLY))
-            except OSError as error:
-                tell([errno.errorcode[error.errno], len(held)])
-        """
         answer, count = outcome(box, code)
         assert answer == "EMFILE"
-        assert count < SMALL["open_files"]
+        assert count == SMALL["open_files"] - 3, "its three streams count too"
+    with arena.box(**LARGE) as control:
+        assert outcome(control, code) == ["ok", 1000]
 
 
 def test_a_deep_tree(arena: Arena) -> None:
@@ -290,6 +348,17 @@ def test_a_gigabyte_of_output_that_nobody_reads(arena: Arena) -> None:
         assert len(result.stdout_bytes) <= MB
         assert guest_memory(box) < 64 * MB
         assert 0 < spilled(arena, box) <= 257 * MB
+
+
+def test_control_a_flood_below_the_bound_is_kept_whole(arena: Arena) -> None:
+    """The bound of 256 MB cannot be raised. A flood that stays below it is all on the disk: so it is what held the
+    other, and neither the box's disk nor its memory, which are smaller."""
+    with arena.box(memory_mb=128, disk_mb=16) as box:
+        result = box.exec("yes 0123456789abcdef | head -c 200M", timeout=110)
+        assert (result.verdict.cause, result.stdout_total) == ("ok", 200 * MB)
+        job = box.start("yes 0123456789abcdef | head -c 200M")
+        assert job.wait(110).verdict.cause == "ok"
+        assert spilled(arena, box) > 190 * MB
 
 
 def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:

@@ -12,6 +12,7 @@ from tests.security.attacks import Arena, Sentinel, outcome, python
 
 from hutch.errors import NotRunnable
 from hutch.providers.native import landlock
+from hutch.providers.native.stages import SPILL
 
 # One more descriptor reads the listing.
 HELD = "tell(sorted(int(name) for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')))"
@@ -54,7 +55,7 @@ def test_what_the_guest_holds(arena: Arena) -> None:
 
 def test_working_directory_through_a_magic_link(arena: Arena) -> None:
     """Threat: the guest changes to a command's cwd itself, and /proc/self/fd leads to a host directory it holds
-    (the way of CVE-2024-21626). Control: an ordinary link to a directory of the box works."""
+    (the way of CVE-2024-21626). Landlock is left out, the wall behind. An ordinary link to a directory works."""
     with arena.box("landlock") as box:
         box.exec("ln -s /proc/self/fd way; ln -s /tmp plain")
         assert box.exec("pwd -P", cwd="plain").stdout == "/tmp\n"
@@ -65,6 +66,14 @@ def test_working_directory_through_a_magic_link(arena: Arena) -> None:
         for path in ("/proc/self/root", "/proc/self/cwd", "/proc/1/task/1/root"):
             with pytest.raises(NotRunnable):
                 box.exec("true", cwd=path)
+    with arena.box("landlock", "magic links") as box:
+        box.exec("ln -s /proc/self/fd way")
+        (host,) = arena.place.glob(f"*/r/{box.id}/spill")
+        for path in (f"/proc/self/fd/{SPILL}", f"/proc/1/fd/{SPILL}", f"way/{SPILL}"):
+            assert box.exec("echo attacked > here", cwd=path).ok
+            assert (host / "here").read_text() == "attacked\n"
+            (host / "here").unlink()
+        assert box.exec("true", cwd="/proc/self/root").ok
 
 
 LEAK = """

@@ -11,6 +11,7 @@ from typing import Any
 from tests.security.attacks import Arena, Sentinel, outcome, python
 
 from hutch.errors import HutchError
+from hutch.providers.native.stages import SPILL
 from hutch.sync import Box
 
 # ---- reading the host's files
@@ -127,7 +128,7 @@ def test_links_to_host_paths(arena: Arena, sentinel: Sentinel, scratch: Path) ->
 def test_magic_links(arena: Arena, scratch: Path) -> None:
     """Threat: /proc/self is the guest for a file operation: its descriptors (one of a host directory), its root.
 
-    Control: for a command's own process the same kind of link works, and ordinary files of /proc can be read.
+    Landlock is left out, the wall behind. Ordinary files of /proc can be read.
     """
     with arena.box("landlock") as box:
         box.exec("ln -s /proc/self/fd way; ln -s /proc/self/root top")
@@ -147,8 +148,33 @@ def test_magic_links(arena: Arena, scratch: Path) -> None:
                 if name == "copy_out" and path == "top":
                     continue
                 assert refused(work), (name, path)
-        assert box.exec("cat /proc/self/fd/0 </etc/passwd").stdout.startswith("root:")
+        assert spill_of(arena, box) == []
         assert b"Name:" in box.files.read("/proc/self/status")
+
+
+def test_control_magic_links_lead_to_the_host(arena: Arena, scratch: Path) -> None:
+    """The same operations without the one defence: they read and change the directory that the guest holds."""
+    with arena.box("landlock", "magic links") as box:
+        box.exec("ln -s /proc/self/fd way; ln -s /proc/self/root top")
+        held = f"/proc/self/fd/{SPILL}"
+        for way in (held, f"way/{SPILL}", f"/proc/1/task/1/fd/{SPILL}"):
+            for name, work in operations(box, way, scratch / "out").items():
+                if name in ("list", "mkdir", "copy_out", "exec"):
+                    assert not refused(work), (name, way)
+            assert spill_of(arena, box) == ["new"]
+            box.files.remove(f"{way}/new")
+            box.files.write(f"{way}/new", "from the box")
+            assert box.files.read(f"{held}/new") == b"from the box"
+            assert not refused(lambda way=way: box.files.glob("*", root=way))
+            box.files.move(f"{way}/new", "/tmp/moved", overwrite=True)
+            assert spill_of(arena, box) == []
+        assert box.files.list("top") and box.files.list("/proc/self/cwd") and box.files.read("/proc/self/exe")
+
+
+def spill_of(arena: Arena, box: Box) -> list[str]:
+    """What lies in the directory of the host that the guest holds."""
+    (directory,) = arena.place.glob(f"*/r/{box.id}/spill")
+    return sorted(path.name for path in directory.iterdir())
 
 
 SWAP = """

@@ -7,13 +7,14 @@ silent, at the very socket that the keeper talks to. Links alone are tried in te
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.security.attacks import Arena, outcome, python
+from tests.security.attacks import Arena, outcome, outcome_outside, python
 
 from hutch import Hutch
 from hutch.errors import BoxBroken, HutchError
@@ -40,8 +41,6 @@ from hutch.providers.linked import instance
 
 PATIENCE = 60.0
 KEEPER_MAY_GROW = 96 << 20
-# An ordinary user may have nothing that holds a share of the processor.
-PROFILES = {"hostile": {"inherits": "default", "accept_unenforced": ["cpus"]}}
 
 
 class Captured:
@@ -212,7 +211,7 @@ async def test_a_captured_guest_hurts_nobody(
     # The keeper's patience with silence, shortened: 15 and 5 seconds otherwise.
     monkeypatch.setattr(instance, "ANSWER_GRACE", 0.5)
     monkeypatch.setattr(health, "CHECK_SECONDS", 1.0)
-    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch, hutch.box() as neighbour:
+    async with Hutch(provider="native") as hutch, hutch.box() as neighbour:
         box = await hutch.create()
         assert (await box.exec("echo true")).stdout == "true\n"
         before = resident()
@@ -237,7 +236,7 @@ async def test_a_captured_guest_hurts_nobody(
 async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_directories: Path) -> None:
     """What a captured guest says of a command is that command's result; but an answer has a shape and a size."""
     lie = answering(REPLY, ended(stdout_total=1 << 60, unknown="x" * 100_000))
-    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch:
+    async with Hutch(provider="native") as hutch:
         box = await hutch.create()
         await box.exec("true")
         async with asyncio.timeout(PATIENCE), captured(box, hutch_directories / "r", lie):
@@ -253,7 +252,7 @@ async def test_a_guest_that_answers_lies_is_believed_about_itself_only(hutch_dir
 
 async def test_a_guest_that_is_gone(hutch_directories: Path) -> None:
     """Nobody listens any more: the box is broken, said so, and can be destroyed."""
-    async with Hutch(provider="native", profile="hostile", profiles=PROFILES) as hutch:
+    async with Hutch(provider="native") as hutch:
         box = await hutch.create()
         await box.exec("true")
         async with captured(box, hutch_directories / "r", silent):
@@ -268,34 +267,56 @@ async def test_a_guest_that_is_gone(hutch_directories: Path) -> None:
 # --- user code against its own guest -------------------------------------------------------------------------------
 
 
-def test_the_guests_socket_has_no_path_in_the_box(arena: Arena) -> None:
+SOCKETS = """
+found = []
+for top, directories, names in os.walk("/"):
+    directories[:] = [name for name in directories if os.path.join(top, name) not in ("/proc", "/usr")]
+    paths = [os.path.join(top, name) for name in names]
+    found += [path for path in paths if stat.S_ISSOCK(os.lstat(path).st_mode)]
+listed = [line.split(None, 7)[7:] for line in open("/proc/net/unix").read().splitlines()[1:]]
+tell([found, [name for names in listed for name in names]])
+"""
+
+
+def test_the_guests_socket_has_no_path_in_the_box(arena: Arena, scratch: Path) -> None:
     """Threat: who can connect to the guest can do what the keeper does, and read what other commands wrote."""
-    code = """
-        sockets = []
-        for top, directories, names in os.walk("/"):
-            directories[:] = [name for name in directories if os.path.join(top, name) not in ("/proc", "/usr")]
-            paths = [os.path.join(top, name) for name in names]
-            sockets += [path for path in paths if stat.S_ISSOCK(os.lstat(path).st_mode)]
-        listed = [line.split()[7:] for line in open("/proc/net/unix").read().splitlines()[1:]]
-        tell([sockets, [name for name in listed if name]])
-    """
     with arena.box() as box:
-        assert outcome(box, code) == [[], []]
+        assert outcome(box, SOCKETS) == [[], []]
+    # Control: the walk finds a socket that is there, and in the host's network namespace the guest's own is listed.
+    with socket.socket(socket.AF_UNIX) as door:
+        door.bind(str(scratch / "door"))
+        with arena.box("network namespace", mounts=[f"{scratch}:/mnt:ro"]) as control:
+            found, listed = outcome(control, SOCKETS)
+    assert found == ["/mnt/door"]
+    assert any(name.startswith(f"{arena.place}/") and name.endswith("/guest") for name in listed), listed
+
+
+CGROUPS = """
+mounts = [line.split()[2] for line in open("/proc/self/mounts") if line.split()[2].startswith("cgroup")]
+paths = {line.strip().split(":", 2)[2] for line in open("/proc/self/cgroup")}
+tell([mounts, sorted(os.listdir("/sys/fs/cgroup")) if os.path.exists("/sys/fs/cgroup") else [], sorted(paths)])
+"""
 
 
 def test_no_control_group_can_be_reached(arena: Arena) -> None:
     """Threat: a box that renames, leaves or edits its control group is free of its limits."""
-    code = """
-        mounts = [line.split()[2] for line in open("/proc/self/mounts") if line.split()[2].startswith("cgroup")]
-        paths = {line.strip().split(":")[2] for line in open("/proc/self/cgroup")}
-        tell([mounts, sorted(os.listdir("/sys/fs/cgroup")) if os.path.exists("/sys/fs/cgroup") else [], sorted(paths)])
-    """
     with arena.box() as box:
-        mounts, shown, paths = outcome(box, code)
-        assert not mounts
-        assert not shown
         # The group's own namespace shows it as the root; what it is called on the host is not told.
-        assert all("hutch" not in path for path in paths), paths
+        assert outcome(box, CGROUPS) == [[], [], ["/"]]
+
+
+def test_control_groups_are_found_without_a_namespace(arena: Arena) -> None:
+    """Without a namespace of their own, groups have the names of the host; outside of any box they are mounted."""
+    mounts, shown, outside = outcome_outside(CGROUPS)
+    if not mounts:
+        pytest.skip("needs control groups: none are mounted on this machine")
+    assert shown
+    with arena.box("cgroup namespace") as control:
+        mounts, shown, paths = outcome(control, CGROUPS)
+    assert not mounts and not shown, "what is not mounted is another wall"
+    if paths == outside == ["/"]:
+        pytest.skip("this user's boxes have no group, and the machine's own processes are in none but the root")
+    assert paths != ["/"]
 
 
 def test_a_guest_made_slow_still_answers(arena: Arena) -> None:

@@ -73,19 +73,31 @@ def test_a_box_has_a_loopback_of_its_own(arena: Arena) -> None:
         assert outcome(control, code)[0] == [name for _, name in socket.if_nameindex()]
 
 
+TOWARDS = """
+    answers = []
+    for kind in kinds:
+        with socket.socket(socket.AF_INET, kind) as sock:
+            sock.settimeout(5)
+            answers.append(tried(sock.connect, (target, 80)))
+    tell(answers)
+"""
+
+
 @pytest.mark.parametrize("target", ELSEWHERE)
 def test_no_packet_leaves(arena: Arena, target: str) -> None:
     """Threat: the metadata service of a cloud hands out the machine's credentials to whoever asks."""
-    code = """
-        answers = []
-        for kind in (socket.SOCK_STREAM, socket.SOCK_DGRAM):
-            with socket.socket(socket.AF_INET, kind) as sock:
-                sock.settimeout(5)
-                answers.append(tried(sock.connect, (target, 80)))
-        tell(answers)
-    """
     with arena.box() as box:
-        assert set(outcome(box, code, target=target)) == {"ENETUNREACH"}
+        kinds = [int(socket.SOCK_STREAM), int(socket.SOCK_DGRAM)]
+        assert outcome(box, TOWARDS, target=target, kinds=kinds) == ["ENETUNREACH", "ENETUNREACH"]
+
+
+def test_control_the_hosts_network_has_a_way_there(arena: Arena) -> None:
+    """By UDP only: its connect looks for a route and sends nothing."""
+    if not own_addresses():
+        pytest.skip("needs a route: this machine has no way to any of these addresses itself")
+    with arena.box("network namespace") as control:
+        for target in ELSEWHERE:
+            assert outcome(control, TOWARDS, target=target, kinds=[int(socket.SOCK_DGRAM)]) == ["ok"], target
 
 
 def test_one_box_cannot_reach_another(arena: Arena) -> None:
@@ -113,7 +125,8 @@ def test_one_box_cannot_reach_another(arena: Arena) -> None:
 
 
 def test_raw_sockets_are_refused(arena: Arena) -> None:
-    """Threat: forged packets, and the attack surface of rarely used protocols."""
+    """Threat: forged packets, and the attack surface of rarely used protocols. Without privilege and filter a box has
+    them, in its own network namespace: what is left out is what refuses."""
     code = """
         tell([tried(socket.socket, *arguments) for arguments in (
             (socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP),
@@ -125,6 +138,12 @@ def test_raw_sockets_are_refused(arena: Arena) -> None:
     """
     with arena.box() as box:
         assert set(outcome(box, code)) <= {"EPERM", "EACCES", "EAFNOSUPPORT", "EPROTONOSUPPORT"}
+    with arena.box("seccomp:socket") as box:
+        assert set(outcome(box, code)) == {"EPERM"}, "no capability, alone"
+    with arena.box("capabilities") as box:
+        assert outcome(box, code)[3:] == ["EAFNOSUPPORT"] * 2, "the filter alone, of packet sockets"
+    with arena.box("capabilities", "seccomp:socket") as control:
+        assert set(outcome(control, code)) == {"ok"}
 
 
 def test_interfaces_cannot_be_made(arena: Arena) -> None:

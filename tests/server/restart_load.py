@@ -13,11 +13,13 @@ from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from hutch import Hutch
 from hutch.client.lifeline import Rhythm
 from hutch.errors import HutchError
+
+T = TypeVar("T")
 
 RHYTHM = Rhythm(beat_sec=2.0, silence_sec=10.0, retry_sec=0.1, longest_retry_sec=1.0, patience_sec=120.0)
 SMALL = {"memory_mb": 64, "disk_mb": 16, "ttl_sec": 1800}
@@ -61,7 +63,7 @@ class Client:
     async def work(self, until: float) -> Counter[str]:
         async with self.hutch:
             self.box = await self.hutch.create(**SMALL)
-            ticking = await self.box.start(TICKING, name="ticking")
+            ticking = await again(self._tick)
             lines = asyncio.create_task(self._follow(ticking))
             steps = (self._write, self._mark, self._append, self._job, self._passing_box)
             while time.monotonic() < until and not lines.done():
@@ -72,6 +74,11 @@ class Client:
             await self.box.destroy()
             self.ledger.destroyed.add(self.box.id)
         return self.ledger.counts
+
+    async def _tick(self) -> Any:
+        """The job of before, if its start was not told: the server may have died over it (`again`)."""
+        started = [job for job in await self.box.jobs() if job.name == "ticking"]
+        return await self.box.job(started[0].id) if started else await self.box.start(TICKING, name="ticking")
 
     # --- what it asks for -------------------------------------------------------------------------------------
 
@@ -155,7 +162,7 @@ class Client:
         ledger.counts["once"] += len(ledger.marks)
 
 
-async def again(work: Callable[[], Awaitable[None]]) -> None:
+async def again(work: Callable[[], Awaitable[T]]) -> T:
     """Until it is acknowledged."""
     while True:
         try:

@@ -361,7 +361,13 @@ def system_call(number, *words):
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(number, *words) < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-attempt("x32", lambda: system_call(0x40000000 | 41, 2, 1, 0))
+def in_child(number, *words):  # the box's own filter kills for it
+    child = os.fork()
+    if child == 0:
+        os._exit(ctypes.CDLL(None).syscall(number, *words) < 0)
+    if os.waitpid(child, 0)[1]:
+        raise OSError(38, "not done")
+attempt("x32", lambda: in_child(0x40000000 | 41, 2, 1, 0))
 attempt("io_uring", lambda: system_call(425, 8, ctypes.create_string_buffer(256)))
 attempt("write state", lambda: open(os.environ["SKILL_STATE"] + "/x", "w").close())
 attempt("write tmp", lambda: open("/tmp/x", "w").close())

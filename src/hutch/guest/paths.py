@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hutch.guest.steps import Failure, Request, failure, text
+from hutch.guest.walking import MAX_LINKS, open_by_name
 
 # Looked up once, before the box's root is entered: afterwards there may be no libc to find on disk.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -20,11 +21,14 @@ _RENAMEAT2 = {"x86_64": 316, "aarch64": 276}.get(os.uname().machine)
 AT_FDCWD = -100
 _RESOLVE_NO_MAGICLINKS = 0x02
 _RENAME_NOREPLACE = 1
-_MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPORARY = ".hutch-"
 """Names of files that are being written begin so; a watch leaves them out."""
+
+
+resolving = _RESOLVE_NO_MAGICLINKS
+"""How every path is resolved. The spawner alone changes it, for the control runs of the attack suite."""
 
 
 class _OpenHow(ctypes.Structure):
@@ -62,8 +66,8 @@ def prefix_of(path: str) -> str:
 
 
 def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
-    """openat2 without magic links; a kernel or filter that does not know the call opens as usual."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, _RESOLVE_NO_MAGICLINKS)
+    """openat2 without magic links; where the kernel or a filter does not know the call, name by name."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolving)
     encoded = os.fsencode(path)
     if b"\0" in encoded:  # C would see another, shorter path
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
@@ -74,7 +78,7 @@ def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
             return descriptor
         number = ctypes.get_errno()
         if number == errno.ENOSYS:
-            return os.open(path, flags | os.O_CLOEXEC, mode, dir_fd=None if directory == AT_FDCWD else directory)
+            return open_by_name(None if directory == AT_FDCWD else directory, path, flags, mode)
         if number != errno.EINTR:
             raise OSError(number, os.strerror(number), path)
 
@@ -138,7 +142,7 @@ def followed(path: str, workdir: str, what: str, *, parents: bool = False) -> It
     try:
         place = _locate(AT_FDCWD, os.path.join(workdir, path), path, parents)
         try:
-            for _ in range(_MAX_LINKS):
+            for _ in range(MAX_LINKS):
                 info = place.lstat()
                 if info is None or not stat.S_ISLNK(info.st_mode):
                     break

@@ -5,7 +5,6 @@ import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
-from hutch.errors import HutchError
 from hutch.keeper.callers import unasked
 from hutch.keeper.leases import renewed, worth_writing
 from hutch.keeper.live import Live
@@ -55,8 +54,8 @@ class Clocks:
             for live in list(self._boxes()):
                 try:
                     await self.look(live, time.time())
-                except HutchError as error:  # one box's trouble must not stop the others' clocks (lesson 12)
-                    log("clocks").warning("clock failed", box=live.record.id, error=str(error))
+                except Exception as error:  # one box's trouble must not stop the others' clocks (lesson 12)
+                    log("clocks").warning("clock failed", box=live.record.id, error=str(error) or repr(error))
 
     async def look(self, live: Live, now: float) -> None:
         """What the clocks say of one box at `now` (Unix time)."""

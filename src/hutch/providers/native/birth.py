@@ -84,34 +84,44 @@ def _report(part: str, error: BaseException) -> None:
         return  # the spawner is gone, and with it whoever would have wanted to know
 
 
-def rehearse() -> bool:
-    """Do once what an order and the first requests will ask for, in the process that children are cloned from.
+class Rehearsal:
+    """What an order and the first requests will ask for, in the process that children are cloned from.
 
-    False: it did not come to its end.
+    The stage is set beforehand, so that `perform` does what a child does, and little else.
     """
-    ours, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
-    with ours, theirs:
-        ours.send(_harmless())
-        _grow_up(theirs.fileno())
-    ours, theirs = socketpair()
-    with socket(AF_UNIX, SOCK_STREAM) as listener, ours, theirs:
-        score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
-        given = sealed(b'{"box_id":"","workdir":"/","env":{"PATH":"/usr/bin:/bin"},"orphan_grace":1.0}')
+
+    def __init__(self) -> None:
+        self._spawner, self._child = socketpair(AF_UNIX, SOCK_SEQPACKET)
+        self._keeper, theirs = socketpair()
+        self._theirs = theirs.detach()
+        self._listener = socket(AF_UNIX, SOCK_STREAM)
+        self._score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
+        self._options = sealed(b'{"box_id":"","workdir":"/","env":{"PATH":"/usr/bin:/bin"},"orphan_grace":1.0}')
+        self._spawner.send(_harmless())
+        self._keeper.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["true"]}'))
+
+    def perform(self) -> bool:
+        """False: it did not come to its end."""
+        _grow_up(self._child.fileno())
         # Never as init: that one may kill everybody it sees, and here that would be the machine.
-        guest = _guest(listener.fileno(), given, spill=None, oom=score, is_init=False)
-        guest.welcome(theirs.detach())
+        guest = _guest(self._listener.fileno(), self._options, spill=None, oom=self._score, is_init=False)
+        guest.welcome(self._theirs)
         answers: list[bytes] = []
 
         def heard(_events: int) -> None:
-            answers.append(ours.recv(1 << 16))
+            answers.append(self._keeper.recv(1 << 16))
             if b'"exit_code":' in answers[-1] or b'"errno":' in answers[-1]:
                 guest.loop.stop()
 
-        guest.loop.watch(ours.fileno(), READ, heard)
-        ours.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["true"]}'))
+        guest.loop.watch(self._keeper.fileno(), READ, heard)
         guest.loop.after(_PATIENCE, guest.loop.stop)
         guest.run()
         return any(b'"exit_code":' in answer for answer in answers)
+
+    def close(self) -> None:
+        """What the guest has opened is left to `kernel.close_from`."""
+        for sock in (self._spawner, self._child, self._keeper, self._listener):
+            sock.close()
 
 
 def _harmless() -> bytes:

@@ -84,14 +84,18 @@ def single_maps(inside: int = USER) -> Maps:
 
 
 @contextlib.contextmanager
-def owner_namespace(path: str, slot: int) -> Iterator[int]:
-    """A user namespace in which the owner of the host's `path` is the box's user: for an idmapped mount of it.
+def owner_namespace(facts: os.stat_result, slot: int) -> Iterator[int]:
+    """A user namespace in which the owner of a file of the host is the box's user: for an idmapped mount of it.
 
     Files of that owner are then the box user's own, in both directions; everybody else's show as nobody's.
     """
-    facts = os.stat(path)
     reader, writer = os.pipe2(os.O_CLOEXEC)
-    pid = kernel.clone(kernel.CLONE_NEWUSER)
+    try:
+        pid = kernel.clone(kernel.CLONE_NEWUSER)
+    except BaseException:
+        os.close(writer)
+        os.close(reader)
+        raise
     if pid == 0:
         os.close(writer)
         os.read(reader, 1)  # a namespace lives as long as somebody is in it or holds it

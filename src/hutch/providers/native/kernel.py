@@ -36,6 +36,7 @@ _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
 MACHINE = os.uname().machine
 
 # clone(2), unshare(2)
+CLONE_PARENT = 0x00008000
 CLONE_NEWTIME = 0x00000080
 CLONE_NEWNS = 0x00020000
 CLONE_NEWCGROUP = 0x02000000
@@ -198,7 +199,9 @@ def clone(flags: int, cgroup: int | None = None) -> int:
     if cgroup is None:
         pid = int(raw_syscall(NR["clone"], flags | SIGCHLD, *_NONE[1:]))
     else:
-        arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=SIGCHLD, cgroup=cgroup)
+        # A sibling has the exit signal of its maker, and clone3 wants to hear of no other (kernel 5.9).
+        exit_signal = 0 if flags & CLONE_PARENT else SIGCHLD
+        arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=exit_signal, cgroup=cgroup)
         pid = int(raw_syscall(NR["clone3"], byref(arguments), sizeof(arguments), *_NONE[2:]))
     if pid == 0:
         _after_fork_child()

@@ -19,6 +19,7 @@ from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, SocketT
 from struct import Struct, pack
 from typing import Any
 
+from hutch.providers.native.foretouch import touch
 from hutch.providers.native.kernel import (
     AT_FDCWD,
     MOVE_MOUNT_F_EMPTY_PATH,
@@ -44,7 +45,7 @@ Part = tuple[str, tuple[Step, ...]]
 """Steps, and in words what they are for: told when one of them fails."""
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra,
+    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch,
 )  # fmt: skip
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6

@@ -40,7 +40,7 @@ class NativeProvider(Provider):
         run_dir: str | os.PathLike[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """`without` leaves out defences by name: seccomp, landlock, masks, dumpable, capabilities.
+        """`without` leaves out defences by name; docs/threat-model.md has the list.
 
         It exists so that the attack suite can show each attack succeed where its one defence is missing. No
         configuration, spec, environment or command line leads here; nothing but a test's own code may pass it.

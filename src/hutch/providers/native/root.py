@@ -9,7 +9,8 @@ box writes lies in one store. Standard library only.
 """
 
 import errno
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext, suppress
 from os import (
     O_CREAT,
     O_DIRECTORY,
@@ -26,6 +27,7 @@ from os import (
     mkdir,
     setegid,
     seteuid,
+    stat_result,
 )
 from os import open as open_file
 from stat import S_ISDIR, S_ISLNK
@@ -117,7 +119,7 @@ Source = tuple[str, bool, tuple[int, int] | None]
 
 
 def shape_sources(shape: Shape) -> list[Source]:
-    """The host directories a shape is made of, in the order `build` expects them."""
+    """The host directories a shape is made of, in the order in which a root is built of them."""
     store: list[Source] = [(shape.store, True, None)] if shape.store else []
     lowers: list[Source] = [(path, False, None) for path in shape.lowers]
     lowers[-1] = (shape.lowers[-1], False, shape.pin)
@@ -153,8 +155,12 @@ def restrict(tree: int, *, writable: bool, userns: int | None) -> int:
     return tree
 
 
-def detach_extra(extra: Extra, userns: int | None) -> int:
-    """Like `detach`, for a mount that policy has allowed: it must still be the same file."""
+def detach_extra(extra: Extra, seen_by: Callable[[stat_result], AbstractContextManager[int]] | None) -> int:
+    """Like `detach`, for a mount that policy has allowed: it must still be the same file.
+
+    `seen_by` gives the user namespace for the file that was found. It must not look the path up again: whoever may
+    rename on it could show it another file, and have root's id mapped into the box.
+    """
     # The allowed path is canonical, so that a symbolic link on it was put there since.
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
     fd = openat2(AT_FDCWD, extra.source, O_PATH, resolve)
@@ -162,10 +168,15 @@ def detach_extra(extra: Extra, userns: int | None) -> int:
         facts = fstat(fd)
         if (facts.st_dev, facts.st_ino) != (extra.device, extra.inode):
             raise PermissionError(errno.EPERM, "it was replaced after it had been allowed", extra.source)
-        tree = open_tree(fd, b"", _DETACHED | AT_EMPTY_PATH)
+        with nullcontext() if seen_by is None else seen_by(facts) as userns:
+            tree = open_tree(fd, b"", _DETACHED | AT_EMPTY_PATH)
+            try:
+                return restrict(tree, writable=extra.writable, userns=userns)
+            except BaseException:
+                close(tree)
+                raise
     finally:
         close(fd)
-    return restrict(tree, writable=extra.writable, userns=userns)
 
 
 Mask = tuple[str, bool]

@@ -170,7 +170,9 @@ def _names(groups: dict[str, str]) -> frozenset[str]:
 ALLOWED = _names(_ALLOWED)
 REFUSED = _names(_REFUSED)
 CHECKED = frozenset(_CHECKED)
-_KEYS = frozenset({"arch"}).union(*NUMBERS.values())
+_KEYS = frozenset({"arch", "x32"}).union(*NUMBERS.values())
+_X32, _NO_CALL = 0x40000000, 0xFFFFFFFF
+"""Bit 30 selects the x32 table on x86_64's own arch; -1 has it too, and is no call at all."""
 
 # Classic BPF (linux/filter.h), and where struct seccomp_data keeps its fields; both machines are little-endian.
 _LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
@@ -184,7 +186,7 @@ def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(
 
     `allow` switches single defences off, so that a test of an attack can show what happens without them: each
     system call named in it is simply allowed, without its argument checks ("clone", "socket", "ioctl", ...), and
-    "arch" lets foreign ABIs through unfiltered. A box for use never passes it.
+    "arch" and "x32" let foreign ABIs through unfiltered. A box for use never passes it.
     """
     if machine not in AUDIT_ARCH:
         known = " and ".join(AUDIT_ARCH)
@@ -196,8 +198,11 @@ def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(
     code.emit(_JUMP_EQUAL, AUDIT_ARCH[machine], "number", Action.ALLOW if "arch" in allow else Action.KILL)
     code.label("number")
     code.emit(_LOAD, _NR)
-    # The x32 ABI shares x86_64's arch and sets bit 30 of the number: it falls into the last range, ENOSYS.
-    code.tree(_ranges(NUMBERS[machine], allow))
+    ranges = _ranges(NUMBERS[machine], allow)
+    if machine == "x86_64":
+        # Killed like any foreign ABI, also on a kernel that does not know it: then it is seen who refused.
+        ranges += [(_X32, Action.ALLOW if "x32" in allow else Action.KILL), (_NO_CALL, Action.ENOSYS)]
+    code.tree(ranges)
     return code.finish()
 
 

@@ -138,8 +138,8 @@ class Spawner:
         if number == 0:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
-            elif "ending" in message:
-                log.warning("a spawner ends, its boxes go on: %s", message["ending"])
+            else:
+                log.warning("a spawner ends, its boxes go on: %s", message.get("ending") or message.get("error"))
             return
         if begun := self._begun.get(number):
             begun.take(message)

@@ -13,6 +13,7 @@ from struct import pack
 from typing import Any, NamedTuple
 
 from hutch.providers.native.building import Building
+from hutch.providers.native.foretouch import touch
 from hutch.providers.native.identity import USER, becoming, becoming_root, dropping_bounding_set
 from hutch.providers.native.kernel import (
     AT_EMPTY_PATH,
@@ -131,8 +132,9 @@ class Stages:
             for extra in extras:
                 writer.asking(open_extra, *extra)
             trees = [writer.asking(open_source, *source) for source in sources]
-        # Not at the clone: the namespace's root is the group that its first process is in.
-        writer.call("unshare", CLONE_NEWCGROUP)
+        if "cgroup namespace" not in setting.without:
+            # Not at the clone: the namespace's root is the group that its first process is in.
+            writer.call("unshare", CLONE_NEWCGROUP)
         writer.part("build the root")
         Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks).write()
         # The working directory stays the base, outside the new root, until the order is finished.
@@ -151,6 +153,13 @@ class Stages:
         if "capabilities" not in setting.without:
             writer.part("drop the bounding set")
             writer.make(dropping_bounding_set(setting.last_capability))
+        return writer.written()
+
+    def wait(self) -> bytes:
+        """For a stem, after `begin`."""
+        writer = Writer(_HELD)
+        writer.part("copy what a box writes to")
+        writer.ask(touch)
         return writer.written()
 
     def name_servers(self, resolv_conf: str, extras: tuple[Extra, ...] = ()) -> bytes:

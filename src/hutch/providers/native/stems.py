@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
@@ -19,7 +20,7 @@ from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.programs import send
 from hutch.providers.native.stages import Claim, Given, Setting, Stages
 from hutch.providers.native.surgeon import Entry, Surgeon
-from hutch.providers.native.zygote import Zygote
+from hutch.providers.native.zygote import Zygote, ZygoteDied
 
 if TYPE_CHECKING:  # loaded by the spawner of networked boxes only
     from hutch.providers.native.network.uplink import Uplink
@@ -98,6 +99,12 @@ class Nursery:
 
     def begin(self, shape: root.Shape, order: Order | None = None) -> Stem:
         """A new child of this shape; with an order it goes through to the end, else it waits for one."""
+        try:
+            return self._begin(shape, order)
+        except ZygoteDied:
+            return self._begin(shape, order)
+
+    def _begin(self, shape: root.Shape, order: Order | None) -> Stem:
         name = order.box_id if order else f".stem-{os.getpid()}-{next(self._numbers)}"
         directory = f"{self._setting.run}/{name}"
         group = self._tree.make() if self._tree else None
@@ -116,8 +123,13 @@ class Nursery:
         return stem
 
     def _clone(self, shape: root.Shape, directory: str, group: Group | None, order: Order | None) -> Stem:
-        spill, listener = _make_directory(directory)
         ours, theirs = wire.pair()
+        try:
+            spill, listener = _make_directory(directory)
+        except BaseException:
+            ours.close()
+            theirs.close()
+            raise
         try:
             send(ours, self._stages.enter(group.entrances() if group else ()))
             shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
@@ -160,6 +172,8 @@ class Nursery:
                 _tell(stem, self._stages.name_servers(resolv_conf, extras))
             if stem.order is not None:
                 self._give(stem, stem.order)
+            else:
+                _tell(stem, self._stages.wait())
         finally:
             for fd in (*fds, *([] if userns is None else [userns])):
                 os.close(fd)
@@ -236,12 +250,10 @@ class Nursery:
             return []
         trees: list[int] = []
         try:
+            owned = partial(identity.owner_namespace, slot=stem.slot)
             for extra in claim.extras:
-                if extra.public:  # a namespace for its owner's ids costs a fork
-                    trees.append(root.detach_extra(extra, None))
-                    continue
-                with identity.owner_namespace(extra.source, stem.slot) as userns:
-                    trees.append(root.detach_extra(extra, userns))
+                # A namespace for its owner's ids costs a fork.
+                trees.append(root.detach_extra(extra, None if extra.public else owned))
         except BaseException:
             for fd in trees:
                 os.close(fd)

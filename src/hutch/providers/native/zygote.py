@@ -12,6 +12,7 @@ import os
 import signal
 import struct
 from array import array
+from contextlib import closing
 from os import closerange
 from socket import (
     AF_UNIX,
@@ -27,13 +28,13 @@ from socket import (
 from typing import NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.native import birth, kernel
-from hutch.providers.native.birth import live
+from hutch.providers.native import kernel
+from hutch.providers.native.birth import Rehearsal, live
 from hutch.providers.native.building import UMASK
-from hutch.providers.native.kernel import clone
+from hutch.providers.native.foretouch import learn
+from hutch.providers.native.kernel import CLONE_PARENT, clone
 from hutch.providers.native.stages import OWN, SOCK, Setting
 
-_CLONE_PARENT = 0x8000
 _HEAD = struct.Struct("<QB")
 """Flags of the clone; whether a descriptor of a v2 control group comes with it."""
 _PID = struct.Struct("<i")
@@ -57,6 +58,10 @@ _POOL, _POOL_HEADER = 1 << 14, 48
 """Of obmalloc since CPython 3.10: a pool holds objects of one size. Elsewhere nothing is found, and little wasted."""
 
 
+class ZygoteDied(Exception):
+    """There is a new one. The old one may have made a child: what it was to have must not be given to another."""
+
+
 class Zygote:
     """The spawner's handle."""
 
@@ -77,12 +82,11 @@ class Zygote:
         They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
         """
         fds = [sock, listener, spill, *(() if cgroup is None else (cgroup,))]
-        head = _HEAD.pack(flags, cgroup is not None)
-        answer = self._ask(head, fds)
+        answer = self._ask(_HEAD.pack(flags, cgroup is not None), fds)
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
-            answer = self._ask(head, fds)
+            raise ZygoteDied("the process that boxes are cloned from was killed")
         pid: int = _PID.unpack(answer)[0]
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
@@ -117,14 +121,21 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
 def _warm_up(setting: Setting) -> None:
     """After the first boxes, which may be the only ones, and whose user waits (`hutch run`)."""
     setting.command_line.show("hutch-zygote")
-    for _ in range(_WARM_UP):
-        if not birth.rehearse():
-            break
+    try:
+        for _ in range(_WARM_UP):
+            with closing(Rehearsal()) as rehearsal:
+                if not rehearsal.perform():
+                    break
+    except Exception as error:  # boxes need more memory then, and work
+        os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode())
     signal.set_wakeup_fd(-1)
     # Now, not in a child: there the numbers of the descriptors these would close mean something else.
     gc.collect()
     kernel.close_from(SOCK)  # what the rehearsals left open
     _fill_holes()
+    with closing(Rehearsal()) as rehearsal:
+        learn(rehearsal.perform)
+    kernel.close_from(SOCK)
     gc.freeze()
 
 
@@ -152,7 +163,7 @@ def _clone_next(own: SocketType) -> bool:
         return False
     flags, has_cgroup = _HEAD.unpack(head)
     try:
-        pid = clone(flags | _CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
+        pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:

@@ -12,6 +12,7 @@ whom the spawner goes: the porter stays until the last of its boxes has ended.
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from typing import Any
 from hutch.providers.native.network import outside
 
 _REPLY_SECONDS = 20.0
+_END_SECONDS = 5.0
 
 
 class PorterGone(Exception):
@@ -105,6 +107,8 @@ class Porter:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            if not select.select([self._pidfd], [], [], _END_SECONDS)[0]:  # somebody has stopped it
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the spawner's loop may have reaped it
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
         os.close(self._pidfd)

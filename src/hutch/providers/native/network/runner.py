@@ -109,13 +109,14 @@ def _sit(enter: Callable[[], None], told: socket.socket, parent: int) -> NoRetur
         enter()
         with netlink.route_socket() as place:
             socket.send_fds(told, [READY], [place.fileno()])
+        kernel.close_from(3)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        while os.getppid() == parent:  # else it died before we could ask for its death's signal
+            signal.pause()
     except OSError as error:
         told.send(str(error).encode())
-    kernel.close_from(3)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    while os.getppid() == parent:  # else it died before we could ask for its death's signal
-        signal.pause()
-    os._exit(1)
+    finally:  # whatever happens: above us stand the functions of the process we were forked from
+        os._exit(1)
 
 
 def _live(work: Work, refused: list[IPv4Address] | None, told: int, parent: int) -> NoReturn:

@@ -58,10 +58,8 @@ def sweep(*, dry_run: bool = False) -> tuple[str, ...]:
     if not privileged():
         return ()  # what an ordinary user's uplink makes lies in namespaces that end with it
     with Netlink() as ours:
-        names = ours.links()
-        tags = sorted(match[1] for name in names if (match := re.fullmatch(r"hv([0-9a-f]{6})-dns", name)))
-        unused = [tag for tag in tags if not wiring.joined(tag, names)]
-        return tuple(firewall.table(tag) for tag in unused if _sweep_one(ours, tag, dry_run=dry_run))
+        tags = sorted(match[1] for name in ours.links() if (match := re.fullmatch(r"hv([0-9a-f]{6})-dns", name)))
+        return tuple(firewall.table(tag) for tag in tags if _sweep_one(ours, tag, dry_run=dry_run))
 
 
 def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
@@ -69,6 +67,8 @@ def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
     if name is None:
         return False
     with name:
+        if wiring.joined(tag, ours.links()):  # by a box that came after the first look, whose porter then died
+            return False
         if not dry_run:
             _clear(ours, tag)
     return True

@@ -1,0 +1,113 @@
+"""The clocks of boxes: idle and ttl end them, trouble is told, and one box's failure stops nobody else's clock."""
+
+import asyncio
+import errno
+import time
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import Conflict
+from hutch.keeper import clocks
+from hutch.keeper.whole import whole
+from hutch.model.results import JobInfo, JobState
+from hutch.model.state import State
+from tests.keeper.faulty import Engine
+from tests.keeper.house import opened
+
+
+async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
+    """B8: a running job exempts its box; an open handle's lease postpones."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        held = await hutch.create(idle_timeout_sec=0.01)
+        works = await hutch.create(idle_timeout_sec=0.01)
+        idle = await hutch.create(idle_timeout_sec=0.01)
+        engine.jobs[works.id] = (  # type: ignore[index]
+            JobInfo(id="j", command=("sleep",), state=JobState.RUNNING, pid=2, started_at=0.0),
+        )
+        await works.release()
+        await idle.release()
+        keeper = hutch._keeper
+        await asyncio.sleep(0.05)
+        for box in (held, works, idle):
+            await keeper._clocks.look(await keeper.live(box.id), 1e9)
+        assert set(engine.boxes) == {held.id, works.id}
+
+
+async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_path: Path) -> None:
+    """Lesson 6."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create(ttl_sec=100)
+        keeper = hutch._keeper
+        live = await keeper.live(box.id)
+        born = live.record.created_at
+        await keeper._clocks.look(live, born + 30)
+        await keeper._clocks.look(live, born + 50)
+        await keeper._clocks.look(live, born + 60)
+        warnings = [event for event in await hutch.events() if event.kind == "warning"]
+        assert len(warnings) == 1
+        live.pins += 1
+        await keeper._clocks.look(live, born + 110)
+        assert engine.boxes
+        await keeper._clocks.look(live, born + 131)
+        assert not engine.boxes
+
+
+async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with opened(Engine(), tmp_path) as hutch, hutch.box() as box, hutch.box() as other:
+        keeper = hutch._keeper
+        live = await keeper.live(box.id)
+        assert live.instance is not None
+        reason = (await box.info()).reason
+        monkeypatch.setattr(live.instance, "trouble", lambda: "no network: use a new box", raising=False)
+        for each in (live, await keeper.live(other.id)) * 2:
+            await keeper._clocks.look(each, time.time())
+        told = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
+        assert told == [(box.id, "no network: use a new box")]
+        assert (await box.info()).reason == "no network: use a new box"
+        assert await box.state() is State.RUNNING
+        monkeypatch.undo()
+        assert (await box.info()).reason == reason
+
+
+async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lesson 12 has another side: a loop that survives every error must not survive its own end."""
+    writing = asyncio.Event()
+
+    async def lose(*_: object) -> None:
+        writing.set()
+        await asyncio.sleep(0.1)
+        raise Conflict("changed by somebody else meanwhile")
+
+    monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
+    async with opened(Engine(), tmp_path) as hutch, hutch.box():
+        monkeypatch.setattr(hutch._keeper._clocks, "look", lambda *_: whole(lose()))
+        await writing.wait()
+        async with asyncio.timeout(5):
+            await hutch._keeper._clocks.stop()
+
+
+async def test_whatever_fails_at_one_box_the_clocks_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lesson 12: also an error that is none of ours, such as a descriptor that could not be had."""
+    monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch, hutch.box() as troubled:
+        live = await hutch._keeper.live(troubled.id)
+
+        def trouble() -> str:
+            raise OSError(errno.EMFILE, "Too many open files")
+
+        monkeypatch.setattr(live.instance, "trouble", trouble, raising=False)
+        idle = await hutch.create(idle_timeout_sec=0.01)
+        await idle.release()
+        async with asyncio.timeout(20):
+            while idle.id in engine.boxes:
+                await asyncio.sleep(0.01)
+        assert troubled.id in engine.boxes
+        monkeypatch.undo()
