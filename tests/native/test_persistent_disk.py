@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.native.boxes import LIMITS, box, engine, out, run, until
 
@@ -15,6 +16,8 @@ from hutch.model.results import Cause, Result
 from hutch.model.spec import Retention
 from hutch.providers.base import Command
 from hutch.providers.linked.overrun import MOST_HITS
+from hutch.providers.linked.verdicts import Counters, End, Excess, decide
+from hutch.providers.native import probing
 from hutch.providers.native.box import NativeInstance
 
 SMALL = LIMITS.but(disk_mb=8)
@@ -66,6 +69,26 @@ async def within(made: NativeInstance) -> None:
 async def test_the_grade_is_watchdog() -> None:
     async with engine() as native:
         assert (await native.probe()).disk_if_persistent is EnforcedBy.WATCHDOG
+
+
+def test_where_nobody_can_be_watched_the_grade_is_none() -> None:
+    """/proc with hidepid: an ordinary user does not see who writes."""
+    blind = probing.look()._replace(blind="/proc hides the guest")
+    assert probing.capabilities(blind).disk_if_persistent is EnforcedBy.NONE
+
+
+def test_whose_start_nobody_saw_is_told_what_is_likely() -> None:
+    """A new keeper ends what an earlier one started. Who timed out, or ended well before, did not end for this."""
+    end = End(
+        job="1", ended=True, exit_code=None, signal=9, timed_out=False, cancelled=True, lingering=False, shared=False,
+        wall=1.0, usage=(0.0, 0.0, 0), stdout_total=0, stderr_total=0, dropped=0,
+    )  # fmt: skip
+    over = Counters(disk_ends=1, excess=Excess(used=40.0, limit=8.0, unit="MB"))
+    told = decide(end, before=None, after=over, limits=LIMITS)
+    assert (told.cause, told.peak, told.certain) == (Cause.DISK, 40.0, False)
+    assert decide(end, before=over, after=over, limits=LIMITS).cause is Cause.CANCELLED
+    timed_out = msgspec.structs.replace(end, timed_out=True, cancelled=False)
+    assert decide(timed_out, before=Counters(), after=over, limits=LIMITS).cause is Cause.TIMEOUT
 
 
 async def test_a_large_file_ends_its_writer_with_the_verdict_disk() -> None:
