@@ -57,6 +57,14 @@ class ContradictsItself(Mutant):
         return found.but(missing=(*found.missing, Missing(what="mounts", reason="no")), mounts=True)
 
 
+class MissesWhatItHas(Mutant):
+    kills = ("capabilities.no_contradiction",)
+
+    async def probe(self) -> Capabilities:
+        found = await super().probe()
+        return found.but(missing=(*found.missing, Missing(what="grades.pids", reason="no")))
+
+
 class TakesAnySetting(Mutant):
     kills = ("capabilities.unknown_setting",)
 
