@@ -40,7 +40,8 @@ class NativeProvider(Provider):
         run_dir: str | os.PathLike[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """`without` leaves out defences by name: seccomp, landlock, masks, dumpable, capabilities.
+        """`without` leaves out defences by name: seccomp (seccomp:NAME for the one about that call), landlock, masks,
+        dumpable, capabilities, no_new_privs, mount flags, network namespace, ipc namespace.
 
         It exists so that the attack suite can show each attack succeed where its one defence is missing. No
         configuration, spec, environment or command line leads here; nothing but a test's own code may pass it.
