@@ -76,12 +76,6 @@ fingerprint() {
   { pwd -P; "$python" -VV; sha256sum pyproject.toml tools/setup.sh tools/constraints.txt; } | sha256sum | cut -d' ' -f1
 }
 
-# An environment made here by the same interpreter is brought up to date; any other is made anew.
-usable() {
-  [[ -x .venv/bin/pip && $(head -n1 .venv/bin/pip) == "#!$PWD/.venv/bin/python"* ]] &&
-    [[ $(.venv/bin/python -VV 2>/dev/null) == "$("$python" -VV)" ]]
-}
-
 virtual_environment() {
   local stamp=.venv/.hutch-setup made_from
   made_from=$(fingerprint)
@@ -93,7 +87,8 @@ virtual_environment() {
     { echo "setup: $python cannot make virtual environments: install python3-venv" >&2; exit 1; }
 
   echo "setup: making .venv with $("$python" -V)"
-  usable || "$python" -m venv --clear "$PWD/.venv"
+  # Anew: an older one holds what is needed no more, and pip takes very long to find that its releases do not fit.
+  "$python" -m venv --clear "$PWD/.venv"
   if ! development_packages --constraint tools/constraints.txt; then
     echo "setup: the releases of tools/constraints.txt cannot be had here; taking the newest that fit instead" >&2
     development_packages ||
