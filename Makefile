@@ -6,13 +6,16 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench demo test test-rootless check bench prove
+.PHONY: help setup setup-bench pin demo test test-rootless check bench prove
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
 
 setup: ## system packages (as root) and .venv; quick when both are there
 	@tools/setup.sh
+
+pin: ## renew tools/constraints.txt, the exact releases that setup installs
+	@tools/pin.sh
 
 demo: setup ## a box, a command, a file, a limit: the short tour
 	$(PYTHON) examples/demo.py $(ARGS)

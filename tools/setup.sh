@@ -73,13 +73,7 @@ system_packages() {
 
 # What .venv was made from. The path is part of it: a virtual environment does not survive a move.
 fingerprint() {
-  { pwd -P; "$python" -VV; sha256sum pyproject.toml tools/setup.sh; } | sha256sum | cut -d' ' -f1
-}
-
-# An environment made here by the same interpreter is brought up to date; any other is made anew.
-usable() {
-  [[ -x .venv/bin/pip && $(head -n1 .venv/bin/pip) == "#!$PWD/.venv/bin/python"* ]] &&
-    [[ $(.venv/bin/python -VV 2>/dev/null) == "$("$python" -VV)" ]]
+  { pwd -P; "$python" -VV; sha256sum pyproject.toml tools/setup.sh tools/constraints.txt; } | sha256sum | cut -d' ' -f1
 }
 
 virtual_environment() {
@@ -93,14 +87,24 @@ virtual_environment() {
     { echo "setup: $python cannot make virtual environments: install python3-venv" >&2; exit 1; }
 
   echo "setup: making .venv with $("$python" -V)"
-  usable || "$python" -m venv --clear "$PWD/.venv"
+  # Anew: an older one holds what is needed no more, and pip takes very long to find that its releases do not fit.
+  "$python" -m venv --clear "$PWD/.venv"
+  if ! development_packages --constraint tools/constraints.txt; then
+    echo "setup: the releases of tools/constraints.txt cannot be had here; taking the newest that fit instead" >&2
+    development_packages ||
+      { echo "setup: pip could not install the development packages, in three tries" >&2; exit 1; }
+  fi
+  echo "$made_from" >"$stamp"
+}
+
+# In three tries; arguments go to pip.
+development_packages() {
   local try
   for try in 1 2 3; do
-    .venv/bin/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' </dev/null && break
-    ((try < 3)) || { echo "setup: pip could not install the development packages, in three tries" >&2; exit 1; }
-    sleep $((try * 5))
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@" -e '.[dev]' </dev/null && return 0
+    ((try < 3)) && sleep $((try * 5))
   done
-  echo "$made_from" >"$stamp"
+  return 1
 }
 
 # One setup at a time in a clone: the lock sits on a file that is there anyway and goes with this process.

@@ -2,7 +2,8 @@
 
 make SPEC-AS-JSON      a box; its id                exec ID COMMAND   what the command said
 start ID COMMAND       a job; its id                pause ID          its state
-write ID PATH TEXT     the path                     close             ends the keeper in good order
+write ID PATH TEXT     the path                     kept              how many boxes it has
+close                  ends the keeper in good order
 """
 
 import asyncio
@@ -25,6 +26,8 @@ class Holder:
             box = await self._hutch.create(**json.loads(rest))
             self._boxes[box.id] = box
             return box.id
+        if word == "kept":
+            return str(len(self._hutch._keeper.boxes()))
         box_id, _, rest = rest.partition(" ")
         box = self._boxes[box_id]
         if word == "exec":

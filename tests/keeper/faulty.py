@@ -34,6 +34,9 @@ class Engine:
         self.delay = 0.0
         self.log: list[tuple[str, BoxId]] = []
         self.orders: list[Order] = []
+        self.restored: list[Order] = []
+        self.clocks: list[tuple[BoxId, float | None, float | None]] = []
+        """Boxes whose clocks were set: life without a keeper, ttl."""
         self.flying: dict[int, int] = {}
         """Operations in flight on each keeper's box in memory: a dead keeper's do not bind the one that took over."""
 
@@ -79,6 +82,10 @@ class FaultyInstance(Instance):
         await self._engine.step("check", self.record.box_id)
         if self.record.box_id in self._engine.broken or self.record.box_id not in self._engine.boxes:
             raise BoxBroken(f"box {self.record.box_id} is broken")
+
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await self._engine.step("clocks", self.record.box_id)
+        self._engine.clocks.append((self.record.box_id, orphan_grace_sec, ttl_sec))
 
     async def usage(self) -> Usage:
         return Usage()
@@ -138,6 +145,7 @@ class FaultyProvider(Provider):
         self.engine.stopped[record.box_id] = record
 
     async def restore(self, order: Order, record: InstanceRecord) -> Instance:
+        self.engine.restored.append(order)
         await self.engine.step("restore", record.box_id)
         if record.box_id not in self.engine.stopped:
             raise EngineError(f"box {record.box_id} has nothing to come back from")

@@ -19,11 +19,13 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
+from hutch.keeper import deadlines
+from hutch.keeper.embedded import Hutch
 from hutch.keeper.records import BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
-from tests.keeper.house import opened
+from tests.keeper.house import keeper_on, opened
 
 
 async def test_a_box_lives_and_goes(tmp_path: Path) -> None:
@@ -382,12 +384,27 @@ async def test_looking_never_fails_whatever_the_engine_does(tmp_path: Path) -> N
 
 
 async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
-    """Lesson 13, S4: a box's own clocks are part of its order, so that no engine ends it sooner."""
+    """Lesson 13, S4: a box's own clocks are part of its order, and no engine ends it before our grace is over."""
     engine = Engine()
     async with opened(engine, tmp_path, orphan_grace_sec=77) as hutch:
         await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
         (order,) = engine.orders
-        assert (order.orphan_grace_sec, order.spec.ttl_sec, order.spec.idle_timeout_sec) == (77, 1234, 600)
+        assert (order.orphan_grace_sec, order.spec.idle_timeout_sec) == (77, 600)
+        assert 1200 < order.spec.ttl_sec - deadlines.GRACE_SECONDS <= 1234
+        (record,) = hutch._keeper.boxes()
+        assert (record.spec.ttl_sec, engine.clocks) == (1234, []), "what the order says is not said twice"
+
+
+async def test_a_restored_box_has_the_rest_of_its_ttl(tmp_path: Path) -> None:
+    """Lesson 13: its life is counted from its creation, by its own clock as by ours."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path))
+    box = await first.create(ttl_sec=1000, retention="persistent")
+    await first.close()
+    async with opened(engine, tmp_path) as hutch:
+        hutch._keeper._live[box.id].record = hutch._keeper._live[box.id].record.but(created_at=time.time() - 600)
+        await hutch.attach(box.id, takeover=True)
+        assert 300 < engine.restored[-1].spec.ttl_sec - deadlines.GRACE_SECONDS <= 400
 
 
 async def test_a_box_destroyed_while_it_is_made_is_gone_once(

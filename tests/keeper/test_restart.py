@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import EngineError, HeldElsewhere, Unavailable
+from hutch.keeper import deadlines
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.records import BoxRecord
 from hutch.model.spec import Spec
@@ -24,6 +25,35 @@ async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:
         assert record.id == box.id
         assert record.keeper == second._keeper.id
         assert (await (await second.attach(box.id)).exec("true")).ok
+
+
+async def test_what_is_taken_over_gets_the_clocks_of_its_new_keeper(tmp_path: Path) -> None:
+    """DESIGN 5: 10 s if embedded, 15 min under a server, whoever made the box; its ttl goes on."""
+    engine = Engine()
+    first = Hutch(keeper=keeper_on(engine, tmp_path, orphan_grace_sec=10))
+    box = await first.create(ttl_sec=1000)
+    await crash(first._keeper)
+    async with opened(engine, tmp_path, orphan_grace_sec=900) as second:
+        ((told, grace, ttl),) = engine.clocks
+        assert (told, grace) == (box.id, 900)
+        assert ttl is not None and 900 < ttl - deadlines.GRACE_SECONDS <= 1000
+        (record,) = second._keeper.boxes()
+        assert (record.grace_sec, record.spec.ttl_sec) == (900, 1000)
+
+
+async def test_what_was_left_to_itself_keeps_its_clock(tmp_path: Path) -> None:
+    """`hutch box create --keep` chose it, and whoever uses the box in between does not change that."""
+    engine = Engine()
+    first = keeper_on(engine, tmp_path, orphan_grace_sec=7200)
+    first.visiting = True
+    async with Hutch(keeper=first) as hutch:
+        box = await hutch.create()
+    async with opened(engine, tmp_path, orphan_grace_sec=10) as second:
+        assert not second._keeper.boxes()
+        await second.attach(box.id, takeover=True)
+        assert engine.clocks == [(box.id, 7200, 0.0)]
+        (record,) = second._keeper.boxes()
+        assert record.grace_sec == 7200
 
 
 async def test_a_live_keepers_boxes_are_left_alone(tmp_path: Path) -> None:

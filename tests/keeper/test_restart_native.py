@@ -74,6 +74,33 @@ async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> Non
         assert place.traces() == []
 
 
+async def test_a_box_that_was_taken_over_has_the_clock_of_its_last_keeper() -> None:
+    """DESIGN 5: made by a keeper that is given minutes, ended because the next one is given half a second."""
+    with house() as place:
+        first = holder(place)
+        box = make(first)
+        first.ask(f"start {box} {NUMBERS}")
+        first.kill()
+        second = holder(place, grace=0.5)
+        assert second.ask("kept") == "1"
+        second.kill()
+        assert place.empty() == [], "the box outlives its last keeper's grace"
+        await destroy_all(place)
+
+
+async def test_a_ttl_waits_for_a_command_that_runs() -> None:
+    """Lesson 6: the box's own clock stands behind ours, and does not end it before our grace is over."""
+    with house() as place:
+        async with place.opened() as hutch:
+            box = await hutch.create(ttl_sec=1, **SMALL)
+            assert (await box.exec("sleep 3; echo done")).stdout == "done\n"
+            while hutch._keeper.boxes():
+                await asyncio.sleep(0.05)
+            with pytest.raises(Gone, match="lived its time"):
+                await hutch.attach(box.id)
+        assert place.traces() == []
+
+
 async def test_a_persistent_box_whose_keeper_never_returns_keeps_its_files_only() -> None:
     """P16: its processes go after the grace, also a prune leaves its files, and the next keeper has them."""
     with house() as place:

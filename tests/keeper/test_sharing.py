@@ -5,13 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from hutch.errors import Conflict, EngineError, Gone, NotFound, QuotaExceeded
+from hutch.errors import BoxBroken, Conflict, EngineError, Gone, NotFound, QuotaExceeded
+from hutch.keeper import deadlines
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.pool import POOL_OWNER
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
-from tests.keeper.faulty import Engine
+from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.house import crash, keeper_on, opened
 
 
@@ -44,6 +45,27 @@ async def test_a_box_of_the_pool_is_claimed_whole(tmp_path: Path) -> None:
         assert (await box.exec("true")).ok
         await filled(hutch, "default", 2)
         assert len(engine.boxes) == 3
+
+
+SHORT = {"short": {"inherits": "default", "ttl_sec": 1000.0}}
+
+
+async def test_the_ttl_of_a_pools_box_is_counted_from_its_claim(tmp_path: Path) -> None:
+    """Lesson 13: by its own clock as by ours; a box that cannot be told is not handed out."""
+    engine = Engine()
+    async with opened(engine, tmp_path, pool={"short": 1}, profiles=SHORT) as hutch:
+        await filled(hutch, "short", 1)
+        (waiting,) = engine.boxes
+        assert not engine.clocks
+        box = await hutch.create(profile="short")
+        ((told, _, ttl),) = engine.clocks
+        assert told == box.id == waiting
+        assert ttl is not None and 900 < ttl - deadlines.GRACE_SECONDS <= 1000
+        await filled(hutch, "short", 1)
+        engine.fault = fail_once("clocks", BoxBroken("dead"))
+        ready = set(engine.boxes)
+        assert (await hutch.create(profile="short")).id not in ready
+        assert ready - set(engine.boxes), "the broken one is gone"
 
 
 async def test_another_spec_is_never_served_from_the_pool(tmp_path: Path) -> None:

@@ -166,17 +166,6 @@ def test_v2_facts(v2_group: tuple[Group, Path]) -> None:
     group.close()
 
 
-def test_v2_peak_that_cannot_be_reset_is_told_only_when_passed(v2_group: tuple[Group, Path]) -> None:
-    """None means we cannot say: before Linux 6.12 an old peak must not pass for a new one."""
-    group, directory = v2_group
-    group._descriptors["memory_peak_bytes"] = os.open(directory / "memory.peak", os.O_RDONLY)
-    group.reset_peak()
-    assert group.facts().memory_peak_bytes is None
-    (directory / "memory.peak").write_text("9000\n")
-    assert group.facts().memory_peak_bytes == 9000
-    group.close()
-
-
 def test_v2_freezes_in_place(v2_group: tuple[Group, Path]) -> None:
     group, directory = v2_group
     group.freeze(timeout=1)

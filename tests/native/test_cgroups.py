@@ -182,16 +182,14 @@ def test_share_above_an_ancestors_falls_to_the_ancestors(tree: Tree) -> None:
 
 
 @needs_groups
-def test_peak_counts_from_the_reset(tree: Tree) -> None:
-    """The usage of one exec is not that of the exec before it."""
+def test_the_peak_stays_when_the_memory_is_free_again(tree: Tree) -> None:
     with limited(tree) as group:
         with running(group, *python("x = bytearray(b'1') * (96 << 20)")) as process:
             assert process.wait(30) == 0
-        before = group.facts().memory_peak_bytes
-        assert before is not None and before > 90 * MB
-        group.reset_peak()
-        after = group.facts().memory_peak_bytes
-        assert after is None or after < 60 * MB
+        peak = group.facts().memory_peak_bytes
+        if peak is None:
+            pytest.skip("this kernel has no memory.peak (Linux 5.19)")
+        assert peak > 90 * MB
 
 
 @needs_groups

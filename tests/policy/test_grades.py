@@ -53,6 +53,16 @@ def test_the_refusal_quotes_the_provider() -> None:
     assert caught.value.remedy.startswith("set Delegate=yes")
 
 
+def test_strict_tells_why_there_is_no_control_group() -> None:
+    """Lesson 34: the watchdog holds the limit, so nothing but the group itself is missing."""
+    told = Missing(what="cgroups", reason="the cgroup is not delegated", remedy="set Delegate=yes")
+    weak = ABLE.but(grades=STRONG.but(cpus=EnforcedBy.WATCHDOG), missing=(told,))
+    assert grades.check(PLAIN, DEFAULT, weak) == ()
+    with pytest.raises(Refused, match=r"only a watchdog .*the cgroup is not delegated") as caught:
+        grades.check(PLAIN, DEFAULT, weak, strict=True)
+    assert caught.value.remedy.startswith("set Delegate=yes")
+
+
 def test_a_profile_may_accept_a_limit_that_nothing_holds_and_the_box_says_so() -> None:
     weak = ABLE.but(grades=STRONG.but(cpus=EnforcedBy.NONE))
     profile = DEFAULT.but(accept_unenforced=frozenset({"cpus"}))

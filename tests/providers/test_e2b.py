@@ -47,7 +47,7 @@ def order(**changes: Any) -> Order:
 
 @part("capabilities.reasons", "capabilities.no_contradiction", "capabilities.unknown_setting", "life.create",
       "life.list", "life.destroy_from_plan", "life.bad_image", "life.attach_unknown", "life.close_keeps_box",
-      "life.pause", "life.ttl", "life.broken",
+      "life.pause", "life.ttl", "life.set_clocks", "life.broken",
       "exec.cwd", "exec.timeout", "jobs.outlive_provider", "jobs.much_input", "terminal.echo", "files.odd_names",
       "files.rights", "edits.once", "search.grep", "limits.memory", "limits.pids", "isolation.descriptors",
       "network.off")  # fmt: skip
@@ -82,6 +82,8 @@ async def test_a_ttl_is_never_moved(server: e2b_server.Server) -> None:
     try:
         sandbox = next(each for each in server.sandboxes.values() if box.record.box_id in str(each.asked))
         assert sandbox.timeouts and 50 <= sandbox.timeouts[-1] <= 66
+        await box.set_clocks(ttl_sec=120.0)
+        assert 110 <= sandbox.timeouts[-1] <= 126, "unless a keeper sets another"
     finally:
         await box.close()
         await provider.destroy(box.record)

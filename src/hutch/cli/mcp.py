@@ -31,6 +31,8 @@ When the client is gone its box lives on for 15 minutes (orphan_grace_sec).
   claude mcp add hutch -- hutch mcp
 """
 
+JSON = "an error that keeps it from serving is one JSON object; then standard output is MCP's alone"
+
 ASK = "ask"
 """Ask before everything that changes something."""
 

@@ -13,6 +13,9 @@ from hutch.errors import Invalid
 SERVED = ("box", "volume", "events", "skill", "status", "mcp")
 """Commands that work at a server as they do without one."""
 
+_JSON = "one JSON object on standard output, errors too"
+"""A module whose `JSON` says otherwise means something else by it."""
+
 try:
     _WIDTH = max(40, min(os.get_terminal_size(1).columns - 2, 120))
 except OSError:
@@ -62,7 +65,7 @@ def parser_of(name: str, action: str = "") -> tuple[ModuleType, Parser]:
     shared.add_argument("--config", metavar="FILE", help="read this hutch.toml instead of the usual ones")
     if name.split(" ")[0] in SERVED:
         shared.add_argument("--server", metavar="URL", help="work at this server: http(s)://HOST:PORT or unix:/PATH")
-    shared.add_argument("--json", action="store_true", help="one JSON object on standard output, errors too")
+    shared.add_argument("--json", action="store_true", help=getattr(module, "JSON", _JSON))
     shared.add_argument("--verbose", action="store_true", help="log to standard error what is done")
     return module, parser
 

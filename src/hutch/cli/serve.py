@@ -7,10 +7,11 @@ from typing import Any
 
 from hutch import logs
 from hutch.cli.opening import not_linux
-from hutch.cli.output import note
+from hutch.cli.output import emit_json, note
 from hutch.config import Config
 from hutch.errors import Unavailable
 
+JSON = "one JSON object on standard output as soon as it takes requests: where, and what works; errors too"
 EPILOG = """\
 SIGTERM ends it gently: requests finish, boxes go on, and the next start takes them over.
 The first start makes an admin key and says where it is; `hutch key` makes more.
@@ -42,5 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
         raise Unavailable(
             f"the server's parts are not installed: {error}", retryable=False, remedy="pip install 'hutch[server]'"
         ) from error
-    asyncio.run(serve(prepared(config), note, private=arguments.private))
+    ready = emit_json if arguments.json else None
+    asyncio.run(serve(prepared(config), note, private=arguments.private, ready=ready))
     return 0

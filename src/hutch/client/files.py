@@ -10,8 +10,9 @@ from hutch.client.calling import BYTES, Repeat
 from hutch.client.handle import Handle
 from hutch.client.http import Broken
 from hutch.client.watching import RemoteWatch
-from hutch.errors import FileTooLarge, Invalid
+from hutch.errors import FileTooLarge
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.texts import as_bytes
 
 MAX_READ = 64 << 20
 """Bytes that `read` returns at once where no limit was given."""
@@ -68,7 +69,7 @@ class RemoteFiles:
         sync: bool = False, parents: bool = True,
     ) -> FileInfo:  # fmt: skip
         self._handle.refuse_if_observing("write")
-        content = _as_bytes(data) if isinstance(data, str) else data
+        content = as_bytes(data) if isinstance(data, str) else data
         whole = isinstance(content, bytes | bytearray | memoryview)
         return await self._handle.ask(
             FileInfo, "PUT", "/files/content", content=content, path=path, append=append or None,
@@ -81,7 +82,7 @@ class RemoteFiles:
     ) -> Edited:
         self._handle.refuse_if_observing("edit")
         body = {
-            "path": path, "old_base64": _as_bytes(old), "new_base64": _as_bytes(new), "replace_all": replace_all,
+            "path": path, "old_base64": as_bytes(old), "new_base64": as_bytes(new), "replace_all": replace_all,
             "expect": expect,
         }  # fmt: skip
         edited: Edited = await self._post(Edited, "edit", body, Repeat.UNSENT)
@@ -146,12 +147,3 @@ class RemoteFiles:
 
     async def copy_out(self, source: str, target: str | Path) -> int:
         return await trees.copy_out(self._handle, source, target)
-
-
-def _as_bytes(text: str | bytes) -> bytes:
-    if isinstance(text, bytes):
-        return text
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise Invalid(f"the text has a character that UTF-8 cannot carry: {error}") from error

@@ -166,10 +166,9 @@ def identity(facts: Facts) -> Iterator[Finding]:
     if facts.ranges:
         yield ok("identity", "each box has 65,536 host ids of its own")
         return
-    helper = f"; {facts.newuidmap} is there" if facts.newuidmap else ""
     yield warn(
         "identity",
-        f"uid {facts.euid}, one id for each box{helper}",
+        f"uid {facts.euid}, one id for each box",
         "inside there is one user, who outside is you: no --user root, and only namespaces keep boxes apart",
         "run hutch as root to give each box ids of its own",
     )
@@ -200,14 +199,16 @@ def seccomp(facts: Facts) -> Iterator[Finding]:
 
 
 def landlock(facts: Facts) -> Iterator[Finding]:
-    if facts.landlock >= 2:
+    from hutch.providers.native.landlock import REMEDY, usable  # which is for Linux only
+
+    if usable(facts.landlock):
         yield ok("landlock", f"ABI {facts.landlock}")
         return
     yield warn(
         "landlock",
         f"ABI {facts.landlock}" if facts.landlock else "not available",
         "the second wall around a box's files is missing; mounts and namespaces still hold",
-        "Linux 5.19 or newer with landlock in the kernel's lsm= list",
+        REMEDY,
     )
 
 

@@ -53,7 +53,6 @@ class Facts:
     seccomp: bool = True
     landlock: int = 6
     network: "Availability | None" = None
-    newuidmap: str | None = None
     state: Place = Place(path="/var/lib/hutch")
     run: Place = Place(path="/run/hutch")
     container: str = ""
@@ -88,7 +87,6 @@ def gather(config: "Config") -> Facts:
         seccomp="errno" in _read("/proc/sys/kernel/seccomp/actions_avail"),
         landlock=landlock.abi(),
         network=availability.available(),
-        newuidmap=shutil.which("newuidmap"),
         state=place(Path(config.state_dir)),
         run=place(Path(config.run_dir)),
         container=_container(),

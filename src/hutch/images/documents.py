@@ -91,11 +91,6 @@ class RootFs(msgspec.Struct, frozen=True):
     type: str = "layers"
 
 
-class History(msgspec.Struct, frozen=True, omit_defaults=True):
-    created_by: str = ""
-    empty_layer: bool = False
-
-
 class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     """The configuration blob; what we do not use is left where it is."""
 
@@ -105,7 +100,6 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     variant: str = ""
     created: str | None = None
     config: RunConfig | None = None
-    history: list[History] | None = None
 
     def defaults(self) -> ImageDefaults:
         """What commands get that ask for nothing else. A variable that no process can have is left out."""

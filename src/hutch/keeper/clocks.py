@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from hutch.keeper.callers import unasked
+from hutch.keeper.deadlines import GRACE_SECONDS
 from hutch.keeper.leases import renewed, worth_writing
 from hutch.keeper.live import Live
 from hutch.logs import log
@@ -13,8 +14,6 @@ from hutch.model.results import JobState
 from hutch.model.state import State
 
 TICK_SECONDS = 1.0
-GRACE_SECONDS = 30.0
-"""How long past its ttl a box may finish the operations that were running when it ended (lesson 6)."""
 WARNING_SECONDS = 60.0
 
 End = Callable[[Live, str], Awaitable[None]]

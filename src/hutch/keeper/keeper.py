@@ -18,7 +18,7 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import changing, leases, naming, ownership, receipt_losses
+from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses
 from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
@@ -144,7 +144,8 @@ class Keeper:
         )
 
     def _reconciler(self) -> Reconciler:
-        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness)
+        grace = self.config.orphan_grace_sec
+        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness, grace)
 
     async def confirm(self) -> None:
         """Others may have taken this keeper for dead: boxes that they were faster with are let go."""
@@ -301,10 +302,16 @@ class Keeper:
 
     async def _claimed(self, live: Live, spec: Spec, session: str, owner: str, key: str) -> bool:
         """Give a box of the pool to its first owner, in one compare-and-set."""
+        now = time.time()
+        if live.record.spec.ttl_sec:  # it is counted from now, and the box itself counts from its birth
+            try:
+                await deadlines.push(live.running, live.record.but(created_at=now))
+            except HutchError as error:
+                await self.endings.destroy(live, f"broken in the pool: {error.message}")
+                return False
         async with live.changing:
             if live.record.state is not State.RUNNING:
                 return False
-            now = time.time()
             given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
             await self.states.update(
                 live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=self._lease(session),
@@ -429,7 +436,9 @@ class Keeper:
             provider = self.engines.provider(live.record.instance.provider)
             try:
                 record = live.record
-                order = await self._maker.order(record.id, record.spec, record.owner, record.grace_sec)
+                order = await self._maker.order(
+                    record.id, record.spec, record.owner, record.created_at, record.grace_sec
+                )
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
                 await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)

@@ -6,6 +6,7 @@ import time
 from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
+from hutch.keeper.deadlines import own_ttl
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
@@ -72,8 +73,8 @@ class Maker:
     async def _make(
         self, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
     ) -> Live:
-        order = await self.order(new_box_id(), effective, owner)
         now = time.time()
+        order = await self.order(new_box_id(), effective, owner, now)
         record = BoxRecord(
             id=order.box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
             instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
@@ -98,7 +99,9 @@ class Maker:
             raise
         return live
 
-    async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, grace: float = 0.0) -> Order:
+    async def order(
+        self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float = 0.0
+    ) -> Order:
         """With the host places the box may show, checked now: they may have changed since it was stopped."""
         places = self._engines.places(spec)
         kind, _, volume = spec.workspace.source.partition(":")
@@ -106,6 +109,8 @@ class Maker:
             places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
         places = await self._skills.place(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
+        if spec.ttl_sec:
+            spec = spec.but(ttl_sec=own_ttl(spec, created_at))
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
 
     async def _open(self, live: Live) -> None:

@@ -27,7 +27,6 @@ from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encoded
 from hutch.model.state import State
 
-MODES = ("on", "strict", "off")
 OWN_OPS = r"(tool|mcp|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
 MOST_DETAILS = 32

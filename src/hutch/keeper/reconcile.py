@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
+from hutch.keeper.deadlines import attached
 from hutch.keeper.engines import Engines
 from hutch.keeper.leases import surviving
 from hutch.keeper.live import Live
@@ -25,12 +26,16 @@ _HALF_MADE = (State.CREATING, State.STOPPING, State.ERROR)
 class Reconciler:
     """Brings one keeper's memory, the store and the engines to agree."""
 
-    def __init__(self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness) -> None:
+    def __init__(
+        self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, grace: float
+    ) -> None:
+        """`grace`: the dead-man's clock that this keeper gives to what it takes over."""
         self._keeper = keeper
         self._store = store
         self._states = states
         self._engines = engines
         self._liveness = liveness
+        self._grace = grace
 
     async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
         """The boxes that are ours now."""
@@ -65,6 +70,8 @@ class Reconciler:
             keeper=self._keeper,
             epoch=record.epoch + 1,
             lease=surviving(record.lease),
+            # One that was left to itself keeps the clock it was left with: `--keep` chose it.
+            grace_sec=record.grace_sec if record.left_at else self._grace,
             kind="" if record.left_at else "adopted",
             reason="its keeper died",
         )
@@ -83,7 +90,7 @@ class Reconciler:
         was_paused = record.state is State.PAUSED
         live = Live(record)
         try:
-            live.instance = await provider.attach(record.instance, record.spec)
+            live.instance = await attached(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
                 return await self._finish_stop(record, _lost(record, gone))

@@ -1,6 +1,7 @@
 """A box that could not be reached is tried again when somebody uses it: the engine may be back."""
 
 from hutch.errors import BoxBroken, HutchError, NotFound, Unavailable
+from hutch.keeper.deadlines import attached
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.states import States
@@ -20,7 +21,7 @@ async def _recover(live: Live, states: States, engines: Engines) -> None:
         await states.change(live.record, State.RESTORING, into=live, reason="used again")
         provider = engines.provider(live.record.instance.provider)
         try:
-            instance = await provider.attach(live.record.instance, live.record.spec)
+            instance = await attached(provider, live.record)
         except NotFound as gone:
             await states.change(live.record, State.ERROR, into=live, reason=f"lost: {gone.message}")
             raise BoxBroken(f"box {live.record.id} is lost: {gone.message}", remedy="destroy it") from gone

@@ -14,6 +14,7 @@ from hutch.policy.profiles import Profile
 from hutch.policy.values import LIMIT_NAMES
 
 _STRONG = (EnforcedBy.CGROUP, EnforcedBy.QUOTA)
+_BY_CGROUP = ("cpus", "memory_mb", "pids")
 _STRONGEST = {"open_files": EnforcedBy.RLIMIT, "timeout_sec": EnforcedBy.WATCHDOG}
 
 
@@ -38,6 +39,8 @@ def check(
 
 def _refusal(limit: str, grade: EnforcedBy, profile: Profile, capabilities: Capabilities, why: str) -> Refused:
     told = missing(capabilities, "grades", limit)
+    if told is None and limit in _BY_CGROUP:
+        told = missing(capabilities, "cgroups")
     reason = f": {told.reason}" if told else ""
     way_out = (
         f'or use a profile with accept_unenforced = ["{limit}"]'

@@ -2,6 +2,7 @@
 
 A provider explains what it cannot do in `Capabilities.missing`. `Missing.what` names the field of the capabilities,
 with the value where there are several: `persistent`, `networks.on`, `images.oci`, `users.root`, `grades.memory_mb`.
+Other names (`cgroups`, `landlock`) say what stronger means the machine does not give.
 """
 
 from hutch.errors import Refused, Unsupported

@@ -143,6 +143,11 @@ class Instance(ABC):
         second and after every failed command, so it must be cheap and must not block."""
         return ""
 
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:  # noqa: B027
+        """Another keeper has it, or its life was counted anew: until when it lives without any keeper, and at all, in
+        seconds from now. None: as it was; a ttl of 0: no end. An engine whose boxes have no clock of their own need not
+        have this."""
+
     @abstractmethod
     async def usage(self) -> Usage:
         """Of the whole box, now."""

@@ -18,6 +18,8 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.opening import open_ledger, open_store
 from hutch.logs import log
+from hutch.model.record import Record
+from hutch.model.spec import Isolation
 from hutch.server import announcing, memory
 from hutch.server.app import App
 from hutch.server.door import Door
@@ -37,6 +39,27 @@ PARTING_SECONDS = 1.0
 Told = Callable[[str], None]
 
 
+class Ready(Record, frozen=True, kw_only=True):
+    """A server that takes requests, as a program that started it wants to know it."""
+
+    pid: int
+    socket: str
+    url: str
+    """Empty: it does not listen on TCP."""
+    first_key: str
+    """The file with the first admin's key, if this start made one."""
+    enabled: bool
+    provider: str
+    isolation: Isolation
+    usable: bool
+    """Whether boxes can be made; else `reason` and `remedy` say more."""
+    reason: str
+    remedy: str
+    receipts: str
+    taken_over: int
+    """Boxes of an earlier server that this one keeps now."""
+
+
 def prepared(config: Config) -> Config:
     """The configuration as a server uses it."""
     if config.origin("orphan_grace_sec") == "default":
@@ -47,8 +70,10 @@ def prepared(config: Config) -> Config:
     return config
 
 
-async def serve(config: Config, tell: Told, *, private: bool = False) -> None:
-    """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start.
+async def serve(
+    config: Config, tell: Told, *, private: bool = False, ready: Callable[[Ready], None] | None = None
+) -> None:
+    """Until SIGTERM or SIGINT. `tell` gets what a person should read at the start, `ready` is called when it serves.
 
     A private server is one process's own: it also ends when its standard input does, and its boxes end with it.
     """
@@ -64,7 +89,7 @@ async def serve(config: Config, tell: Told, *, private: bool = False) -> None:
         keeper = Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store))
         try:
             await keeper.start()
-            await _serve(keeper, tell, _on_signals(until_eof=private))
+            await _serve(keeper, tell, ready, _on_signals(until_eof=private))
         finally:
             await (keeper.close() if private else keeper.detach())
     finally:
@@ -72,10 +97,10 @@ async def serve(config: Config, tell: Told, *, private: bool = False) -> None:
         await asyncio.to_thread(telemetry.off)
 
 
-async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
+async def _serve(keeper: Keeper, tell: Told, ready: Callable[[Ready], None] | None, ending: asyncio.Event) -> None:
     config = keeper.config
     service = Service(keeper)
-    await _first_key(service, tell)
+    first_key = await _first_key(service, tell)
     path = Path(config.server.socket) if config.server.socket else config.run_dir / announcement.SOCKET
     table = config.server
     mounts = Mounts()
@@ -94,13 +119,16 @@ async def _serve(keeper: Keeper, tell: Told, ending: asyncio.Event) -> None:
             door: len(server.server_state.connections)
             for door, (server, _) in zip(("unix", "tcp"), servers, strict=False)
         }
-        await _say_what_is_there(service, tell, path, url)
+        found = await _what_is_there(service, str(path), url, first_key)
+        _say(found, tell)
         running = [asyncio.ensure_future(server.serve([listening])) for server, listening in servers]
         for server, _ in servers:
             await server.ready.wait()
         announcing.announce(config.state_dir, socket_path=path, url=url)
         log("server").info("ready", socket=str(path), url=url)
         announcing.notify(ready="1", status=f"listening on {path}" + (f" and {url}" if url else ""))
+        if ready is not None:
+            ready(found)
         starting = asyncio.ensure_future(hostings.start())
         await asyncio.wait([asyncio.ensure_future(ending.wait()), *running], return_when=asyncio.FIRST_COMPLETED)
         log("server").info("draining", seconds=table.drain_sec)
@@ -204,31 +232,39 @@ def _look_for_end(ending: asyncio.Event) -> None:
     ending.set()
 
 
-async def _first_key(service: Service, tell: Told) -> None:
-    """The first admin's key is made on the first start, and shown to nobody but this user's files."""
+async def _first_key(service: Service, tell: Told) -> str:
+    """The first admin's key is made on the first start, and shown to nobody but this user's files; which of them."""
     if await service.keys.all():
-        return
+        return ""
     key, text = await service.keys.create(Role.ADMIN, name="first")
     path = service.config.state_dir / announcing.FIRST_KEY
     announcing.write_private(path, text + "\n")
     tell(f"first admin key {key.id} written to {path}")
+    return str(path)
 
 
-async def _say_what_is_there(service: Service, tell: Told, path: Path, url: str) -> None:
+async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:
+    config, engine = service.config, await service.engine()
+    return Ready(
+        pid=os.getpid(), socket=path, url=url, first_key=first_key, enabled=config.enabled, provider=engine.provider,
+        isolation=engine.isolation, usable=engine.usable, reason=engine.reason, remedy=engine.remedy,
+        receipts=config.receipts, taken_over=len(service.keeper.boxes()),
+    )  # fmt: skip
+
+
+def _say(found: Ready, tell: Told) -> None:
     """B30: the first lines say what works, and why not."""
-    config = service.config
-    engine = await service.engine()
-    if not config.enabled:
+    if not found.enabled:
         tell("boxes are switched off: enabled = false")
-    elif engine.usable:
-        tell(f"boxes by {engine.provider} ({engine.isolation})")
+    elif found.usable:
+        tell(f"boxes by {found.provider} ({found.isolation})")
     else:
-        tell(f"no boxes: {engine.provider} cannot be used: {engine.reason} (fix: {engine.remedy})")
-    if config.receipts != "on":
-        tell("receipts are strict: answers wait for them" if config.receipts == "strict" else "no receipts are kept")
-    tell(f"listening on {path}" + (f" and {url}" if url else ""))
-    if boxes := service.keeper.boxes():
-        tell(f"{len(boxes)} boxes taken over")
+        tell(f"no boxes: {found.provider} cannot be used: {found.reason} (fix: {found.remedy})")
+    if found.receipts != "on":
+        tell("receipts are strict: answers wait for them" if found.receipts == "strict" else "no receipts are kept")
+    tell(f"listening on {found.socket}" + (f" and {found.url}" if found.url else ""))
+    if found.taken_over:
+        tell(f"{found.taken_over} boxes taken over")
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:

@@ -57,6 +57,14 @@ class ContradictsItself(Mutant):
         return found.but(missing=(*found.missing, Missing(what="mounts", reason="no")), mounts=True)
 
 
+class MissesWhatItHas(Mutant):
+    kills = ("capabilities.no_contradiction",)
+
+    async def probe(self) -> Capabilities:
+        found = await super().probe()
+        return found.but(missing=(*found.missing, Missing(what="grades.pids", reason="no")))
+
+
 class TakesAnySetting(Mutant):
     kills = ("capabilities.unknown_setting",)
 
@@ -223,8 +231,12 @@ class RestoresNothing(Mutant):
 class ForgetsClocks(Mutant):
     """A box lives until somebody destroys it."""
 
-    kills = ("life.orphan_clock", "life.ttl")
+    kills = ("life.orphan_clock", "life.ttl", "life.set_clocks")
     patience = 1.5
+
+    class Box(MutantInstance):
+        async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+            return
 
     def order(self, order: Order) -> Order:
         return order.but(orphan_grace_sec=600.0, spec=order.spec.but(ttl_sec=0.0))

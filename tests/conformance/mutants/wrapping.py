@@ -86,6 +86,9 @@ class MutantInstance(Instance):
     async def check(self) -> None:
         await self.inner.check()
 
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await self.inner.set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
+
     async def usage(self) -> Usage:
         return await self.inner.usage()
 

@@ -292,23 +292,37 @@ def pruned() -> None:
         until_nothing_is_left(place)
 
 
+def hutch(place: House, *arguments: str) -> str:
+    environ = {"HUTCH_STATE_DIR": str(place.state), "HUTCH_RUN_DIR": str(place.run), "HOME": str(place.top)}
+    program = [str(Path(sys.executable).with_name("hutch")), *arguments]
+    done = subprocess.run(program, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
 @scene
 def left_by_the_command_line() -> None:
     """`hutch box create` ends at once; the box it made is online for whoever asks for it next."""
     with house() as place:
-        environ = {"HUTCH_STATE_DIR": str(place.state), "HUTCH_RUN_DIR": str(place.run), "HOME": str(place.top)}
-
-        def hutch(*arguments: str) -> str:
-            program = [str(Path(sys.executable).with_name("hutch")), *arguments]
-            done = subprocess.run(program, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
-            return done.stdout.strip()
-
-        box_id = hutch("box", "create", "--net", "on")
-        assert hutch("box", "exec", box_id, "--", "sh", "-c", CONNECT) == "connected"
-        hutch("box", "destroy", box_id)
+        box_id = hutch(place, "box", "create", "--net", "on")
+        assert hutch(place, "box", "exec", box_id, "--", "sh", "-c", CONNECT) == "connected"
+        hutch(place, "box", "destroy", box_id)
         until(lambda: not names_held(), "the porter has ended")
-        hutch("prune")
+        hutch(place, "prune")
+        assert left_on_the_machine() == []
+
+
+@scene
+def run_by_the_command_line() -> None:
+    """`hutch run --net on` reaches the outside and a resolver; with `--net off`, and by default, nothing is there."""
+    with house() as place:
+        reached = hutch(place, "run", "--net", "on", "--", "sh", "-c", f"{KNOCK} {OUTSIDE}; {ASK}")
+        assert reached.split() == ["connected", "192.0.2.55"], reached
+        for options in ((), ("--net", "off")):
+            reached = hutch(place, "run", *options, "--", "sh", "-c", f"{KNOCK} {OUTSIDE}")
+            assert reached == "Network is unreachable", reached
+        until(lambda: not names_held(), "the porter has ended")
+        hutch(place, "prune")
         assert left_on_the_machine() == []
 
 

@@ -58,10 +58,13 @@ async def check_no_contradiction(bench: Workbench) -> None:
     holds(NetworkMode.OFF in claimed.networks, "network off is not claimed")
     holds("user" in claimed.users, "the ordinary user is not claimed")
     said = {missing.what for missing in claimed.missing}
-    both: set[str] = {name for name in ("pty", "watch", "persistent", "mounts", "writable_root", "durable_jobs")
-            if getattr(claimed, name) and name in said}  # fmt: skip
-    both |= {f"networks.{mode}" for mode in claimed.networks if f"networks.{mode}" in said}
-    same(both, set(), "claimed and missing at once")
+    flags = ("guest", "durable_jobs", "pty", "watch", "uid_range", "writable_root", "persistent", "mounts", "ports")
+    has = {name for name in flags if getattr(claimed, name)}
+    has |= {"pause"} if claimed.pause != "none" else set()
+    has |= {f"{name}.{value}" for name in ("networks", "users", "images") for value in getattr(claimed, name)}
+    has |= {f"grades.{name}" for name in Grades.__struct_fields__
+            if getattr(claimed.grades, name) is not EnforcedBy.NONE}  # fmt: skip
+    same(has & said, set(), "claimed and missing at once")
 
 
 @check("capabilities")

@@ -328,6 +328,25 @@ async def check_ttl(bench: Workbench) -> None:
         await bench.until(lambda: _is_dead(box), "the end of a box at its ttl")
 
 
+@check("life", needs="guest")
+async def check_set_clocks(bench: Workbench) -> None:
+    """Clocks that a later keeper sets hold as those of the birth do: the ttl, and the life without any keeper."""
+    async with bench.box(ttl_sec=3600.0) as box:
+        await box.set_clocks(ttl_sec=0.5)
+        await bench.until(lambda: _is_dead(box), "the end of a box at the ttl that was set later")
+    order = bench.order()
+    async with bench.another() as keeper:
+        box = await keeper.create(order, keeper.plan(order))
+        try:
+            await box.set_clocks(orphan_grace_sec=0.5, ttl_sec=0)
+            await box.close()
+            await keeper.close()
+            short = order.but(orphan_grace_sec=0.5)
+            await bench.until(lambda: _left_alone(bench, box, short), "the end of a box by a grace that was set later")
+        finally:
+            await bench.provider.destroy(box.record)
+
+
 async def _grew(job: Process, count: int) -> bool:
     return (await job.info()).stdout_total >= count
 

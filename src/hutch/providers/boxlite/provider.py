@@ -26,6 +26,7 @@ from hutch.providers.launched import places
 from hutch.providers.launched.shape import check
 from hutch.providers.planted.packing import Plant, plant
 from hutch.providers.relayed import sowing
+from hutch.providers.relayed.making import made_or_undone
 
 _PREFIX = "hutch"
 _CANARY = 25.0
@@ -148,17 +149,7 @@ class BoxLiteProvider(Provider):
         rootfs = order.places.image.real if order.places.image is not None else ""
         if rootfs and not Path(rootfs, "oci-layout").is_file():
             raise NotFound(f"{rootfs} is no OCI layout: it has no file oci-layout", op="create")
-        making = asyncio.ensure_future(self._make(order, planned, rootfs=rootfs))
-        try:
-            return await asyncio.shield(making)
-        except BaseException:
-            await asyncio.shield(self._retreat(making, planned))
-            raise
-
-    async def _retreat(self, making: "asyncio.Future[BoxLiteInstance]", planned: InstanceRecord) -> None:
-        with contextlib.suppress(HutchError, asyncio.CancelledError):  # the caller is told, or has gone
-            await (await making).close()
-        await self.destroy(planned)
+        return await made_or_undone(self._make(order, planned, rootfs=rootfs), lambda: self.destroy(planned))
 
     async def _make(self, order: Order, planned: InstanceRecord, *, rootfs: str) -> BoxLiteInstance:
         packed = await asyncio.to_thread(plant)

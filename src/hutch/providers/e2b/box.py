@@ -91,6 +91,13 @@ class E2BInstance(RelayedInstance):
             return self._window
         return max(1, min(self._window, int(self._ends_at - time.time()) + _AFTER))
 
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await super().set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
+        if ttl_sec is not None:
+            self._ends_at = time.time() + ttl_sec if ttl_sec else 0.0
+            async with spoken("clock"):
+                await self.sandbox.set_timeout(self.left())
+
     async def pause(self) -> None:
         """The whole sandbox is put aside, memory and all."""
         async with spoken("pause"):

@@ -5,7 +5,6 @@ twice and no command is rewritten. What the engine itself does: making, ending, 
 """
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Mapping
@@ -25,6 +24,7 @@ from hutch.providers.launched.provider import canary
 from hutch.providers.launched.shape import check
 from hutch.providers.planted.packing import Plant, plant
 from hutch.providers.relayed import sowing
+from hutch.providers.relayed.making import made_or_undone
 
 KIND = "template"
 _BOX, _KEEPER = "hutch-box", "hutch-keeper"
@@ -128,18 +128,7 @@ class E2BProvider(Provider):
         check(order, self._claims())
         if order.spec.workspace.source != "own":
             raise Unsupported("the workspace of a sandbox is its own: it is on another machine", op="create")
-        making = asyncio.ensure_future(self._make(order, planned))
-        try:
-            return await asyncio.shield(making)
-        except BaseException:
-            # A request that is given up half-way may still be carried out: it is seen to its end, and undone.
-            await asyncio.shield(self._retreat(making, planned))
-            raise
-
-    async def _retreat(self, making: "asyncio.Future[E2BInstance]", planned: InstanceRecord) -> None:
-        with contextlib.suppress(HutchError, asyncio.CancelledError):  # the caller is told, or has gone
-            await (await making).close()
-        await self.destroy(planned)
+        return await made_or_undone(self._make(order, planned), lambda: self.destroy(planned))
 
     async def _make(self, order: Order, planned: InstanceRecord) -> E2BInstance:
         spec, window = order.spec, self._settings.window_sec

@@ -8,7 +8,7 @@ from hutch.errors import Invalid, Refused, Unsupported
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
 from hutch.model.places import CheckedMount
-from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention
+from hutch.model.spec import EffectiveSpec, MountMode, Order, Retention
 from hutch.providers.launched.ground import BORROWED
 from hutch.providers.planted.door import GUEST_PLACE
 from hutch.providers.planted.packing import HOME as PLANTED
@@ -143,10 +143,6 @@ def check(order: Order, claimed: Capabilities) -> None:
     )  # fmt: skip
     if wrong:
         raise Unsupported(f"provider {claimed.provider} has not {wrong}", op="create")
-
-
-def is_offline(spec: EffectiveSpec) -> bool:
-    return spec.network is NetworkMode.OFF
 
 
 def _system(order: Order) -> list[Shown]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
 from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.model.texts import as_bytes
 from hutch.providers.linked import trees
 from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import (
@@ -101,7 +102,7 @@ class LinkedFiles:
     ) -> FileInfo:  # fmt: skip
         fields: dict[str, Any] = {"path": path, "append": append, "mode": mode, "sync": sync, "parents": parents}
         with operation("files.write"):
-            content = _as_bytes(data) if isinstance(data, str) else data
+            content = as_bytes(data) if isinstance(data, str) else data
             # Leaving before the answer cancels the write: the guest removes its temporary file.
             async with await self._open("files.write", **fields) as channel:
                 if isinstance(content, bytes | bytearray | memoryview):
@@ -118,7 +119,7 @@ class LinkedFiles:
         self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
     ) -> Edited:
         with operation("files.edit"):
-            before, after = _as_bytes(old), _as_bytes(new)
+            before, after = as_bytes(old), as_bytes(new)
             if not before:
                 raise Invalid("the text to replace is empty", remedy="write the file, or name the text that is there")
             options: dict[str, Any] = {"replace_all": replace_all, "expect": expect}
@@ -214,12 +215,3 @@ class LinkedFiles:
         with operation("files.copy_out"):
             async for piece in trees.pack(self._open, source):
                 yield piece
-
-
-def _as_bytes(text: str | bytes) -> bytes:
-    if isinstance(text, bytes):
-        return text
-    try:
-        return text.encode("utf-8", "surrogateescape")
-    except UnicodeEncodeError as error:
-        raise Invalid(f"the text has a character that UTF-8 cannot carry: {error}") from error

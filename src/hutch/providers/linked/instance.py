@@ -352,8 +352,11 @@ class LinkedInstance(Instance):
         await (await self.link()).request("kill_all")
 
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
-        """Push the clocks into the guest, so that they hold when no keeper does; a ttl of 0: no end of life."""
-        await (await self.link()).request("clock", orphan_grace=orphan_grace_sec, ttl=ttl_sec)
+        link = await self.link()
+        try:
+            await link.request("clock", timeout=10.0, orphan_grace=orphan_grace_sec, ttl=ttl_sec)
+        except Timeout as error:
+            raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="clock") from error
 
     async def usage(self) -> Usage:
         link = await self.link()

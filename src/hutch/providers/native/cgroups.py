@@ -55,7 +55,7 @@ class Group:
     hierarchy of its own, its directory, which exists only once the box was frozen.
     """
 
-    __slots__ = ("_descriptors", "_freezer", "_peak_floor", "_seats", "paths", "residents")
+    __slots__ = ("_descriptors", "_freezer", "_seats", "paths", "residents")
 
     def __init__(self, seats: dict[str, Seat], freezer: Seat | None) -> None:
         self._seats = seats
@@ -65,7 +65,6 @@ class Group:
         self.residents: tuple[str, ...] = tuple(homes) or frozen_in
         self.paths: tuple[str, ...] = tuple(dict.fromkeys((*self.residents, *frozen_in)))
         self._descriptors: dict[str, int] = {}
-        self._peak_floor = 0
 
     def limit(self, ceiling: Ceiling) -> None:
         """Set or change every limit that this machine can hold."""
@@ -113,25 +112,7 @@ class Group:
 
     def facts(self, wanted: Iterable[str] = Facts._fields) -> Facts:
         """Those that are wanted; the others are None."""
-        facts = Facts(**{fact: self._number(fact) for fact in wanted})
-        if facts.memory_peak_bytes is None or facts.memory_peak_bytes > self._peak_floor:
-            return facts
-        return facts._replace(memory_peak_bytes=None)
-
-    def reset_peak(self) -> None:
-        """Let `memory_peak_bytes` count from now.
-
-        Before Linux 6.12 v2 cannot; then the peak is told only once it passes the one that stood here.
-        """
-        descriptor = self._open("memory_peak_bytes")
-        if descriptor is None:
-            return
-        try:
-            os.pwrite(descriptor, b"0", 0)
-        except OSError as error:
-            if error.errno not in (errno.EBADF, errno.EINVAL):
-                raise
-            self._peak_floor = self._number("memory_peak_bytes") or 0
+        return Facts(**{fact: self._number(fact) for fact in wanted})
 
     def freeze(self, timeout: float = 5.0) -> None:
         """Stop every process of the box and return when all stand still. Blocks: call it in a thread.

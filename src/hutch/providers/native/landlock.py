@@ -33,6 +33,7 @@ SCOPE_ABSTRACT_UNIX_SOCKET = 1 << 0
 SCOPE_SIGNAL = 1 << 1
 _SCOPES_SINCE = 6
 _USABLE_SINCE = 2
+REMEDY = "Linux 5.19 or newer with landlock in the kernel's lsm= list"
 
 # Not built in; not among the kernel's active LSMs; refused by the filter of an outer container.
 _ABSENT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
@@ -46,6 +47,11 @@ def abi() -> int:
         if error.errno in _ABSENT:
             return 0
         raise
+
+
+def usable(version: int) -> bool:
+    """Whether boxes enter a domain on a kernel of this version."""
+    return version >= _USABLE_SINCE
 
 
 def rights(version: int) -> int:
@@ -70,7 +76,7 @@ class Domain:
 
     def __init__(self, version: int, *, scopes: int = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) -> None:
         governed = rights(version)
-        self.enforced = version >= _USABLE_SINCE
+        self.enforced = usable(version)
         self.scopes = scopes if version >= _SCOPES_SINCE else 0
         self._governed = governed
 

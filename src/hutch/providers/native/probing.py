@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import os
 import platform
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from hutch.providers.native.network.availability import Availability, available
 
 _ROOT_ONLY = "an ordinary user has a single id to give"
 _RUN_AS_ROOT = "run Hutch as root"
+_DELEGATE = "run as root, or under systemd-run --user --scope -p Delegate=yes"
 
 
 class Machine(NamedTuple):
@@ -31,6 +32,8 @@ class Machine(NamedTuple):
     network: Availability
     blind: str
     """Why the watchdog cannot see a box's processes; "" if it can."""
+    landlock: int
+    """Its version; 0: there is none."""
 
     @property
     def networks(self) -> tuple[NetworkMode, ...]:
@@ -42,19 +45,26 @@ class Machine(NamedTuple):
 
 
 def look() -> Machine:
-    return Machine(identity.can_map_ranges(), cgroups.detect(), available(), box_processes.obstacle())
+    return Machine(identity.can_map_ranges(), cgroups.detect(), available(), box_processes.obstacle(), landlock.abi())
+
+
+def _watched(machine: Machine) -> EnforcedBy:
+    return EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG
 
 
 def grades(machine: Machine) -> Grades:
     groups = machine.cgroups
-    watched = EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG
     return Grades(
-        cpus=EnforcedBy.CGROUP if groups.cpu else watched,
-        memory_mb=EnforcedBy.CGROUP if groups.memory else watched,
+        cpus=EnforcedBy.CGROUP if groups.cpu else _watched(machine),
+        memory_mb=EnforcedBy.CGROUP if groups.memory else _watched(machine),
         pids=EnforcedBy.CGROUP if groups.pids else EnforcedBy.RLIMIT,
         disk_mb=EnforcedBy.QUOTA,
         open_files=EnforcedBy.RLIMIT,
     )
+
+
+def pause(machine: Machine) -> Pause:
+    return Pause.FREEZE if machine.cgroups.freezer else Pause.NONE if machine.blind else Pause.SIGNALS
 
 
 def missing(machine: Machine) -> tuple[Missing, ...]:
@@ -65,18 +75,29 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
         reason = f"files of the machine cannot be copied into a box's layer: {_ROOT_ONLY}"
         remedy = f"{_RUN_AS_ROOT}, or use an image (dir:, tar:) that belongs to you"
         found.append(Missing(what="writable_root", reason=reason, remedy=remedy))
-    groups = machine.cgroups
-    remedy = "run as root, or under systemd-run --user --scope -p Delegate=yes"
-    for what, there in (("grades.cpus", groups.cpu), ("grades.memory_mb", groups.memory), ("pause", groups.freezer)):
-        if not there:
-            found.append(Missing(what=what, reason=groups.reason or "no control group", remedy=remedy))
+    found += _missing_groups(machine)
     if not machine.network.usable:
         found.append(Missing(what="networks.on", reason=machine.network.reason, remedy=machine.network.remedy))
-    if landlock.abi() < 1:
-        found.append(
-            Missing(what="landlock", reason="this kernel has no Landlock", remedy="Linux 5.13 with lsm=landlock")
-        )
+    if not landlock.usable(machine.landlock):
+        reason = f"Landlock ABI {machine.landlock} is too old" if machine.landlock else "this kernel has no Landlock"
+        found.append(Missing(what="landlock", reason=reason, remedy=landlock.REMEDY))
     return tuple(found)
+
+
+def _missing_groups(machine: Machine) -> Iterator[Missing]:
+    """`cgroups` is missing where weaker means stand in; what nothing stands in for is named itself."""
+    groups = machine.cgroups
+    absent = [name for name in ("memory", "pids", "cpu", "freezer") if not getattr(groups, name)]
+    if not absent:
+        return
+    reason = groups.reason or f"no control group for {', '.join(absent)}"
+    yield Missing(what="cgroups", reason=reason, remedy=_DELEGATE)
+    held = grades(machine)
+    unheld = [f"grades.{name}" for name in Grades.__struct_fields__ if getattr(held, name) is EnforcedBy.NONE]
+    if pause(machine) is Pause.NONE:
+        unheld.append("pause")
+    for what in unheld:
+        yield Missing(what=what, reason=f"{reason}; and no watchdog, because {machine.blind}", remedy=_DELEGATE)
 
 
 def capabilities(machine: Machine) -> Capabilities:
@@ -87,7 +108,7 @@ def capabilities(machine: Machine) -> Capabilities:
         durable_jobs=True,
         pty=True,
         watch=True,
-        pause=Pause.FREEZE if groups.freezer else Pause.NONE if machine.blind else Pause.SIGNALS,
+        pause=pause(machine),
         users=("user", "root") if machine.ranged else ("user",),
         uid_range=machine.ranged,
         writable_root=machine.ranged,
@@ -96,13 +117,12 @@ def capabilities(machine: Machine) -> Capabilities:
         images=("host", "dir", "tar", "oci"),
         mounts=True,
         grades=grades(machine),
-        # Its files are a directory of the machine's, and who writes there is watched.
-        disk_if_persistent=EnforcedBy.NONE if machine.blind else EnforcedBy.WATCHDOG,
+        disk_if_persistent=_watched(machine),  # its files are a directory of the machine's
         missing=missing(machine),
         facts={
             "kernel": platform.release(),
             "cgroups": groups.mode,
-            "landlock": str(landlock.abi()),
+            "landlock": str(machine.landlock),
             "identity": "a range of ids for each box" if machine.ranged else "one id",
             "network": machine.network.how if machine.network.usable else "none",
         },

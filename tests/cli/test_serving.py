@@ -1,0 +1,60 @@
+"""`--json` of the commands that go on: what a program that starts them can read."""
+
+import json
+import os
+from pathlib import Path
+
+from hutch.client.remote import RemoteHutch
+from tests.cli.calling import PATIENCE, hutch, read_until, started
+
+
+def settings(top: Path) -> dict[str, str]:
+    """A server's directories: a fresh start has no key yet."""
+    return {"HUTCH_STATE_DIR": str(top / "s"), "HUTCH_RUN_DIR": str(top / "r"), "HUTCH_LOG_LEVEL": "error"}
+
+
+async def test_a_server_tells_a_program_when_and_where_it_serves(hutch_directories: Path) -> None:
+    """B30: one line, when requests are taken, that says all that the lines for people do."""
+    env = settings(hutch_directories / "on")
+    for first in (True, False):
+        with started("serve", "--json", "--port", "0", env=env) as process:
+            assert process.stdout
+            told = json.loads(read_until(process.stdout.fileno(), b"\n"))
+            assert (told["pid"], told["socket"]) == (process.pid, f"{env['HUTCH_RUN_DIR']}/server.sock")
+            assert (told["enabled"], told["usable"], told["provider"]) == (True, True, "native"), told
+            assert (told["isolation"], told["receipts"], told["taken_over"]) == ("namespaces", "on", 0)
+            key = Path(env["HUTCH_STATE_DIR"], "first-key")
+            assert told["first_key"] == (str(key) if first else "")
+            async with RemoteHutch(told["url"], key=key.read_text().strip()) as client:
+                async with client.box(memory_mb=64) as box:
+                    assert (await box.exec("echo here")).stdout == "here\n"
+            process.terminate()
+            rest, _ = process.communicate(timeout=PATIENCE)
+            assert (process.returncode, rest) == (0, b"")
+
+
+def test_a_server_that_cannot_make_boxes_says_so_in_json(hutch_directories: Path) -> None:
+    env = settings(hutch_directories / "off") | {"HUTCH_ENABLED": "false"}
+    with started("serve", "--json", "--host", "", env=env) as process:
+        assert process.stdout
+        told = json.loads(read_until(process.stdout.fileno(), b"\n"))
+        assert (told["enabled"], told["url"]) == (False, "")
+
+
+def test_mcp_says_what_json_is_about_and_keeps_its_output_clean(tmp_path: Path) -> None:
+    """Standard output is the protocol's as soon as it serves; an error before that is JSON."""
+    assert "MCP's alone" in " ".join(hutch("mcp", "--help").stdout.decode().split())
+    failed = hutch("mcp", "--json", "--permissions", "nobodys", cwd=tmp_path)
+    assert (failed.returncode, failed.stderr) == (125, b"")
+    assert "nobodys" in json.loads(failed.stdout)["error"]["message"]
+    hello = {
+        "jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }  # fmt: skip
+    with started("mcp", "--json", cwd=tmp_path) as process:
+        assert process.stdin and process.stdout
+        os.write(process.stdin.fileno(), json.dumps(hello).encode() + b"\n")
+        answer = json.loads(read_until(process.stdout.fileno(), b"\n"))
+        assert (answer["jsonrpc"], answer["id"]) == ("2.0", 1)
+        rest, _ = process.communicate(timeout=PATIENCE)
+        assert rest == b""
