@@ -18,7 +18,7 @@ def fabricate(directory: Path, **files: str) -> Path:
     return directory
 
 
-def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str]) -> Machine:
+def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str], keeper: int = 0) -> Machine:
     """`detect` with mounts (kind, point, root, options) below tmp_path."""
     lines = [
         f"{number} 1 0:{number} {root} {tmp_path}{point} rw,relatime shared:1 - {kind} {kind} {options}\n"
@@ -26,7 +26,7 @@ def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str]) -> Mac
     ]
     (tmp_path / "mountinfo").write_text("".join(lines))
     (tmp_path / "own").write_text(own)
-    return detect(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "mountinfo"))
+    return detect(str(tmp_path), str(tmp_path / "own"), str(tmp_path / "mountinfo"), keeper=keeper)
 
 
 V2_MOUNT = ("cgroup2", "", "/", "rw,nsdelegate")
@@ -72,6 +72,17 @@ def test_v2_shared_with_strangers_says_what_to_do(tmp_path: Path) -> None:
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
     assert not machine.memory and machine.freezer
     assert "processes of others (1)" in machine.reason and "Delegate=yes" in machine.reason
+
+
+def test_keeper_and_spawner_find_the_same(tmp_path: Path) -> None:
+    """A keeper's parent, the shell of a terminal's scope, is a stranger to both; a spawner's parent is its keeper."""
+    spawner, keeper, shell = os.getpid(), os.getppid(), 1
+    v2_own(tmp_path, procs=f"{spawner}\n{keeper}\n")
+    assert mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT, keeper=keeper).memory
+    parent = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
+    assert not parent.memory and f"processes of others ({keeper})" in parent.reason
+    v2_own(tmp_path, procs=f"{spawner}\n{keeper}\n{shell}\n")
+    assert not mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT, keeper=keeper).memory
 
 
 def test_v2_without_controllers_says_what_to_do(tmp_path: Path) -> None:

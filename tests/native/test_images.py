@@ -14,6 +14,7 @@ from tests.native.boxes import box, engine, out
 from hutch.errors import HutchError, Invalid, NotFound
 from hutch.providers.native import skeleton, unpacking
 from hutch.providers.native.images import Images
+from hutch.providers.native.root import HOME, WORKSPACE
 
 
 def archive(path: Path, *members: tuple[str, dict[str, object]]) -> Path:
@@ -144,6 +145,12 @@ def test_the_machine_s_etc_holds_nothing_secret() -> None:
         assert not any(name == secret or name.startswith(f"{secret}/") for name in names), secret
     assert b"user:x:1000:" in content.files["etc/passwd"]
     assert len(content.files["etc/passwd"].splitlines()) == 3  # the machine's own users are not told
+
+
+def test_nothing_lies_below_what_boxes_write_to() -> None:
+    """Else no directory in /workspace can be renamed before Linux 6.6: overlay would have to mark it, on a tmpfs."""
+    for content in (skeleton.plain(), skeleton.of_machine()):
+        assert not {"tmp", "run", "var/tmp", HOME, WORKSPACE}.intersection(content.directories)
 
 
 def test_a_skeleton_is_made_once_and_named_by_its_content(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ _NEWER = (
     ),
     (
         (6, 6),
-        "a removed directory of the image cannot be made again in a temporary box (no user xattrs on tmpfs)",
+        "in a temporary box a removed directory of the image cannot be made again, and a new one beside the image's own "
+        "not be renamed (no user xattrs on tmpfs)",
     ),
 )
 
@@ -157,7 +158,7 @@ def tmpfs_xattrs(facts: Facts) -> Iterator[Finding]:
     yield warn(
         "tmpfs user xattrs",
         answer,
-        "in a box with a writable root, a directory of the image that was removed cannot be made again",
+        "among the image's own directories a removed one cannot be made again, and a new one not be renamed",
         "upgrade to Linux 6.6 or newer",
     )
 

@@ -176,7 +176,8 @@ async def check_kernel_knobs(bench: Workbench) -> None:
     """The kernel's switches and the hardware cannot be reached: sysctls, kernel memory, block devices."""
     async with bench.box() as box:
         for path in ("/proc/sys/kernel/core_pattern", "/proc/sys/vm/swappiness", "/proc/sysrq-trigger"):
-            result = await bench.run(box, ("sh", "-c", f"printf '' >>{path}"))
+            # Masked by /dev/null it can be opened, and nobody reads what is written.
+            result = await bench.run(box, ("sh", "-c", f"! [ {path} -ef /dev/null ] && printf '' >>{path}"))
             holds(result.exit_code != 0, f"{path} can be opened for writing")
         for path in ("/dev/mem", "/dev/kmsg", "/dev/sda", "/dev/vda", "/proc/kcore"):
             result = await bench.run(box, ("sh", "-c", f"head -c 1 {path} | grep -q ."))

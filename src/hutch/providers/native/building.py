@@ -99,7 +99,10 @@ class Building:
         writer.call("umask", 0, answer=UMASK)
         for name in ("0", "w", "m"):
             self._directory(name)
-        for name, mode, owned in self._places():
+        places = self._places()
+        if not shape.own_workspace:
+            places.append((WORKSPACE, 0o755, False))  # to mount the host's directory on
+        for name, mode, owned in places:
             owner = USER if owned and self._ranged else -1
             parent = name.rpartition("/")[0]
             if shape.store:

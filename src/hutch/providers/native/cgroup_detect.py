@@ -15,7 +15,8 @@ from typing import NamedTuple
 CONTROLLERS = ("memory", "pids", "cpu")
 SELF_LEAF = "hutch-self"  # v2: where Hutch's own processes move, since an inner node may not hold any
 
-_RUN_DELEGATED = "start under systemd-run --user --scope -p Delegate=yes, or in a systemd unit with Delegate=yes"
+_SCOPE = "systemd-run --scope" if os.geteuid() == 0 else "systemd-run --user --scope"
+_RUN_DELEGATED = f"start under {_SCOPE} -p Delegate=yes, or in a systemd unit with Delegate=yes"
 _REFUSALS = {
     errno.EROFS: "it is mounted read-only: give the container a writable /sys/fs/cgroup",
     errno.EACCES: "it belongs to another user: run as root, or have the subtree delegated to this user",
@@ -41,6 +42,8 @@ class Machine(NamedTuple):
     freezer: bool
     reason: str
     seats: tuple[tuple[str, Seat], ...] = ()
+    family: frozenset[int] = frozenset()
+    """Processes that, with their children, may be moved out of our own group: see `strangers`."""
 
     def seat(self, controller: str) -> Seat | None:
         return dict(self.seats).get(controller)
@@ -54,9 +57,17 @@ class _Mount(NamedTuple):
 
 
 def detect(
-    root: str = "/sys/fs/cgroup", own: str = "/proc/self/cgroup", mountinfo: str = "/proc/self/mountinfo"
+    root: str = "/sys/fs/cgroup",
+    own: str = "/proc/self/cgroup",
+    mountinfo: str = "/proc/self/mountinfo",
+    *,
+    keeper: int = 0,
 ) -> Machine:
-    """Find each controller and try it. Only mounts at or below `root` count."""
+    """Find each controller and try it. Only mounts at or below `root` count.
+
+    A spawner names its keeper, so that both find the same; a keeper's own parent, mostly a shell, is neither's.
+    """
+    family = frozenset({os.getpid(), keeper or os.getpid()})
     mounts = list(_mounts(root, mountinfo))
     if not mounts:
         return Machine("none", False, False, False, False, f"no cgroup hierarchy is mounted at {root}")
@@ -65,7 +76,7 @@ def detect(
     reasons: list[str] = []
     refused: dict[str, list[str]] = {}  # advice: the v1 controllers it is for
     unified = next((mount for mount in mounts if mount.version == 2), None)
-    offered, complaint = _try_v2(unified, positions) if unified else ({}, "")
+    offered, complaint = _try_v2(unified, positions, family) if unified else ({}, "")
     for controller in (*CONTROLLERS, "freezer"):
         if controller == "freezer" and controller in offered:
             # Preferred to v1's: SIGKILL reaches a process that cgroup v2 froze.
@@ -94,17 +105,17 @@ def detect(
         freezer="freezer" in seats,
         reason="; ".join(dict.fromkeys(reasons)),
         seats=tuple(seats.items()),
+        family=family,
     )
 
 
-def strangers(directory: str) -> list[int]:
-    """Processes in the v2 group `directory` that are not ours to move: neither we, nor our keeper, nor their children.
+def strangers(directory: str, family: frozenset[int]) -> list[int]:
+    """Processes in the v2 group `directory` that are not ours to move: neither of the family, nor their children.
 
     systemd marks a group that it handed over whole; then nobody in it is a stranger.
     """
     if _delegated(directory):
         return []
-    family = {os.getpid(), os.getppid()}
     with open(f"{directory}/cgroup.procs") as members:
         pids = [int(line) for line in members]
     return [pid for pid in pids if pid not in family and _parent(pid) not in family]
@@ -158,7 +169,7 @@ def _probe(directory: str) -> str:
     return ""
 
 
-def _try_v2(mount: _Mount, positions: dict[str, str]) -> tuple[dict[str, Seat], str]:
+def _try_v2(mount: _Mount, positions: dict[str, str], family: frozenset[int]) -> tuple[dict[str, Seat], str]:
     directory = _own_directory(mount, positions.get("", "")).removesuffix(f"/{SELF_LEAF}")
     refusal = _probe(directory)
     if refusal:
@@ -170,7 +181,7 @@ def _try_v2(mount: _Mount, positions: dict[str, str]) -> tuple[dict[str, Seat], 
         offered["freezer"] = seat
     available = _words(f"{directory}/cgroup.controllers").intersection(CONTROLLERS)
     enabled = available & _words(f"{directory}/cgroup.subtree_control")
-    complaint = _cannot_enable(directory) if available - enabled else ""
+    complaint = _cannot_enable(directory, family) if available - enabled else ""
     for controller in enabled if complaint else available:
         offered[controller] = seat
     missing = [name for name in CONTROLLERS if name not in available]
@@ -179,15 +190,15 @@ def _try_v2(mount: _Mount, positions: dict[str, str]) -> tuple[dict[str, Seat], 
     return offered, complaint
 
 
-def _cannot_enable(directory: str) -> str:
+def _cannot_enable(directory: str, family: frozenset[int]) -> str:
     if not os.access(f"{directory}/cgroup.subtree_control", os.W_OK):
         return f"cgroup v2 controllers of {directory} are not delegated to us: {_RUN_DELEGATED}"
     if not os.path.exists(f"{directory}/cgroup.type"):
         return ""  # the top group alone may hold both processes and groups with controllers
-    others = strangers(directory)
+    others = strangers(directory, family)
     if others:
         shown = ", ".join(map(str, others[:5]))
-        return f"cgroup v2 group {directory} also holds processes of others ({shown}): {_RUN_DELEGATED}"
+        return f"cgroup v2 group {directory} also holds processes of others ({shown}): {_RUN_DELEGATED}, alone in it"
     return ""
 
 

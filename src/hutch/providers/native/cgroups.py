@@ -228,7 +228,8 @@ class Tree:
         residents = set(self._seats.values()) or ({self._freezer} if self._freezer else set())
         for seat in residents:
             if seat.version == 2:
-                _delegate(seat.directory, {name for name, other in self._seats.items() if other == seat})
+                names = {name for name, other in self._seats.items() if other == seat}
+                _delegate(seat.directory, names, machine.family)
         self._homes = sorted(f"{seat.directory}/{self._name}" for seat in residents)
         self._held = [_hold(home) for home in self._homes]
         for seat in residents:
@@ -330,7 +331,7 @@ def _hold(home: str) -> int:
         os.close(fd)  # swept away between the two calls
 
 
-def _delegate(directory: str, controllers: set[str]) -> None:
+def _delegate(directory: str, controllers: set[str], family: frozenset[int]) -> None:
     """Hand the v2 controllers of our own group down, moving ourselves into a leaf if the kernel insists.
 
     Only the top group may hold processes beside groups with controllers (cgroups(7), "no internal processes").
@@ -339,14 +340,14 @@ def _delegate(directory: str, controllers: set[str]) -> None:
         _enable(directory, controllers)
         return
     except OSError as error:
-        others = strangers(directory)
-        if error.errno != errno.EBUSY or others:
+        if error.errno != errno.EBUSY or strangers(directory, family):
             raise
     leaf = f"{directory}/{SELF_LEAF}"
     os.makedirs(leaf, 0o755, exist_ok=True)
-    for pid in control.members(directory):
-        with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
-            control.write(f"{leaf}/cgroup.procs", str(pid))
+    while pids := control.members(directory):  # again, for what was forked meanwhile by one that was not moved yet
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                control.write(f"{leaf}/cgroup.procs", str(pid))
     _enable(directory, controllers)
 
 

@@ -12,23 +12,11 @@ from dataclasses import dataclass, field
 
 from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
-from hutch.providers.native.root import DEVICES, HOME, WORKSPACE
+from hutch.providers.native.root import DEVICES, HOME
 
-_DIRECTORIES = (
-    "dev",
-    "dev/pts",
-    "dev/shm",
-    "etc",
-    "home",
-    HOME,
-    "proc",
-    "run",
-    "sys",
-    "tmp",
-    "var",
-    "var/tmp",
-    WORKSPACE,
-)
+# Nothing that a box writes to: of a directory that is in the upper layer alone overlay needs no marks to rename what
+# lies in it, and before Linux 6.6 a tmpfs has no place for them (rename(2) is EXDEV then).
+_DIRECTORIES = ("dev", "dev/pts", "dev/shm", "etc", "home", "proc", "sys", "var")
 _DEVICE_LINKS = {
     "dev/fd": "/proc/self/fd",
     "dev/stdin": "/proc/self/fd/0",
@@ -36,7 +24,6 @@ _DEVICE_LINKS = {
     "dev/stderr": "/proc/self/fd/2",
     "dev/ptmx": "pts/ptmx",
 }
-_STICKY = frozenset({"tmp", "var/tmp"})
 
 PASSWD = f"""root:x:0:0:root:/root:/bin/sh
 user:x:{USER}:{USER}:user:/{HOME}:/bin/bash
@@ -201,7 +188,7 @@ def _fill(content: Content, draft: str) -> None:
     for name in sorted(set(content.directories)):
         path = os.path.join(draft, name)
         os.makedirs(path, exist_ok=True)
-        os.chmod(path, 0o1777 if name in _STICKY else 0o755)
+        os.chmod(path, 0o755)
     for name, data in content.files.items():
         path = os.path.join(draft, name)
         with open(path, "wb") as file:

@@ -291,7 +291,7 @@ def main(fd: int) -> None:
     kernel.close_but([fd])
     command_line = kernel.CommandLine()
     command_line.show("hutch-spawner")
-    machine = detect()
+    machine = detect(keeper=os.getppid())
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
     gc.collect()
