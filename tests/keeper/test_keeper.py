@@ -1,6 +1,7 @@
 """A box's life in the keeper: created once, used under its lease, ended on one path, never leaked."""
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
