@@ -17,8 +17,8 @@ _NEWER = (
     ),
     (
         (6, 6),
-        "in a temporary box a removed directory of the image cannot be made again, and a new one beside the image's own "
-        "not be renamed (no user xattrs on tmpfs)",
+        "in a temporary box a removed directory of the image cannot be made again, and a new one beside the image's "
+        "own not be renamed (no user xattrs on tmpfs)",
     ),
 )
 
