@@ -47,7 +47,6 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int = 0
     pids_hits: int | None = None
     memory_peak_bytes: int | None = None
-    memory_limit_bytes: int | None = None
     pids_peak: int | None = None
     disk_ends: int = 0
     """How often processes were ended because the box had more on its disk than it may."""
