@@ -62,6 +62,21 @@ def test_the_owner_is_that_of_the_file_which_is_mounted(tmp_path: Path) -> None:
         os.close(tree)
 
 
+def test_layers_keep_their_ids_where_overlay_wants_it_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 5.19 overlay refuses idmapped layers: as root no box could be made. Binds are mapped as ever."""
+    image, bound = tmp_path / "image", tmp_path / "bound"
+    image.mkdir()
+    bound.mkdir()
+    shape = root.Shape((str(image),), ((str(bound), "usr"),), (), True, True, "off", None)
+    asked: list[int | None] = []
+    monkeypatch.setattr(root, "LAYERS_TAKE_IDS", False)
+    monkeypatch.setattr(root, "open_tree", lambda directory, path, flags: os.open(path, os.O_PATH))
+    monkeypatch.setattr(root, "restrict", lambda tree, *, writable, userns: asked.append(userns) or tree)
+    for source in root.shape_sources(shape):
+        os.close(root.detach(source, 77))
+    assert asked == [None, 77]
+
+
 async def test_a_target_behind_a_link_stays_inside(tmp_path_factory: pytest.TempPathFactory) -> None:
     """An image's absolute link means what it means inside."""
     top = minimal_root(tmp_path_factory.mktemp("image"))

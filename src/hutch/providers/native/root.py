@@ -28,6 +28,7 @@ from os import (
     setegid,
     seteuid,
     stat_result,
+    uname,
 )
 from os import open as open_file
 from stat import S_ISDIR, S_ISLNK
@@ -114,21 +115,27 @@ class Extra(NamedTuple):
     """Its files need not seem the box's own: others may read them."""
 
 
-Source = tuple[str, bool, tuple[int, int] | None]
-"""A host directory, whether it stays writable, and the device and inode it must have."""
+Source = tuple[str, bool, tuple[int, int] | None, bool]
+"""A host directory, whether it stays writable, the device and inode it must have, and whether it is a layer."""
+
+LAYERS_TAKE_IDS = tuple(map(int, uname().release.replace("+", "-").split("-")[0].split(".")[:2])) >= (5, 19)
+"""Whether overlay takes idmapped mounts as layers; EINVAL before."""
 
 
 def shape_sources(shape: Shape) -> list[Source]:
     """The host directories a shape is made of, in the order in which a root is built of them."""
-    store: list[Source] = [(shape.store, True, None)] if shape.store else []
-    lowers: list[Source] = [(path, False, None) for path in shape.lowers]
-    lowers[-1] = (shape.lowers[-1], False, shape.pin)
-    return [*store, *lowers, *((path, False, None) for path, _ in (*shape.overlays, *shape.binds, *shape.shown))]
+    layers: list[Source] = [(shape.store, True, None, True)] if shape.store else []
+    layers += [(path, False, None, True) for path in shape.lowers]
+    layers[-1] = (shape.lowers[-1], False, shape.pin, True)
+    layers += [(path, False, None, True) for path, _ in shape.overlays]
+    return [*layers, *((path, False, None, False) for path, _ in (*shape.binds, *shape.shown))]
 
 
 def detach(source: Source, userns: int | None) -> int:
     """A private copy of the mount tree at `source`, seen through the ids of `userns` where the file system can."""
-    path, writable, pin = source
+    path, writable, pin, is_layer = source
+    if is_layer and not LAYERS_TAKE_IDS:
+        userns = None  # owners then show as nobody, rights do not change
     fd = open_tree(AT_FDCWD, path, _DETACHED)
     try:
         facts = fstat(fd)
@@ -194,9 +201,9 @@ def masks() -> tuple[Mask, ...]:
     return tuple(found)
 
 
-def open_source(path: str, writable: bool, pin: tuple[int, int] | None) -> int:
+def open_source(path: str, writable: bool, pin: tuple[int, int] | None, is_layer: bool) -> int:
     """`detach` for an ordinary user's child, which opens its own image."""
-    return detach((path, writable, pin), None)
+    return detach((path, writable, pin, is_layer), None)
 
 
 def open_extra(*values: Any) -> int:
