@@ -175,6 +175,15 @@ def test_doctor_and_engine_agree_on_the_oldest_kernel() -> None:
     assert checks.KERNEL_FLOOR == obstacles.OLDEST
 
 
+def test_what_systemd_mounts_in_proc_covers_nothing(tmp_path: Path) -> None:
+    """Else every failure on a usual machine is put down to a container."""
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text("30 22 0:28 / /proc/sys/fs/binfmt_misc rw - autofs systemd-1 rw\n")
+    assert obstacles.masked_proc(str(mounts)) is None
+    mounts.write_text("30 22 0:28 / /proc/kcore rw - tmpfs tmpfs rw\n")
+    assert "/proc/kcore" in str(obstacles.masked_proc(str(mounts)))
+
+
 def test_a_limit_that_nothing_holds_is_a_warning() -> None:
     """DESIGN §4: grades are told, and `none` with what follows from it."""
     held = Grades(**dict.fromkeys(("cpus", "memory_mb", "pids", "disk_mb", "open_files"), EnforcedBy.CGROUP))

@@ -10,6 +10,9 @@ from collections.abc import Callable
 from hutch.model.capabilities import Missing
 from hutch.providers.native import kernel
 
+_EMPTY = frozenset({"/proc/sys/fs/binfmt_misc", "/proc/fs/nfsd"})
+"""Where every usual machine mounts something in /proc."""
+
 OLDEST = (5, 12)
 """mount_setattr(2); overlay in user namespaces came one release before."""
 
@@ -63,11 +66,14 @@ def overlay() -> Missing | None:
     return Missing(what="overlay", reason="the kernel has no overlay file system loaded", remedy="modprobe overlay")
 
 
-def masked_proc() -> Missing | None:
-    """The kernel gives a new /proc in a user namespace only to who sees the whole of an old one."""
-    with open("/proc/self/mountinfo") as file:
+def masked_proc(mountinfo: str = "/proc/self/mountinfo") -> Missing | None:
+    """The kernel gives a new /proc in a user namespace only to who sees the whole of an old one.
+
+    What is mounted on a directory that is always empty hides nothing (fs/namespace.c, mnt_already_visible).
+    """
+    with open(mountinfo) as file:
         points = [line.split(" ")[4] for line in file]
-    covered = [point for point in points if point.startswith("/proc/")]
+    covered = [point for point in points if point.startswith("/proc/") and point not in _EMPTY]
     if not covered:
         return None
     reason = f"parts of /proc are covered ({covered[0]} and {len(covered) - 1} more), as in a container"
