@@ -373,6 +373,9 @@ def test_two_makers_of_one_keeper_never_share_a_group(tree: Tree) -> None:
 @needs_groups
 def test_half_made_group_of_a_crash_is_listed_and_removed(tree: Tree) -> None:
     group = tree.make()
+    if len(group.residents) == 1:
+        group.remove()
+        pytest.skip("one hierarchy holds every controller here: no group is made by halves")
     os.rmdir(group.residents[-1])
     (paths,) = tree.list()
     tree.open(paths).remove()
