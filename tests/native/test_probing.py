@@ -45,6 +45,13 @@ def test_what_nothing_holds_is_missing_with_both_reasons() -> None:
     assert all("nothing is delegated" in reason and BLIND in reason for reason in unheld.values())
 
 
+def test_layers_that_cannot_be_mapped_hold_nothing_of_a_box() -> None:
+    """Linux 5.12 to 5.18, as root."""
+    found = probing.capabilities(machine()._replace(mapped_layers=False))
+    assert not found.persistent and not found.writable_root
+    assert {each.what for each in found.missing} == {"persistent", "writable_root"}
+
+
 @pytest.mark.parametrize("blind", ["", BLIND])
 @pytest.mark.parametrize("absent", [(), ("memory",), ("cpu", "freezer"), ("pids",), ("memory", "pids", "cpu")])
 def test_nothing_is_claimed_and_missing_at_once(absent: tuple[str, ...], blind: str) -> None:

@@ -13,7 +13,7 @@ _NEWER = (
     ((5, 14), "pids of rootless boxes are counted per user, not per box"),
     (
         (5, 19),
-        "as root, a writable root cannot keep the owners of files (idmapped layers); Landlock is not used",
+        "as root, no persistent boxes and no writable root (idmapped layers); Landlock is not used",
     ),
     (
         (6, 6),

@@ -3,7 +3,7 @@
 KERNELS = (
     ("below 5.12", "no native boxes", "upgrade"),
     ("5.12 – 5.13", "boxes work; rootless pids are counted per user", "upgrade to 5.14"),
-    ("5.14 – 5.18", "cgroup.kill, pids per box; no Landlock, no writable image layers as root", "upgrade to 5.19"),
+    ("5.14 – 5.18", "pids per box; no Landlock; as root no persistent boxes, no writable root", "upgrade to 5.19"),
     ("5.19 – 6.5", "Landlock, idmapped layers; tmpfs has no user xattrs", "persistent boxes, or upgrade to 6.6"),
     ("6.6 and newer", "everything", "–"),
 )

@@ -16,7 +16,7 @@ from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
-from hutch.providers.native import box_processes, cgroups, identity, landlock, obstacles
+from hutch.providers.native import box_processes, cgroups, identity, landlock, obstacles, root
 from hutch.providers.native.network.availability import Availability, available
 
 _ROOT_ONLY = "an ordinary user has a single id to give"
@@ -34,6 +34,8 @@ class Machine(NamedTuple):
     """Why the watchdog cannot see a box's processes; "" if it can."""
     landlock: int
     """Its version; 0: there is none."""
+    mapped_layers: bool = True
+    """Whether a box with a range of ids can own what lies in its layers."""
 
     @property
     def networks(self) -> tuple[NetworkMode, ...]:
@@ -45,7 +47,15 @@ class Machine(NamedTuple):
 
 
 def look() -> Machine:
-    return Machine(identity.can_map_ranges(), cgroups.detect(), available(), box_processes.obstacle(), landlock.abi())
+    ranged = identity.can_map_ranges()
+    return Machine(
+        ranged,
+        cgroups.detect(),
+        available(),
+        box_processes.obstacle(),
+        landlock.abi(),
+        root.LAYERS_TAKE_IDS or not ranged,
+    )
 
 
 def _watched(machine: Machine) -> EnforcedBy:
@@ -75,6 +85,9 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
         reason = f"files of the machine cannot be copied into a box's layer: {_ROOT_ONLY}"
         remedy = f"{_RUN_AS_ROOT}, or use an image (dir:, tar:) that belongs to you"
         found.append(Missing(what="writable_root", reason=reason, remedy=remedy))
+    elif not machine.mapped_layers:
+        reason, remedy = "overlay takes no idmapped layers before Linux 5.19", "upgrade, or run as an ordinary user"
+        found += [Missing(what=what, reason=reason, remedy=remedy) for what in ("writable_root", "persistent")]
     found += _missing_groups(machine)
     if not machine.network.usable:
         found.append(Missing(what="networks.on", reason=machine.network.reason, remedy=machine.network.remedy))
@@ -111,8 +124,8 @@ def capabilities(machine: Machine) -> Capabilities:
         pause=pause(machine),
         users=("user", "root") if machine.ranged else ("user",),
         uid_range=machine.ranged,
-        writable_root=machine.ranged,
-        persistent=True,
+        writable_root=machine.ranged and machine.mapped_layers,
+        persistent=machine.mapped_layers,
         networks=machine.networks,
         images=("host", "dir", "tar", "oci"),
         mounts=True,
