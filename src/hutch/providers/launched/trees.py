@@ -51,14 +51,20 @@ async def end(roots: Iterable[Identity], *, farewell: float) -> None:
 
 async def halt(root: Identity) -> None:
     """Stop everything below this process; a process that forks meanwhile is met in the next round."""
+    told: set[Identity] = set()
     async with asyncio.timeout(_PATIENCE):
         while True:
             table = _table()
-            moving = [each for each in below([root.pid]) if table.get(each.pid, (b"X", 0))[0] not in _STOPPED]
+            states = {each: table.get(each.pid, (b"X", 0))[0] for each in below([root.pid])}
+            # Whoever waits in the kernel stops before it does anything else. It may wait for long: a parent that made
+            # its child by vfork(2), for that child to start a program, and we have just stopped the child.
+            still = {each for each, state in states.items() if state in _STOPPED or (state == b"D" and each in told)}
+            moving = states.keys() - still
             if not moving:
                 return
             for process in moving:
                 _send(process, signal.SIGSTOP)
+            told |= moving
             await asyncio.sleep(_STEP)
 
 
