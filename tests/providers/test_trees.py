@@ -19,14 +19,17 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def spawning(fifo: Path) -> subprocess.Popen[bytes]:
+    """A process, below it the one that spawns, and below that its child."""
+    running = "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)"
+    return subprocess.Popen([sys.executable, "-c", running, sys.executable, "-c", SPAWNING, str(fifo)])
+
+
 async def test_a_parent_that_waits_for_a_stopped_child_holds_nobody_up(tmp_path: Path) -> None:
     """vfork(2): the parent cannot stop before its child has started a program, and that one is stopped already."""
     fifo = tmp_path / "fifo"
     os.mkfifo(fifo)
-    above = subprocess.Popen(
-        [sys.executable, "-c", "import subprocess, sys; sys.exit(subprocess.run(sys.argv[1:]).returncode)",
-         sys.executable, "-c", SPAWNING, str(fifo)]
-    )  # fmt: skip
+    above = spawning(fifo)
     try:
         root = trees.identity(above.pid)
         assert root is not None
