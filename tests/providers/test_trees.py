@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -43,5 +44,7 @@ async def test_a_parent_that_waits_for_a_stopped_child_holds_nobody_up(tmp_path:
         fifo.open("rb").close()
         assert above.wait(20) == 0
     finally:
+        for each in trees.below([above.pid]):
+            os.kill(each.pid, signal.SIGKILL)
         above.kill()
         above.wait()
