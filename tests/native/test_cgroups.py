@@ -371,6 +371,14 @@ def test_two_makers_of_one_keeper_never_share_a_group(tree: Tree) -> None:
 
 
 @needs_groups
+def test_whoever_closes_leaves_the_directories_to_the_other(tree: Tree) -> None:
+    """A keeper's spawners share them, and one may have no group at the moment when another ends."""
+    other = Tree(MACHINE, tree._name.removeprefix("hutch-"))
+    assert not other.close()
+    tree.make().remove()
+
+
+@needs_groups
 def test_half_made_group_of_a_crash_is_listed_and_removed(tree: Tree) -> None:
     group = tree.make()
     if len(group.residents) == 1:

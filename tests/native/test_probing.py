@@ -4,9 +4,11 @@ import pytest
 
 from hutch.doctor import checks
 from hutch.doctor.facts import Facts
+from hutch.errors import Unsupported
 from hutch.model.capabilities import Pause
 from hutch.model.limits import EnforcedBy, Grades
-from hutch.providers.native import landlock, probing
+from hutch.model.spec import Retention
+from hutch.providers.native import landlock, orders, probing
 from hutch.providers.native.cgroup_detect import Machine as Groups
 from hutch.providers.native.network.availability import Availability
 
@@ -50,6 +52,12 @@ def test_layers_that_cannot_be_mapped_hold_nothing_of_a_box() -> None:
     found = probing.capabilities(machine()._replace(mapped_layers=False))
     assert not found.persistent and not found.writable_root
     assert {each.what for each in found.missing} == {"persistent", "writable_root"}
+    spec = orders.canary_spec()
+    orders.check_layers(spec, mapped=False)
+    for refused in (spec.but(read_only_root=False), spec.but(retention=Retention.PERSISTENT)):
+        orders.check_layers(refused, mapped=True)
+        with pytest.raises(Unsupported, match=r"5\.19"):
+            orders.check_layers(refused, mapped=False)
 
 
 @pytest.mark.parametrize("blind", ["", BLIND])

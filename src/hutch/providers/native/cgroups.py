@@ -296,14 +296,14 @@ class Tree:
         return tuple(self._group(name).existing() for name in names)
 
     def close(self) -> bool:
-        """Remove the keeper's own directories unless boxes still live there; whether they are gone."""
-        homes = list(self._homes)
-        if self._freezer:
-            homes.append(f"{self._freezer.directory}/{self._name}")
-        _rmdir(homes)
+        """Remove the keeper's own directories unless boxes still live there or another `Tree` holds them; whether they
+        are gone."""
         while self._held:
             os.close(self._held.pop())
-        return not any(map(os.path.exists, homes))
+        _rmdir_unheld(self._homes)
+        freezers = {f"{self._freezer.directory}/{self._name}"} - set(self._homes) if self._freezer else set()
+        _rmdir(freezers)  # a hierarchy of its own, where `freeze` makes it anew
+        return not any(map(os.path.exists, (*self._homes, *freezers)))
 
     def _group(self, name: str) -> Group:
         below = f"{self._name}/{name}"
@@ -329,6 +329,22 @@ def _hold(home: str) -> int:
         if os.path.exists(home):
             return fd
         os.close(fd)  # swept away between the two calls
+
+
+def _rmdir_unheld(homes: Iterable[str]) -> None:
+    """Those that no `Tree` holds: another spawner of the keeper may have no group there at this moment."""
+    for home in homes:
+        try:
+            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _rmdir([home])
+        except BlockingIOError:
+            continue
+        finally:
+            os.close(fd)
 
 
 def _delegate(directory: str, controllers: set[str], family: frozenset[int]) -> None:

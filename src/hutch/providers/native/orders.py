@@ -149,6 +149,16 @@ def _target(wanted: str) -> str:
     return target
 
 
+def check_layers(spec: EffectiveSpec, mapped: bool) -> None:
+    """Before anything is made for the box."""
+    if not mapped and (is_persistent(spec) or not spec.read_only_root):
+        raise Unsupported(
+            "before Linux 5.19 a box with ids of its own can be neither persistent nor have a writable root",
+            op="create",
+            remedy="use a temporary box with a read-only root, run Hutch as an ordinary user, or upgrade",
+        )
+
+
 def check_network(spec: EffectiveSpec, offered: tuple[NetworkMode, ...], reason: str) -> None:
     if spec.network not in offered:
         raise Unsupported(f"network {spec.network.value} is not available here: {reason}", op="create")

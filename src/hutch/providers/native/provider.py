@@ -106,6 +106,7 @@ class NativeProvider(Provider):
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+        orders.check_layers(order.spec, self._found().mapped_layers)
         store = planned.data.get("store")
         if isinstance(store, str):
             leftovers.make_store(store, order.keeper)
