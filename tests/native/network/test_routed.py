@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import struct
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -339,6 +340,21 @@ def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_reme
     assert "sysctl -w net.ipv4.ip_forward=1" in remedy and remedy == told
     with inside(world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
         assert file.read() == "0\n"
+
+
+def test_a_machine_that_does_not_forward_and_leads_nowhere_is_refused(world: World) -> None:
+    """Pasta takes the interface of the default route: without one it would end at once."""
+    world.set_forwarding("0")
+
+    def scenario() -> list[str]:
+        before = available()
+        subprocess.run(["ip", "route", "del", "default"], check=True)
+        plan = available()
+        return [before.how, str(plan.usable), plan.reason, plan.remedy]
+
+    how, usable, reason, remedy = run_apart(world, scenario)
+    assert (how, usable) == ("pasta", "False")
+    assert "no default route" in reason and "connect the machine" in remedy
 
 
 def test_a_firewall_that_drops_forwarded_packets_is_noticed(world: World) -> None:

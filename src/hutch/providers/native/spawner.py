@@ -302,7 +302,15 @@ def main(fd: int) -> None:
     if "magic links" in options["without"]:
         paths.resolving = 0  # inherited by every guest
     ranged = identity.can_map_ranges()
-    uplink = _open_uplink(options["network"], ranged) if options["network"] else None
+    uplink = None
+    if options["network"]:
+        from hutch.providers.native.network.uplink import NetworkUnavailable
+
+        try:
+            uplink = _open_uplink(options["network"], ranged)
+        except NetworkUnavailable as error:
+            wire.send(sock, {"n": 0, "error": str(error), "remedy": error.remedy})
+            return
     tree = Tree(machine, options["groups"]) if machine.seats else None
     setting = Setting(
         run=options["run"],

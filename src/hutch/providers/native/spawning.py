@@ -70,6 +70,8 @@ class Spawner:
             answer = await asyncio.shield(self._started)
         if "error" in answer:
             self.close()
+            if "remedy" in answer:
+                raise Unavailable(answer["error"], op="create", remedy=answer["remedy"])
             raise EngineError(f"the spawner did not start: {answer['error']}", op="create", remedy="run `hutch doctor`")
         return answer
 

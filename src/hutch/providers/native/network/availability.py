@@ -73,7 +73,16 @@ def _pasta_available(tun_opens: Callable[[], bool]) -> Availability:
     if not tun_opens():
         remedy = f'chmod 0666 {TUN}, and a udev rule KERNEL=="tun", MODE="0666" to keep it so'
         return Availability(False, CARRIED, f"{TUN} is not open to ordinary users", remedy)
+    if not _has_default_route():
+        reason = "this machine has no default route, whose interface pasta would use"
+        return Availability(False, CARRIED, reason, "connect the machine to a network")
     return Availability(True, CARRIED)
+
+
+def _has_default_route() -> bool:
+    """The kernel lists it first, however many others there are."""
+    with open("/proc/self/net/route", encoding="ascii") as routes:
+        return any(line.split()[1] == line.split()[7] == "00000000" for line in routes)
 
 
 def _opens(path: str) -> bool:
