@@ -51,8 +51,11 @@ async def test_the_probe_names_what_is_wrong_with_kvm(
 
 
 @pytest.mark.timeout(120)
-async def test_the_real_package_on_this_machine(provider: BoxLiteProvider, tmp_path: Path) -> None:
+async def test_the_real_package_on_this_machine(
+    provider: BoxLiteProvider, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Honest either way: machines boot and it is usable, or the reason is told; asked again it is remembered."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = await provider.probe()
     assert found.usable or (found.reason and found.remedy)
     again = await provider.probe()
@@ -94,3 +97,16 @@ def test_the_canary_is_an_image_of_our_own(tmp_path: Path) -> None:
     manifest = json.loads((tmp_path / "blobs/sha256" / top["digest"].partition(":")[2]).read_text())
     for each in (manifest["config"], *manifest["layers"]):
         assert (tmp_path / "blobs/sha256" / each["digest"].partition(":")[2]).stat().st_size == each["size"]
+
+
+def test_what_became_of_the_canary_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the user and this boot of the machine, not for one state directory; a server's is another."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    proof = proofs.Proof("")
+    assert proof.read() is None
+    proof.write("it does not boot")
+    assert proofs.Proof("").read() == "it does not boot"
+    assert proofs.Proof("http://127.0.0.1:1").read() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", "nowhere/near")
+    proofs.Proof("").write("lost")
+    assert proofs.Proof("").read() is None

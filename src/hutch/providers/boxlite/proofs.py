@@ -19,12 +19,16 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 class Proof:
-    """A machine that does not boot takes half a minute to say so: asked once for each boot and release."""
+    """A machine that does not boot takes half a minute to say so: asked once for each boot and release.
 
-    def __init__(self, state_dir: str, url: str) -> None:
+    It is the user's, not one state directory's: what it tells of is the machine below.
+    """
+
+    def __init__(self, url: str) -> None:
         words = (boot_id(), version(), url, str(os.geteuid()))
         name = hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
-        self._path = Path(state_dir, "cache", f"boxlite-canary-{name}") if state_dir else None
+        home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        self._path = Path(home, "hutch", f"boxlite-canary-{name}") if os.path.isabs(home) else None
 
     def read(self) -> str | None:
         """Why no machine boots, "" if one does; None: nobody has tried."""

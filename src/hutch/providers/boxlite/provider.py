@@ -79,7 +79,7 @@ class BoxLiteProvider(Provider):
             return self._unusable("the package boxlite is not installed", "pip install 'hutch[boxlite]'")
         if not self._settings.url and (obstacle := await asyncio.to_thread(kvm.obstacle)):
             return self._unusable(obstacle, "enable (nested) virtualisation, or name a server: [providers.boxlite] url")
-        proof = proofs.Proof(self._state, self._settings.url)
+        proof = proofs.Proof(self._settings.url)
         reason = proof.read()
         if reason is None:
             reason = await self._sing()
