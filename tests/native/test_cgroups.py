@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import itertools
 import os
 import shutil
@@ -9,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -396,6 +398,27 @@ def test_record_cannot_lead_to_foreign_groups(tree: Tree, path: str) -> None:
     """Never touch what we did not make, whatever a damaged record says."""
     with pytest.raises(ValueError, match="not the group of a box"):
         tree.open([path])
+
+
+def test_who_closes_while_somebody_looks_waits_for_him() -> None:
+    """Whoever sweeps holds a keeper's directories while he looks, and may spare them because somebody has them open:
+    if that one gave up because of the sweeper, they would be left for ever."""
+    if not MACHINE.seats:
+        pytest.skip("no control groups can be made here")
+    tree = Tree(MACHINE, f"test-{os.getpid()}-{next(_serial)}")
+    homes = list(tree._homes)
+    looking = [os.open(home, os.O_RDONLY | os.O_DIRECTORY) for home in homes]
+    while tree._held:
+        os.close(tree._held.pop())
+    for fd in looking:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    closing = threading.Thread(target=tree.close)
+    closing.start()
+    closing.join(0.2)  # it waits, or has given up
+    for fd in looking:
+        os.close(fd)
+    closing.join(20)
+    assert not [home for home in homes if os.path.exists(home)]
 
 
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/unified/cgroup.procs", os.W_OK), reason="needs a hybrid machine")

@@ -339,6 +339,8 @@ def _rmdir_unheld(homes: Iterable[str]) -> None:
         except FileNotFoundError:
             continue
         try:
+            # First shared, which waits for whoever looks at it as `group_sweep` does: he may spare it because of us.
+            fcntl.flock(fd, fcntl.LOCK_SH)
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _rmdir([home])
         except BlockingIOError:
