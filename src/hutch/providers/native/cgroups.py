@@ -231,14 +231,22 @@ class Tree:
                 names = {name for name, other in self._seats.items() if other == seat}
                 _delegate(seat.directory, names, machine.family)
         self._homes = sorted(f"{seat.directory}/{self._name}" for seat in residents)
-        self._held = [_hold(home) for home in self._homes]
-        for seat in residents:
-            if seat.version == 2:
-                names = {name for name, other in self._seats.items() if other == seat}
-                _enable(f"{seat.directory}/{self._name}", names)
+        self._unified = next((seat for seat in residents if seat.version == 2), None)
+        self._held: list[int] = []
+        self._settle()
         # No name is ever used again, also by the keeper's other spawner: whoever removes a box twice, from an old
         # record, must not meet the group of another. Nobody makes a group in every microsecond.
         self._numbers = itertools.count(time.monotonic_ns() // 1000)
+
+    def _settle(self) -> None:
+        """Make the keeper's directories, and hold them."""
+        while self._held:
+            os.close(self._held.pop())
+        for home in self._homes:
+            self._held.append(_hold(home))
+        if self._unified is not None:
+            names = {name for name, other in self._seats.items() if other == self._unified}
+            _enable(f"{self._unified.directory}/{self._name}", names)
 
     def make(self) -> Group:
         """A new group, empty and without limits."""
@@ -251,6 +259,10 @@ class Tree:
                     made.append(path)
             except FileExistsError:
                 _rmdir(made)  # another process of this keeper was faster
+                continue
+            except FileNotFoundError:
+                _rmdir(made)
+                self._settle()  # another process of this keeper has closed while no group was there
                 continue
             except OSError:
                 _rmdir(made)
@@ -296,14 +308,17 @@ class Tree:
         return tuple(self._group(name).existing() for name in names)
 
     def close(self) -> bool:
-        """Remove the keeper's own directories unless boxes still live there or another `Tree` holds them; whether they
-        are gone."""
+        """Remove the keeper's own directories unless boxes still live there; whether they are gone.
+
+        Another `Tree` of the keeper that needs them makes them anew: whoever closes last may have been killed.
+        """
+        homes = list(self._homes)
+        if self._freezer:
+            homes.append(f"{self._freezer.directory}/{self._name}")
+        _rmdir(homes)
         while self._held:
             os.close(self._held.pop())
-        _rmdir_unheld(self._homes)
-        freezers = {f"{self._freezer.directory}/{self._name}"} - set(self._homes) if self._freezer else set()
-        _rmdir(freezers)  # a hierarchy of its own, where `freeze` makes it anew
-        return not any(map(os.path.exists, (*self._homes, *freezers)))
+        return not any(map(os.path.exists, homes))
 
     def _group(self, name: str) -> Group:
         below = f"{self._name}/{name}"
@@ -329,24 +344,6 @@ def _hold(home: str) -> int:
         if os.path.exists(home):
             return fd
         os.close(fd)  # swept away between the two calls
-
-
-def _rmdir_unheld(homes: Iterable[str]) -> None:
-    """Those that no `Tree` holds: another spawner of the keeper may have no group there at this moment."""
-    for home in homes:
-        try:
-            fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            continue
-        try:
-            # First shared, which waits for whoever looks at it as `group_sweep` does: he may spare it because of us.
-            fcntl.flock(fd, fcntl.LOCK_SH)
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _rmdir([home])
-        except BlockingIOError:
-            continue
-        finally:
-            os.close(fd)
 
 
 def _delegate(directory: str, controllers: set[str], family: frozenset[int]) -> None:
