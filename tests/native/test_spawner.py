@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 from pathlib import Path
 
@@ -185,6 +186,24 @@ async def test_dead_stems_are_cleared_away() -> None:
         for pid in stem_pids(native):
             os.kill(pid, signal.SIGKILL)
         await until(lambda: not set(stems(native)) & set(old), "the dead stems are gone")
+
+
+async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """Boxes are made without them, and slower: nobody would know why."""
+    async with engine() as native:
+        names = await with_stems(native)
+        place, pids = run_dir(native), stem_pids(native)
+        away = place.rename(f"{place}-away")
+        try:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            await until(lambda: "makes no boxes ahead" in caplog.text, "the reason is told")
+        finally:
+            for name in names:
+                shutil.rmtree(away / name)
+            away.rename(place)
+        async with box(native) as made:
+            assert await out(made, "echo alive") == "alive"
 
 
 async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:

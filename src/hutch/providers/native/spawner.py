@@ -106,8 +106,9 @@ class Spawner:
         elif len(self._waiting) < STEMS and self._shape is not None:
             try:
                 self._waiting.append(self._nursery.begin(self._shape))
-            except Exception:  # the next order meets the same obstacle and reports it
+            except Exception as error:  # the task boundary: boxes are made without stems then
                 self._worthwhile = False
+                self._answer(0, {"trouble": str(error) or repr(error)})
 
     def _take_request(self) -> bool:
         received = wire.receive(self._sock)
