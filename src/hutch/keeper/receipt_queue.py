@@ -161,8 +161,15 @@ class ReceiptQueue:
                     pause, last_tries = SHORTEST_PAUSE, 0
                     self.failing = False
                     self._count(len(batch))
+                    if self._may_wait():
+                        self._timer = asyncio.get_running_loop().call_later(self._window, self._begin)
+                        return
         finally:
             self._writing = None
+
+    def _may_wait(self) -> bool:
+        """Whether what came meanwhile is a group that has just begun: each commit has its price."""
+        return 0 < len(self._waiting) < BATCH and not self._asking and not self._closing.is_set()
 
     async def _rest(self, seconds: float) -> None:
         """Between two tries; whoever closes does not wait for a long one to end."""

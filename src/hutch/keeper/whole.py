@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine
+from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -12,10 +13,18 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
+        # Not the task itself, which a cancellation would reach through it.
+        end = task.get_loop().create_future()
+        task.add_done_callback(partial(_tell, end))
         try:
-            await asyncio.wait({task})
+            await end
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None and not task.cancelled() and task.exception() is None:
         raise cancelled
     return task.result()
+
+
+def _tell(end: "asyncio.Future[None]", _: object) -> None:
+    if not end.done():
+        end.set_result(None)

@@ -102,6 +102,7 @@ class Spawner:
         """Nobody asks: make one stem, or let them all go after a while."""
         if time.monotonic() - self._used >= PATIENCE:
             self._drop_stems()
+            self._nursery.rest()
             self._worthwhile = False
         elif len(self._waiting) < STEMS and self._shape is not None:
             try:

@@ -70,6 +70,11 @@ class Setting(NamedTuple):
     without: frozenset[str]
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
 
+    @property
+    def lends_networks(self) -> bool:
+        """Whether boxes without a network get namespaces of the spawner's (`network.bare`), which only root can make."""
+        return self.ranged and not {"network namespace", "lent network"} & self.without
+
 
 class Claim(NamedTuple):
     """What one order adds to a shape."""
@@ -145,7 +150,8 @@ class Stages:
         for number in STREAMS:
             writer.call("dup3", null, number, 0, answer=number)
         writer.close(null)
-        if "network namespace" not in setting.without:
+        lent = setting.lends_networks and shape.network == "off"
+        if not lent and "network namespace" not in setting.without:
             writer.part("bring the loopback up")
             any_socket = writer.opening(*loopback.OPENING)
             writer.make([loopback.raising(any_socket)])

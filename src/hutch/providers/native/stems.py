@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
+from hutch.providers.native.network.bare import BareNetworks
 from hutch.providers.native.programs import send
 from hutch.providers.native.stages import Claim, Given, Setting, Stages
 from hutch.providers.native.surgeon import Entry, Surgeon
@@ -87,6 +88,8 @@ class Nursery:
         self._keeper = keeper
         self._uplink = uplink
         self._wired: dict[int, Wired] = {}
+        careless = "network traces" in setting.without
+        self._bare = BareNetworks(careless=careless) if setting.lends_networks else None
         self._slots = identity.Slots() if setting.ranged else None
         self._taken: dict[int, int] = {}
         """The slots of living children, by pid."""
@@ -132,9 +135,8 @@ class Nursery:
             raise
         try:
             send(ours, self._stages.enter(group.entrances() if group else ()))
-            shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
             cgroup = group.directory_fd() if group else None
-            pid = self._zygote.clone(_NAMESPACES & ~shared, theirs.fileno(), listener, spill, cgroup)
+            pid = self._clone_with(shape, [theirs.fileno(), listener, spill], cgroup)
         except BaseException:
             ours.close()
             raise
@@ -146,6 +148,21 @@ class Nursery:
                 group.close()
         process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
         return Stem(process, ours, shape, directory, group, order)
+
+    def _clone_with(self, shape: root.Shape, fds: list[int], cgroup: int | None) -> int:
+        """The clone itself, in a network namespace of its own: a new one, or one that was lent before."""
+        shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
+        flags = _NAMESPACES & ~shared
+        if self._bare is None or shape.network != "off":
+            return self._zygote.clone(flags, fds, cgroup)
+        network = self._bare.take()
+        try:
+            pid = self._zygote.clone(flags & ~kernel.CLONE_NEWNET, fds, cgroup, (network, self._bare.home))
+        except BaseException:
+            os.close(network)
+            raise
+        self._bare.lend(network, pid)
+        return pid
 
     def _introduce(self, stem: Stem) -> None:
         """Give a new child its ids and its image, after writing down how it can be found."""
@@ -192,10 +209,12 @@ class Nursery:
         return wired.resolv_conf
 
     def buried(self, pid: int) -> None:
-        """A child's process is gone: so is its network namespace, and nobody has its ids any more."""
+        """A child's process is gone: nobody is in its network namespace, and nobody has its ids any more."""
         slot = self._taken.pop(pid, None)
         if slot is not None and self._slots is not None:
             self._slots.give_back(slot)
+        if self._bare is not None:
+            self._bare.return_from(pid)
         wired = self._wired.pop(pid, None)
         if wired is not None and self._uplink is not None:
             self._uplink.unwire(wired)
@@ -240,6 +259,11 @@ class Nursery:
         self.buried(stem.process.pid)
         stem.sock.close()
         _remove(stem.group, stem.directory)
+
+    def rest(self) -> None:
+        """Nobody asks for boxes: nothing is kept for them."""
+        if self._bare is not None:
+            self._bare.drop_spare()
 
     def close(self) -> None:
         if self._slots is not None:

@@ -32,14 +32,15 @@ from hutch.providers.native import kernel
 from hutch.providers.native.birth import Rehearsal, live
 from hutch.providers.native.building import UMASK
 from hutch.providers.native.foretouch import learn
-from hutch.providers.native.kernel import CLONE_PARENT, clone
-from hutch.providers.native.stages import OWN, SOCK, Setting
+from hutch.providers.native.kernel import CLONE_NEWNET, CLONE_PARENT, clone, setns
+from hutch.providers.native.stages import OWN, SOCK, SPILL, Setting
 
-_HEAD = struct.Struct("<QB")
-"""Flags of the clone; whether a descriptor of a v2 control group comes with it."""
+_HEAD = struct.Struct("<QBB")
+"""Flags of the clone; whether descriptors of two network namespaces come with it, and one of a v2 control group."""
 _PID = struct.Struct("<i")
-_DESCRIPTORS = 4
-"""Of a request. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
+_DESCRIPTORS = 6
+"""Of a request, at most. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
+_NETWORK, _HOME = SPILL + 1, SPILL + 2
 _FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
 _ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
@@ -76,13 +77,15 @@ class Zygote:
             _serve(theirs, self._setting)
         theirs.close()
 
-    def clone(self, flags: int, sock: int, listener: int, spill: int, cgroup: int | None) -> int:
-        """A child of ours that performs the programs which it finds on its `sock` (`stages`); its pid.
+    def clone(self, flags: int, fds: list[int], cgroup: int | None, networks: tuple[int, int] | None = None) -> int:
+        """A child of ours that performs the programs which it finds on its socket (`stages`); its pid.
 
         They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
+        `fds` are those that `stages` calls SOCK, LISTENER and SPILL. The first of `networks` is the child's, and the
+        zygote is in it only for the clone; then in the second.
         """
-        fds = [sock, listener, spill, *(() if cgroup is None else (cgroup,))]
-        answer = self._ask(_HEAD.pack(flags, cgroup is not None), fds)
+        places = [*(networks or ()), *(() if cgroup is None else (cgroup,))]
+        answer = self._ask(_HEAD.pack(flags, networks is not None, cgroup is not None), [*fds, *places])
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
@@ -161,13 +164,17 @@ def _clone_next(own: SocketType) -> bool:
     head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ROOM, _CLOSE_ON_EXEC)
     if not head:
         return False
-    flags, has_cgroup = _HEAD.unpack(head)
+    flags, has_networks, has_cgroup = _HEAD.unpack(head)
     try:
+        if has_networks:
+            setns(_NETWORK, CLONE_NEWNET)
         pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
         live()
+    if has_networks:
+        setns(_HOME, CLONE_NEWNET)
     own.send(_PID.pack(pid))
     closerange(SOCK, SOCK + _DESCRIPTORS)
     return True

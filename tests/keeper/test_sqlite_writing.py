@@ -1,0 +1,178 @@
+"""What the event loop does itself, what it leaves to the thread, and that nobody notices the difference."""
+
+import asyncio
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+
+from hutch.errors import Conflict, HutchError, Unavailable
+from hutch.keeper import sqlite_writing
+from hutch.keeper.sqlite_writing import SqliteWriter
+
+
+def put(key: str, threads: list[int] | None = None) -> Callable[[sqlite3.Connection], str]:
+    """Work that writes a note, and tells where it was done."""
+
+    def work(db: sqlite3.Connection) -> str:
+        if threads is not None:
+            threads.append(threading.get_ident())
+        db.execute("INSERT INTO notes (kind, key, body) VALUES ('test', ?, '')", (key,))
+        return key
+
+    return work
+
+
+def keys(path: Path) -> set[str]:
+    with closing(sqlite3.connect(path)) as db:
+        return {key for (key,) in db.execute("SELECT key FROM notes WHERE kind = 'test'")}
+
+
+async def usable(writer: SqliteWriter) -> None:
+    while not writer._usable:
+        await asyncio.sleep(0.001)
+
+
+@contextmanager
+def another_writes(path: Path) -> Iterator[None]:
+    """Somebody holds the file's write lock, as another process would."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+        finally:
+            db.execute("ROLLBACK")
+
+
+async def test_a_quiet_file_is_written_by_the_loop(tmp_path: Path) -> None:
+    writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
+    await usable(writer)
+    assert [await writer.do(put(str(number), threads)) for number in range(5)] == list("01234")
+    assert set(threads) == {threading.get_ident()}
+    assert keys(tmp_path / "a.db") == set("01234")
+    await writer.close()
+
+
+async def test_before_the_file_is_open_the_thread_does_it(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    assert await asyncio.gather(*(writer.do(put(str(number))) for number in range(5))) == list("01234")
+    await writer.close()
+
+
+async def test_one_turn_of_the_loop_is_one_transaction(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    before = writer._transactions
+    await asyncio.gather(*(writer.do(put(str(number))) for number in range(100)))
+    assert writer._transactions == before + 1
+    await writer.close()
+
+
+async def test_a_refused_piece_leaves_no_trace_and_spares_its_neighbours(tmp_path: Path) -> None:
+    def half_done(db: sqlite3.Connection) -> None:
+        put("half")(db)
+        raise Conflict("no")
+
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    answers = await asyncio.gather(
+        writer.do(put("a")), writer.do(half_done), writer.do(put("a")), writer.do(put("b")), return_exceptions=True
+    )
+    assert answers[0] == "a" and answers[3] == "b"
+    assert isinstance(answers[1], Conflict) and isinstance(answers[2], HutchError)
+    assert keys(tmp_path / "a.db") == {"a", "b"}
+    await writer.close()
+
+
+async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
+    """A process that was stopped in the middle of a transaction must not stop us."""
+    writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
+    await writer.do(put("before"))
+    with another_writes(tmp_path / "a.db"):
+        waiting = asyncio.create_task(writer.do(put("after", threads)))
+        turns = 0
+        until = time.monotonic() + 0.2
+        while time.monotonic() < until:
+            await asyncio.sleep(0.001)
+            turns += 1
+        assert turns > 20 and not waiting.done()
+    assert await waiting == "after"
+    assert threading.get_ident() not in threads
+    await writer.close()
+
+
+async def test_a_writer_that_waits_too_long_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite_writing, "_PATIENCE", 0.05)
+    writer = SqliteWriter(tmp_path / "a.db")
+    await writer.do(put("before"))
+    with another_writes(tmp_path / "a.db"):
+        with pytest.raises(Unavailable) as caught:
+            await writer.do(put("never"))
+        assert caught.value.remedy.startswith("try again")
+    assert await writer.do(put("after")) == "after"
+    assert keys(tmp_path / "a.db") == {"before", "after"}
+    await writer.close()
+
+
+async def test_the_log_is_copied_by_the_thread_and_stays_small(tmp_path: Path) -> None:
+    writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
+    await usable(writer)
+    largest = 0
+    for number in range(4 * sqlite_writing.CHECKPOINT):
+        await writer.do(put(f"{number:06}", threads))
+        largest = max(largest, os.path.getsize(tmp_path / "a.db-wal"))
+    others = [each for each in threads if each != threading.get_ident()]
+    assert 3 <= len(others) <= 8, "once for each time that the log was full"
+    assert largest < 2 * sqlite_writing.CHECKPOINT * 4 * 4200, "it is begun anew, not longer each time"
+    assert len(keys(tmp_path / "a.db")) == len(threads)
+    await writer.close()
+
+
+async def test_long_answers_are_the_threads(tmp_path: Path) -> None:
+    def read(db: sqlite3.Connection) -> int:
+        return threading.get_ident()
+
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    assert await writer.do(read, long=True) != threading.get_ident()
+    assert await writer.do(read) == threading.get_ident()
+    await writer.close()
+
+
+def test_a_second_loop_leaves_its_work_to_the_thread(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    asyncio.run(writer.do(put("first")))
+    assert asyncio.run(writer.do(put("second"))) == "second"
+    asyncio.run(writer.close())
+    assert keys(tmp_path / "a.db") == {"first", "second"}
+
+
+async def test_whoever_gave_up_is_not_answered_and_the_work_is_done(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    task = asyncio.create_task(writer.do(put("a")))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await writer.do(put("b")) == "b"
+    assert keys(tmp_path / "a.db") == {"a", "b"}
+    await writer.close()
+
+
+async def test_closing_writes_what_waits_and_leaves_one_file(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    tasks = [asyncio.create_task(writer.do(put(str(number)))) for number in range(3)]
+    await asyncio.sleep(0)
+    await writer.close()
+    assert await asyncio.gather(*tasks) == list("012")
+    assert keys(tmp_path / "a.db") == set("012")
+    assert os.listdir(tmp_path) == ["a.db"]
+    with pytest.raises(Unavailable, match="closed"):
+        await writer.do(put("late"))

@@ -1,0 +1,114 @@
+"""Network namespaces that are lent to one box after the other."""
+
+import os
+import socket
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hutch.providers.native import kernel
+from hutch.providers.native.network import bare
+from hutch.providers.native.network.bare import BareNetworks
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root makes them")
+
+
+@pytest.fixture
+def networks() -> Iterator[BareNetworks]:
+    found = BareNetworks()
+    yield found
+    found.drop_spare()
+    os.close(found.home)
+
+
+def inside(network: int, work: Callable[[], object]) -> None:
+    """Do it in a process that is in the network, and wait for its end."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.setns(network, kernel.CLONE_NEWNET)
+            work()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def ino(network: int) -> int:
+    return os.fstat(network).st_ino
+
+
+def lent_to(networks: BareNetworks, pid: int, work: Callable[[], object]) -> int:
+    """The number of the namespace that a box had which did this."""
+    network = networks.take()
+    number = ino(network)
+    inside(network, work)
+    networks.lend(network, pid)
+    networks.return_from(pid)
+    return number
+
+
+def test_one_that_nobody_used_serves_the_next(networks: BareNetworks) -> None:
+    first = lent_to(networks, 1, lambda: None)
+    assert lent_to(networks, 2, lambda: socket.socketpair()) == first, "sockets that are closed leave no trace"
+    assert lent_to(networks, 3, lambda: None) == first
+
+
+def _datagram() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"x", ("127.0.0.1", 9))
+
+
+def _datagram_of_ipv6() -> None:
+    with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sock:
+        sock.sendto(b"x", ("::1", 9))
+
+
+def _connection_refused() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        assert sock.connect_ex(("127.0.0.1", 9))
+
+
+def _no_route() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        assert sock.connect_ex(("192.0.2.1", 9))
+
+
+@pytest.mark.parametrize("work", [_datagram, _datagram_of_ipv6, _connection_refused, _no_route])
+def test_one_that_was_used_is_let_go(networks: BareNetworks, work: Callable[[], object]) -> None:
+    lent_to(networks, 1, work)
+    assert not networks._spare
+
+
+def test_a_socket_that_is_left_is_a_trace(networks: BareNetworks) -> None:
+    network = networks.take()
+    left: list[socket.socket] = []
+    kernel.setns(network, kernel.CLONE_NEWNET)
+    try:
+        left.append(socket.socket(socket.AF_UNIX))
+    finally:
+        kernel.setns(networks.home, kernel.CLONE_NEWNET)
+    networks.lend(network, 1)
+    networks.return_from(1)
+    left.pop().close()
+    assert not networks._spare
+
+
+def test_few_are_kept_and_few_are_remembered(networks: BareNetworks) -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    boxes = bare._REMEMBERED + 3
+    for pid in range(boxes):
+        networks.lend(networks.take(), pid)
+    assert len(os.listdir("/proc/self/fd")) == before + bare._REMEMBERED
+    for pid in range(boxes):
+        networks.return_from(pid)
+    assert len(networks._spare) == bare._SPARE
+    networks.drop_spare()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_whoever_makes_one_is_at_home_again(networks: BareNetworks) -> None:
+    home = os.stat("/proc/self/ns/net").st_ino
+    networks.lend(networks.take(), 1)
+    networks.return_from(1)
+    assert os.stat("/proc/self/ns/net").st_ino == home == ino(networks.home)
