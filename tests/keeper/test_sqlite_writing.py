@@ -125,7 +125,7 @@ async def test_the_log_is_copied_by_the_thread_and_stays_small(tmp_path: Path) -
     largest = 0
     for number in range(4 * sqlite_writing.CHECKPOINT):
         await writer.do(put(f"{number:06}", threads))
-        largest = max(largest, os.path.getsize(tmp_path / "a.db-wal"))
+        largest = max(largest, (tmp_path / "a.db-wal").stat().st_size)
     others = [each for each in threads if each != threading.get_ident()]
     assert 3 <= len(others) <= 8, "once for each time that the log was full"
     assert largest < 2 * sqlite_writing.CHECKPOINT * 4 * 4200, "it is begun anew, not longer each time"

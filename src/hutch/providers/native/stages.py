@@ -72,7 +72,7 @@ class Setting(NamedTuple):
 
     @property
     def lends_networks(self) -> bool:
-        """Whether boxes without a network get namespaces of the spawner's (`network.bare`), which only root can make."""
+        """Whether boxes without a network get namespaces of the spawner's (`network.bare`): only root can make them."""
         return self.ranged and not {"network namespace", "lent network"} & self.without
 
 
