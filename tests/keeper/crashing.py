@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +58,14 @@ class Resident:
             self._said += read
         return self.lines()
 
+    def say(self, line: str) -> None:
+        self._stdin.write(line.encode() + b"\n")
+        self._stdin.flush()
+
     def ask(self, line: str) -> str:
         """Say something to it; its next line."""
         before = len(self.lines())
-        self._stdin.write(line.encode() + b"\n")
-        self._stdin.flush()
+        self.say(line)
         return self.hear(before + 1)[before]
 
     def kill(self, victims: Callable[[int], list[int]] = lambda pid: [pid]) -> list[str]:
@@ -141,10 +144,13 @@ class House:
         left += [str(path) for path in (self.run / "keepers").glob("*")]
         left += [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(self.top) in line]
         left += [path for keeper in self.keepers for path in cgroups_of(keeper)]
-        db = sqlite3.connect(self.state / "hutch.db")
-        left += [f"row {row}" for (row,) in db.execute("SELECT id FROM boxes")]
-        db.close()
+        left += [f"row {row}" for row in self.rows()]
         return left
+
+    def rows(self) -> list[str]:
+        """The boxes that the store knows."""
+        with closing(sqlite3.connect(self.state / "hutch.db")) as db:
+            return [row for (row,) in db.execute("SELECT id FROM boxes")]
 
 
 def spawners_of(pid: int) -> list[int]:

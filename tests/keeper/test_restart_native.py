@@ -22,8 +22,8 @@ from hutch.providers.linked.link import Link
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawning import Begun
-from tests.keeper.crashing import GRACE, House, Resident, house
-from tests.native.boxes import order
+from tests.keeper.crashing import GRACE, House, Resident, house, spawners_of
+from tests.native.boxes import alive, order, until
 
 HOLDER = Path(__file__).with_name("crash_holder.py")
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
@@ -72,6 +72,30 @@ async def test_a_box_whose_keeper_never_returns_ends_itself(sweeper: str) -> Non
             with pytest.raises(Gone):
                 await hutch.attach(box)
         assert place.traces() == []
+
+
+@pytest.mark.parametrize("stems", [False, True])
+async def test_an_order_that_outlives_its_keeper_leaves_no_box(stems: bool) -> None:
+    """The next keeper has found its intent, and nothing to destroy, before the old one's spawner comes to make it."""
+    with house() as place:
+        keeper = holder(place)
+        kept = [make(keeper) for _ in range(4 if stems else 1)]
+        if stems:
+            await until(lambda: len(list(place.run.glob(".stem-*/box"))) == 4, "stems wait")
+        spawners = spawners_of(keeper.pid)
+        for pid in spawners:
+            os.kill(pid, signal.SIGSTOP)
+        keeper.say("make " + json.dumps(SMALL))
+        await until(lambda: len(place.rows()) > len(kept), "the intent is written")
+        await asyncio.sleep(0.2)  # and the order sent
+        keeper.kill()
+        async with place.opened() as hutch:
+            assert {record.id for record in hutch._keeper.boxes()} == set(kept)
+            for pid in spawners:
+                os.kill(pid, signal.SIGCONT)
+            await until(lambda: not any(map(alive, spawners)), "the spawner has ended")
+            assert set(place.boxes()) == set(kept)
+        await destroy_all(place)
 
 
 async def test_a_box_that_was_taken_over_has_the_clock_of_its_last_keeper() -> None:

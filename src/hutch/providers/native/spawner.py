@@ -141,7 +141,12 @@ class Spawner:
             except BaseException:
                 self._nursery.end(stem)
                 raise
-        self._tell(stem)
+        try:
+            self._tell(stem)
+        except OSError:
+            # The keeper died after it had asked: of this box nobody knows, and whoever takes over has looked already.
+            self._nursery.end(stem)
+            raise
         self._busy[stem.sock.fileno()] = stem
         self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
         self._used = time.monotonic()
