@@ -86,6 +86,10 @@ async def test_a_refused_piece_leaves_no_trace_and_spares_its_neighbours(tmp_pat
     assert answers[0] == "a" and answers[3] == "b"
     assert isinstance(answers[1], Conflict) and isinstance(answers[2], HutchError)
     assert keys(tmp_path / "a.db") == {"a", "b"}
+    for alone in (half_done, put("a")):
+        with pytest.raises(HutchError):
+            await writer.do(alone)
+    assert keys(tmp_path / "a.db") == {"a", "b"}
     await writer.close()
 
 

@@ -1,11 +1,11 @@
 """How a store's work reaches its SQLite file: on the event loop where that is quick, in a thread where it may wait.
 
-All that one turn of the loop asks for is one transaction, each piece in a savepoint of its own; it is committed, and
-only then answered. So an answered write is in the log, a refused one left no trace, and a hundred concurrent creations
-pay for few commits. To hand such a transaction to a thread and back takes three times as long as the transaction
-itself, which is some writes to the page cache. So the loop does it, except where it would have to wait: for another
-process that holds the file's write lock, for the disk (when the log is copied into the file), for a long answer, or
-for the thread.
+All that one turn of the loop asks for is one transaction, each of several pieces in a savepoint of its own; it is
+committed, and only then answered. So an answered write is in the log, a refused one left no trace, and a hundred
+concurrent creations pay for few commits. To hand such a transaction to a thread and back takes three times as long as
+the transaction itself, which is some writes to the page cache. So the loop does it, except where it would have to wait:
+for another process that holds the file's write lock, for the disk (when the log is copied into the file), for a long
+answer, or for the thread.
 """
 
 import asyncio
@@ -182,6 +182,8 @@ class SqliteWriter:
         try:
             if not db.in_transaction:
                 db.execute("BEGIN IMMEDIATE")
+            if len(batch) == 1:
+                return [(batch[0][1], *self._alone(db, batch[0][0]))]
             for work, future in batch:
                 answers.append((future, *self._attempt(db, work)))
             db.execute("COMMIT")
@@ -191,7 +193,18 @@ class SqliteWriter:
             return _refusing(batch, problem(self._path, error))
         return answers
 
+    def _alone(self, db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
+        """The only piece of a transaction, which most are."""
+        try:
+            result = work(db)
+        except HutchError as error:
+            db.execute("ROLLBACK")
+            return None, error
+        db.execute("COMMIT")
+        return result, None
+
     def _attempt(self, db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
+        """One of several, which its failure spares."""
         db.execute("SAVEPOINT one")
         try:
             result = work(db)

@@ -34,15 +34,11 @@ def inside(network: int, work: Callable[[], object]) -> None:
     assert os.waitpid(pid, 0)[1] == 0
 
 
-def ino(network: int) -> int:
-    return os.fstat(network).st_ino
-
-
 def lent_to(networks: BareNetworks, pid: int, work: Callable[[], object]) -> int:
     """The number of the namespace that a box had which did this."""
     network = networks.take()
-    number = ino(network)
-    inside(network, work)
+    number = os.fstat(network.fd).st_ino
+    inside(network.fd, work)
     networks.lend(network, pid)
     networks.return_from(pid)
     return number
@@ -83,7 +79,7 @@ def test_one_that_was_used_is_let_go(networks: BareNetworks, work: Callable[[], 
 def test_a_socket_that_is_left_is_a_trace(networks: BareNetworks) -> None:
     network = networks.take()
     left: list[socket.socket] = []
-    kernel.setns(network, kernel.CLONE_NEWNET)
+    kernel.setns(network.fd, kernel.CLONE_NEWNET)
     try:
         left.append(socket.socket(socket.AF_UNIX))
     finally:
@@ -99,7 +95,7 @@ def test_few_are_kept_and_few_are_remembered(networks: BareNetworks) -> None:
     boxes = bare._REMEMBERED + 3
     for pid in range(boxes):
         networks.lend(networks.take(), pid)
-    assert len(os.listdir("/proc/self/fd")) == before + bare._REMEMBERED
+    assert len(os.listdir("/proc/self/fd")) == before + 5 * bare._REMEMBERED
     for pid in range(boxes):
         networks.return_from(pid)
     assert len(networks._spare) == bare._SPARE
@@ -111,4 +107,4 @@ def test_whoever_makes_one_is_at_home_again(networks: BareNetworks) -> None:
     home = os.stat("/proc/self/ns/net").st_ino
     networks.lend(networks.take(), 1)
     networks.return_from(1)
-    assert os.stat("/proc/self/ns/net").st_ino == home == ino(networks.home)
+    assert os.stat("/proc/self/ns/net").st_ino == home == os.fstat(networks.home).st_ino

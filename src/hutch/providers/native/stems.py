@@ -157,9 +157,9 @@ class Nursery:
             return self._zygote.clone(flags, fds, cgroup)
         network = self._bare.take()
         try:
-            pid = self._zygote.clone(flags & ~kernel.CLONE_NEWNET, fds, cgroup, (network, self._bare.home))
+            pid = self._zygote.clone(flags & ~kernel.CLONE_NEWNET, fds, cgroup, (network.fd, self._bare.home))
         except BaseException:
-            os.close(network)
+            network.close()
             raise
         self._bare.lend(network, pid)
         return pid

@@ -10,18 +10,46 @@ Standard library only.
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 from hutch.providers.native import kernel
 from hutch.providers.native.network.loopback import lo_up
 
 _SPARE = 8
 """How many are kept for the boxes to come; each costs the kernel some 0.1 MB."""
-_REMEMBERED = 64
-"""Of how many living boxes: each costs a descriptor. Those of the others go with their boxes."""
+_REMEMBERED = 32
+"""Of how many living boxes: each costs five descriptors. Those of the others go with their boxes."""
 _COUNTERS = ("dev", "snmp", "snmp6")
 """Of the interfaces, of IPv4 and all above it, and of IPv6."""
+
+
+class BareNetwork:
+    """One namespace, with its loopback up: made by a process that is in another one, and is so again afterwards."""
+
+    __slots__ = ("_counters", "_sockets", "fd")
+
+    def __init__(self, home: int) -> None:
+        try:
+            kernel.unshare(kernel.CLONE_NEWNET)
+            lo_up()
+            self.fd = open_current()
+            self._sockets = _open_file("sockstat")
+            self._counters: list[int] = []
+            for name in _COUNTERS:
+                with suppress(FileNotFoundError):  # a kernel without IPv6
+                    self._counters.append(_open_file(name))
+        finally:
+            kernel.setns(home, kernel.CLONE_NEWNET)
+
+    def traces(self) -> bytes:
+        """What could tell of boxes that had it: the number of its sockets, and its counters."""
+        sockets = os.pread(self._sockets, 256, 0).partition(b"\n")[0]  # what follows counts those of the whole machine
+        return b"".join((sockets, *(os.pread(fd, 1 << 16, 0) for fd in self._counters)))
+
+    def close(self) -> None:
+        """The last process in it may live on; it goes with that one."""
+        for fd in (self.fd, self._sockets, *self._counters):
+            os.close(fd)
 
 
 class BareNetworks:
@@ -30,20 +58,24 @@ class BareNetworks:
     def __init__(self, *, careless: bool = False) -> None:
         """`careless`: also those are kept that tell of their boxes, for the attack suite."""
         self._careless = careless
-        self.home = _open_current()
-        self._spare: list[int] = []
-        self._lent: dict[int, int] = {}
+        self.home = open_current()
+        self._spare: list[BareNetwork] = []
+        self._lent: dict[int, BareNetwork] = {}
         """By the pid of the box's first process; the oldest come first."""
         self._untouched = b""
 
-    def take(self) -> int:
-        """A descriptor of one that no living box has, with its loopback up."""
-        return self._spare.pop() if self._spare else self._make()
+    def take(self) -> BareNetwork:
+        """One that no living box has."""
+        if self._spare:
+            return self._spare.pop()
+        network = BareNetwork(self.home)
+        self._untouched = self._untouched or network.traces()
+        return network
 
-    def lend(self, network: int, pid: int) -> None:
+    def lend(self, network: BareNetwork, pid: int) -> None:
         """Remember who has it: `return_from` must be called at the end of that process, and of all others in it."""
         if len(self._lent) >= _REMEMBERED:
-            os.close(self._lent.pop(next(iter(self._lent))))
+            self._lent.pop(next(iter(self._lent))).close()
         self._lent[pid] = network
 
     def return_from(self, pid: int) -> None:
@@ -51,51 +83,20 @@ class BareNetworks:
         network = self._lent.pop(pid, None)
         if network is None:
             return
-        if len(self._spare) < _SPARE and self._is_untouched(network):
+        if len(self._spare) < _SPARE and (self._careless or network.traces() == self._untouched):
             self._spare.append(network)
         else:
-            os.close(network)
+            network.close()
 
     def drop_spare(self) -> None:
         while self._spare:
-            os.close(self._spare.pop())
-
-    def _make(self) -> int:
-        with self._back_home():
-            kernel.unshare(kernel.CLONE_NEWNET)
-            lo_up()
-            if not self._untouched:
-                self._untouched = _traces()
-            return _open_current()
-
-    def _is_untouched(self, network: int) -> bool:
-        with self._back_home():
-            kernel.setns(network, kernel.CLONE_NEWNET)
-            return self._careless or _traces() == self._untouched
-
-    @contextmanager
-    def _back_home(self) -> Iterator[None]:
-        try:
-            yield
-        finally:
-            kernel.setns(self.home, kernel.CLONE_NEWNET)
+            self._spare.pop().close()
 
 
-def _open_current() -> int:
+def open_current() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _traces() -> bytes:
-    """What could tell of earlier boxes in this namespace: the number of its sockets, and its counters."""
-    sockets = _read("sockstat").partition(b"\n")[0]  # what follows counts those of the whole machine
-    return b"".join((sockets, *map(_read, _COUNTERS)))
-
-
-def _read(name: str) -> bytes:
-    with suppress(FileNotFoundError):  # a kernel without IPv6
-        fd = os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return os.read(fd, 1 << 16)
-        finally:
-            os.close(fd)
-    return b""
+def _open_file(name: str) -> int:
+    """Of the current namespace; it tells of that one for ever."""
+    return os.open(f"/proc/self/net/{name}", os.O_RDONLY | os.O_CLOEXEC)
