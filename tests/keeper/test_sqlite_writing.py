@@ -93,6 +93,21 @@ async def test_a_refused_piece_leaves_no_trace_and_spares_its_neighbours(tmp_pat
     await writer.close()
 
 
+async def test_a_defect_of_ours_is_told_and_the_next_work_is_done(tmp_path: Path) -> None:
+    def defect(db: sqlite3.Connection) -> None:
+        put("half")(db)
+        raise ZeroDivisionError
+
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    for long in (False, True):
+        with pytest.raises(ZeroDivisionError):
+            await writer.do(defect, long=long)
+    assert await writer.do(put("a")) == "a"
+    assert keys(tmp_path / "a.db") == {"a"}
+    await writer.close()
+
+
 async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
     """A process that was stopped in the middle of a transaction must not stop us."""
     writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()

@@ -187,10 +187,10 @@ class SqliteWriter:
             for work, future in batch:
                 answers.append((future, *self._attempt(db, work)))
             db.execute("COMMIT")
-        except sqlite3.Error as error:
+        except Exception as error:  # a defect of ours too: whoever waits must hear of it, and the next must not
             if db.in_transaction:
                 db.execute("ROLLBACK")
-            return _refusing(batch, problem(self._path, error))
+            return _refusing(batch, problem(self._path, error) if isinstance(error, sqlite3.Error) else error)
         return answers
 
     def _alone(self, db: sqlite3.Connection, work: Work) -> tuple[Any, BaseException | None]:
@@ -231,7 +231,7 @@ def _connect(path: Path, *, patience: float) -> sqlite3.Connection:
     return db
 
 
-def _refusing(batch: list[Waiting], refusal: HutchError) -> Answers:
+def _refusing(batch: list[Waiting], refusal: Exception) -> Answers:
     return [(future, None, refusal) for _, future in batch]
 
 

@@ -124,17 +124,24 @@ async def ends(process: processes.Identity) -> bool:
 
 async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
     """End a box and remove what is left of it: groups and directories."""
-    facts = _facts(record)
-    await _end_processes(record, facts)
+    facts: Mapping[str, Any] = record.data
+    pidfd = _open(facts)
+    if pidfd is None:  # gone; unless its record is behind
+        facts = _facts(record)
+        pidfd = _open(facts)
+    if pidfd is not None:
+        await _end_processes(record, facts, pidfd)
     await _remove(record, facts, keep_store)
 
 
-async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any]) -> None:
-    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
+def _open(facts: Mapping[str, Any]) -> int | None:
+    """The pidfd of the box's first process; None if there is none."""
     process = _process(facts)
-    pidfd = process.open() if process else None
-    if pidfd is None:
-        return
+    return process.open() if process else None
+
+
+async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any], pidfd: int) -> None:
+    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
     try:
         processes.kill(pidfd)
         for path in _groups(facts)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
