@@ -13,6 +13,7 @@ from types import FrameType
 from bench import publish, report
 from bench.measures import MEASURES
 from bench.numbers import Number
+from bench.pace import Pace
 from bench.peers import Peers, all_peers, no_peers
 from bench.setting import Setting, setting
 
@@ -27,8 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     started = report.machine()
     with no_peers() if asked.no_peers else all_peers() as peers, setting(peers, brief=asked.brief) as chosen:
         _say_missing(peers)
-        numbers, broken = asyncio.run(_measure(chosen, asked.names or list(MEASURES)))
-        result = report.result(numbers, peers, started, brief=asked.brief, broken=broken)
+        pace = Pace()
+        numbers, broken = asyncio.run(_measure(chosen, asked.names or list(MEASURES), pace))
+        result = report.result(numbers, peers, started, pace, brief=asked.brief, broken=broken)
+        print(report.steadiness(pace.plain()))
         print(report.verdict(numbers))
         if asked.json:
             Path(asked.json).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
@@ -40,10 +43,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _measure(chosen: Setting, names: Sequence[str]) -> tuple[list[Number], dict[str, str]]:
+async def _measure(chosen: Setting, names: Sequence[str], pace: Pace) -> tuple[list[Number], dict[str, str]]:
     numbers: list[Number] = []
     broken: dict[str, str] = {}
     for name in names:
+        pace.take()
         try:
             found = await MEASURES[name](chosen)
         except Exception as error:  # the boundary of one bench: it is reported, and the others still run
@@ -53,6 +57,7 @@ async def _measure(chosen: Setting, names: Sequence[str]) -> tuple[list[Number],
         for number in found:
             print(report.lines(number), flush=True)
             numbers.append(number)
+    pace.take()
     return numbers, broken
 
 

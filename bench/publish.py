@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.measures import MEASURES
 from bench.picture import picture
-from bench.report import WORDS, quantity
+from bench.report import WORDS, quantity, steadiness
 
 TREE = Path(__file__).parent.parent
 
@@ -52,6 +52,8 @@ Not measured: {missing}.
   same Docker daemon; it isolates more.
 - **Over HTTP**: `hutch serve` in a process of its own with receipts on, and Hutch's own client on TCP with a key. Many
   clients means sessions of one client process, each with a box; those with a pause ask four times a second.
+- **One run.** Whatever it shows is published: no bench is repeated and no run is picked. A loop that is timed between
+  the benches tells how steady the machine was; on a shared one, neighbours can double every time.
 - **p95**: 95 of 100 samples were at least this good.
 - **Idle memory** is the fall of MemAvailable, kernel memory included, divided by the number of boxes, after one command
   in each.
@@ -72,7 +74,7 @@ def document(result: dict[str, Any]) -> str:
     about = (
         f"{machine['date']}, commit {machine['commit']}, {machine['processor']}, {machine['cores']} cores, "
         f"Linux {machine['kernel']}, Python {machine['python']}, as {machine['user']}; load before and after: "
-        f"{machine['load_before']} and {machine['load_after']}. Peers: {versions}."
+        f"{machine['load_before']} and {machine['load_after']}; {steadiness(machine['loop_ms'])}. Peers: {versions}."
     )
     missing = "; ".join(f"{name} ({reason})" for name, reason in result["not_measured"].items())
     return DOCUMENT.format(

@@ -3,11 +3,12 @@
 import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.numbers import Number, Summary
+from bench.pace import Pace
 from bench.peers import Peers
 
 WORDS = {True: "met", False: "MISSED", None: "not measured"}
@@ -28,13 +29,19 @@ def verdict(numbers: Sequence[Number]) -> str:
     return "\ngoals: " + ", ".join(f"{count} {word}" for word, count in counted.items() if count)
 
 
+def steadiness(loop_ms: Mapping[str, float]) -> str:
+    taken = f"{loop_ms['fastest']} to {loop_ms['slowest']} ms"
+    return f"the same loop, timed {loop_ms['n']:g} times between the benches, took {taken}"
+
+
 def result(
-    numbers: Sequence[Number], peers: Peers, started: dict[str, object], *, brief: bool, broken: dict[str, str]
-) -> dict[str, object]:
+    numbers: Sequence[Number], peers: Peers, started: dict[str, object], pace: Pace, *, brief: bool,
+    broken: dict[str, str],
+) -> dict[str, object]:  # fmt: skip
     return {
         "brief": brief,
         "broken": broken,
-        "machine": {**started, "load_after": _load()},
+        "machine": {**started, "load_after": _load(), "loop_ms": pace.plain()},
         "peer_versions": peers.versions,
         "not_measured": peers.missing,
         "numbers": [number.plain() for number in numbers],

@@ -18,6 +18,7 @@ from bench.numbers import (
     times_as_long,
     times_faster,
 )
+from bench.pace import Pace
 from bench.peers.errors import PeerFailed
 from bench.picture import picture
 from bench.publish import document
@@ -103,12 +104,21 @@ def test_a_brief_run_writes_its_result(tmp_path: Path) -> None:
     assert result["brief"] and result["not_measured"]["docker"] == "not asked for"
 
 
+def test_the_pace_tells_the_fastest_and_the_slowest() -> None:
+    pace = Pace()
+    pace._taken += [12.04, 9.06, 20.5]
+    assert pace.plain() == {"fastest": 9.1, "slowest": 20.5, "n": 3}
+    pace.take()
+    assert pace.plain()["n"] == 4
+
+
 def test_the_document_and_the_picture_show_every_engine() -> None:
     machine = {"date": "", "commit": "", "processor": "", "python": "", "kernel": "6", "cores": 2, "user": "root"}
     peers = {"docker": Summary(220, 260, 30), "bwrap": Summary(9, 12, 30)}
     create = Number("create", "create to first command", "ms", Summary(4, 6, 300), peers, (times_faster(45, "docker"),))
     result = {
-        "machine": machine | {"load_before": 0.1, "load_after": 2.0},
+        "machine": machine
+        | {"load_before": 0.1, "load_after": 2.0, "loop_ms": {"fastest": 9.1, "slowest": 20.5, "n": 3}},
         "peer_versions": {"docker": "1"},
         "not_measured": {"runsc": "not installed"},
         "numbers": [create.plain()],

@@ -1,6 +1,6 @@
 """Network namespaces of boxes without a network. One that its box left as it was serves the next.
 
-To make a network namespace and to take it down again is a tenth of what a box costs the machine. So a few of those
+To make a network namespace and to take it down again is 6 % of what a box costs the machine. So a few of those
 whose boxes have ended are kept, if nothing in them tells of the box that had them: no socket is left, and not one of
 the kernel's counters has moved, so not a single packet was sent, not even by the box to itself. The others go with
 their boxes.
