@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -146,6 +146,12 @@ class House:
         left += [path for keeper in self.keepers for path in cgroups_of(keeper)]
         left += [f"row {row}" for row in self.rows()]
         return left
+
+    def fates(self, boxes: Iterable[str]) -> dict[str, list[str]]:
+        """What the store tells of these boxes: their events, in order."""
+        with closing(sqlite3.connect(self.state / "hutch.db")) as db:
+            query = "SELECT body FROM events WHERE box_id = ? ORDER BY seq"
+            return {box: [str(body) for (body,) in db.execute(query, (box,))] for box in boxes}
 
     def rows(self) -> list[str]:
         """The boxes that the store knows."""

@@ -84,7 +84,8 @@ async def examine(place: House, told: Told, dice: random.Random) -> None:
         records = {record.id: record for record in hutch._keeper.boxes()}
         odd = [record for record in records.values() if record.state not in (State.RUNNING, State.STOPPED)]
         assert not odd, [f"{record.id} {record.state}: {record.reason}" for record in odd]
-        assert set(told.boxes) <= set(records), "acknowledged boxes are lost"
+        lost = set(told.boxes) - set(records)
+        assert not lost, f"acknowledged boxes are lost: {place.fates(lost)}"
         for box, epoch in told.epochs.items():
             assert records[BoxId(box)].epoch >= epoch
         handles = {box: await hutch.attach(box, takeover=True) for box in records}
