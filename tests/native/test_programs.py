@@ -125,6 +125,7 @@ def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatc
     setting = stages.Setting(
         run="/run", ranged=ranged, last_capability=40, filter=seccomp.Filter(seccomp.program()),
         domain=landlock.Domain(7), command_line=kernel.CommandLine(), masks=(("kcore", False),), without=frozenset(),
+        lends_networks=ranged,
     )  # fmt: skip
     extras = (root.Extra("/srv", "/mnt", False, 1, 2),)
     shapes = [

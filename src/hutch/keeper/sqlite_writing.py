@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.schema import migrate
 from hutch.keeper.sqlite_problems import problem
+from hutch.logs import log
 
 T = TypeVar("T")
 Work = Callable[[sqlite3.Connection], Any]
@@ -154,8 +155,8 @@ class SqliteWriter:
         self._transactions = 0
         try:
             db.execute("PRAGMA wal_checkpoint")
-        except sqlite3.Error:
-            return  # the log grows; what is wrong with the file, the transaction will say
+        except sqlite3.Error as error:  # nothing is lost: it is all in the log, which grows
+            log("store").warning("the log could not be copied into its file", path=self._path, error=error)
 
     def _refuse_all(self, error: BaseException) -> None:
         """The file cannot be opened: everybody who waits, or comes later, is told."""

@@ -1,8 +1,12 @@
 """Network namespaces that are lent to one box after the other."""
 
 import os
+import resource
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +112,30 @@ def test_whoever_makes_one_is_at_home_again(networks: BareNetworks) -> None:
     networks.lend(networks.take(), 1)
     networks.return_from(1)
     assert os.stat("/proc/self/ns/net").st_ino == home == os.fstat(networks.home).st_ino
+
+
+def test_one_that_cannot_be_made_leaves_nothing(networks: BareNetworks) -> None:
+    """Here: too many open files, after the first few."""
+    home, before = os.stat("/proc/self/ns/net").st_ino, len(os.listdir("/proc/self/fd"))
+    free = [os.dup(networks.home) for _ in range(3)]  # the lowest there are
+    for fd in free:
+        os.close(fd)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[2], hard))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            networks.take()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.stat("/proc/self/ns/net").st_ino == home
+
+
+def test_root_without_the_right_to_a_loopback_has_boxes_all_the_same(tmp_path: Path) -> None:
+    """As root of a container is, that was given little more than CAP_SYS_ADMIN."""
+    drop = ["setpriv", "--bounding-set=-net_admin", "--inh-caps=-net_admin"]
+    code = "from socket import *; s = create_server(('127.0.0.1', 0)); create_connection(s.getsockname()); print('up')"
+    hutch = [str(Path(sys.executable).with_name("hutch")), "run", "--", "python3", "-c", code]
+    places = {"HUTCH_STATE_DIR": str(tmp_path / "s"), "HUTCH_RUN_DIR": str(tmp_path / "r")}
+    done = subprocess.run([*drop, *hutch], capture_output=True, text=True, env={**os.environ, **places})
+    assert (done.stdout, done.returncode) == ("up\n", 0), done.stderr

@@ -29,7 +29,7 @@ SLOT_DIRECTORY = "/run/hutch/ids"
 """One for the machine, whatever the state directory: two keepers must never share a range."""
 
 CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID = 0, 1, 3, 4, 5, 6, 7
-CAP_SYS_ADMIN = 21
+CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 ROOT_KEEPS = frozenset({CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID})
 """What the box's own root may do, in the box's namespaces only."""
 
@@ -43,12 +43,16 @@ def last_capability() -> int:
 
 def can_map_ranges() -> bool:
     """Whether this process may give boxes id ranges: privileged, and the ranges are mapped where it runs itself."""
-    needed = (1 << CAP_SETUID) | (1 << CAP_SETGID) | (1 << CAP_SYS_ADMIN) | (1 << CAP_CHOWN)
-    with open("/proc/self/status") as file:
-        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
-    if os.geteuid() != 0 or held & needed != needed:
+    if os.geteuid() != 0 or not holds(CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, CAP_CHOWN):
         return False
     return _covers("/proc/self/uid_map") and _covers("/proc/self/gid_map")
+
+
+def holds(*capabilities: int) -> bool:
+    """Whether this process has all of them in effect."""
+    with open("/proc/self/status") as file:
+        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return all(held >> capability & 1 for capability in capabilities)
 
 
 def _covers(path: str) -> bool:

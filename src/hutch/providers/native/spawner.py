@@ -328,6 +328,10 @@ def main(fd: int) -> None:
         command_line=command_line,
         masks=() if "masks" in options["without"] else root.masks(),
         without=frozenset(options["without"]),
+        # Root of a container may lack the right to raise a loopback that is not its child's own.
+        lends_networks=ranged
+        and identity.holds(identity.CAP_NET_ADMIN)
+        and not {"network namespace", "lent network"} & set(options["without"]),
     )
     gc.collect()
     gc.freeze()

@@ -69,11 +69,8 @@ class Setting(NamedTuple):
     masks: tuple[Mask, ...]
     without: frozenset[str]
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
-
-    @property
-    def lends_networks(self) -> bool:
-        """Whether boxes without a network get namespaces of the spawner's (`network.bare`): only root can make them."""
-        return self.ranged and not {"network namespace", "lent network"} & self.without
+    lends_networks: bool
+    """Whether boxes without a network get namespaces of the spawner's (`network.bare`), or one each with the clone."""
 
 
 class Claim(NamedTuple):

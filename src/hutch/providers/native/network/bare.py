@@ -26,30 +26,39 @@ _COUNTERS = ("dev", "snmp", "snmp6")
 class BareNetwork:
     """One namespace, with its loopback up: made by a process that is in another one, and is so again afterwards."""
 
-    __slots__ = ("_counters", "_sockets", "fd")
+    __slots__ = ("_opened",)
 
     def __init__(self, home: int) -> None:
+        self._opened: list[int] = []
+        """The namespace, what counts its sockets, and its counters."""
         try:
             kernel.unshare(kernel.CLONE_NEWNET)
             lo_up()
-            self.fd = open_current()
-            self._sockets = _open_file("sockstat")
-            self._counters: list[int] = []
+            self._opened.append(_open_current())
+            self._opened.append(_open_file("sockstat"))
             for name in _COUNTERS:
                 with suppress(FileNotFoundError):  # a kernel without IPv6
-                    self._counters.append(_open_file(name))
+                    self._opened.append(_open_file(name))
+        except BaseException:
+            self.close()
+            raise
         finally:
             kernel.setns(home, kernel.CLONE_NEWNET)
 
+    @property
+    def fd(self) -> int:
+        return self._opened[0]
+
     def traces(self) -> bytes:
         """What could tell of boxes that had it: the number of its sockets, and its counters."""
-        sockets = os.pread(self._sockets, 256, 0).partition(b"\n")[0]  # what follows counts those of the whole machine
-        return b"".join((sockets, *(os.pread(fd, 1 << 16, 0) for fd in self._counters)))
+        _, sockets, *counters = self._opened
+        used = os.pread(sockets, 256, 0).partition(b"\n")[0]  # what follows counts those of the whole machine
+        return b"".join((used, *(os.pread(fd, 1 << 16, 0) for fd in counters)))
 
     def close(self) -> None:
         """The last process in it may live on; it goes with that one."""
-        for fd in (self.fd, self._sockets, *self._counters):
-            os.close(fd)
+        while self._opened:
+            os.close(self._opened.pop())
 
 
 class BareNetworks:
@@ -58,7 +67,7 @@ class BareNetworks:
     def __init__(self, *, careless: bool = False) -> None:
         """`careless`: also those are kept that tell of their boxes, for the attack suite."""
         self._careless = careless
-        self.home = open_current()
+        self.home = _open_current()
         self._spare: list[BareNetwork] = []
         self._lent: dict[int, BareNetwork] = {}
         """By the pid of the box's first process; the oldest come first."""
@@ -93,7 +102,7 @@ class BareNetworks:
             self._spare.pop().close()
 
 
-def open_current() -> int:
+def _open_current() -> int:
     return os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
