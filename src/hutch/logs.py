@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
@@ -55,7 +55,9 @@ class _Secrets:
         # Protects the counts and the pattern built from them: boxes come and go on several threads.
         self._lock = threading.Lock()
 
-    def change(self, texts: Iterable[str], by: int) -> None:
+    def change(self, texts: Collection[str], by: int) -> None:
+        if not texts:
+            return
         with self._lock:
             for text in texts:
                 for part in {text, *(text.splitlines() if "\n" in text else ())}:
@@ -89,12 +91,12 @@ def configure(*, level: str = "warning", format: str = "text", write: Callable[[
     _Settings.write = staticmethod(write)
 
 
-def conceal(texts: Iterable[str]) -> None:
+def conceal(texts: Collection[str]) -> None:
     """From now on these texts, and each line of them, appear in no log line and in nothing that `redact` has seen."""
     _secrets.change(texts, 1)
 
 
-def reveal(texts: Iterable[str]) -> None:
+def reveal(texts: Collection[str]) -> None:
     """Undo one `conceal`: the box that held these secrets is gone."""
     _secrets.change(texts, -1)
 

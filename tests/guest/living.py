@@ -22,16 +22,16 @@ from hutch.providers.linked.verdicts import BoxFacts, Counters
 
 _BODY = """
 import json, os, resource, socket, sys
-from hutch.guest.main import Options, serve
+from hutch.guest.main import Means, Options, serve
 listener, spill, options = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 if options.pop("no_processes", False):
     if os.getuid() == 0:  # whom the limit does not bind
         os.setresuid(65534, 65534, 65534)
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 name = options.pop("box_name", "box")
-if options.pop("victims", False):
-    options["oom_fd"] = os.open("/proc/self/oom_score_adj", os.O_RDWR)
-serve(socket.socket(fileno=listener), Options(name, spill_fd=None if spill < 0 else spill, **options))
+score = os.open("/proc/self/oom_score_adj", os.O_RDWR) if options.pop("victims", False) else None
+means = Means(None if spill < 0 else spill, score)
+serve(socket.socket(fileno=listener), Options(name, **options), means)
 """
 PATIENCE = 30.0
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
+from hutch.keeper.records import BoxRecord
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.store import MemoryStore, Store
 from tests.keeper.histories import OPERATIONS, History, Step
@@ -109,14 +110,17 @@ def without_intent(keeper: Keeper) -> None:
     """The record is written after the box was made, so a crash between leaves a box that nobody knows."""
     states, maker = keeper.states, keeper._maker
 
-    async def nothing(live: Live) -> None:
-        keeper._live[live.record.id] = live
+    open_now = states.open
+
+    async def not_yet(record: BoxRecord, opened: Callable[[], None]) -> BoxRecord:
+        opened()
+        return record
 
     boot = maker._boot
 
     async def late(live: Live, provider: Any, order: Any) -> None:
         made = await provider.create(order, live.record.instance)
-        await states.open(live.record)
+        await open_now(live.record)
         provider_create = provider.create
 
         async def again(*_: Any) -> Any:
@@ -128,7 +132,7 @@ def without_intent(keeper: Keeper) -> None:
         finally:
             provider.create = provider_create
 
-    maker._open = nothing  # type: ignore[method-assign]
+    states.open = not_yet  # type: ignore[method-assign,assignment]
     maker._boot = late  # type: ignore[method-assign]
     keeper.engines.in_use = lambda: ()  # type: ignore[method-assign]
 

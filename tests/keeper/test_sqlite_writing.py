@@ -64,12 +64,43 @@ async def test_before_the_file_is_open_the_thread_does_it(tmp_path: Path) -> Non
     await writer.close()
 
 
-async def test_one_turn_of_the_loop_is_one_transaction(tmp_path: Path) -> None:
+async def test_a_piece_alone_is_done_when_the_call_returns(tmp_path: Path) -> None:
+    """Whoever changes a box's record need not wait for the loop to turn."""
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    answer = writer.do(put("a"))
+    assert answer.done() and keys(tmp_path / "a.db") == {"a"}
+    assert await answer == "a"
+    await writer.close()
+
+
+async def test_whoever_asks_for_thousands_lets_others_have_their_turn(tmp_path: Path) -> None:
+    writer = SqliteWriter(tmp_path / "a.db")
+    await usable(writer)
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    for number in range(10 * sqlite_writing.AT_ONCE):
+        await writer.do(put(str(number)))
+    counting.cancel()
+    assert turns >= 9
+    await writer.close()
+
+
+async def test_what_waits_in_one_turn_is_one_transaction(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
     before = writer._transactions
-    await asyncio.gather(*(writer.do(put(str(number))) for number in range(100)))
-    assert writer._transactions == before + 1
+    answers = [writer.do(put(str(number))) for number in range(100)]
+    assert [answer.done() for answer in answers].count(True) == sqlite_writing.AT_ONCE
+    assert await asyncio.gather(*answers) == [str(number) for number in range(100)]
+    assert writer._transactions == before + sqlite_writing.AT_ONCE + 1
     await writer.close()
 
 
@@ -80,9 +111,10 @@ async def test_a_refused_piece_leaves_no_trace_and_spares_its_neighbours(tmp_pat
 
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
-    answers = await asyncio.gather(
-        writer.do(put("a")), writer.do(half_done), writer.do(put("a")), writer.do(put("b")), return_exceptions=True
-    )
+    with another_writes(tmp_path / "a.db"):  # so that all four are one transaction
+        asked = [writer.do(put("a")), writer.do(half_done), writer.do(put("a")), writer.do(put("b"))]
+        await asyncio.sleep(0.02)
+    answers = await asyncio.gather(*asked, return_exceptions=True)
     assert answers[0] == "a" and answers[3] == "b"
     assert isinstance(answers[1], Conflict) and isinstance(answers[2], HutchError)
     assert keys(tmp_path / "a.db") == {"a", "b"}
@@ -113,7 +145,7 @@ async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
     writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
     await writer.do(put("before"))
     with another_writes(tmp_path / "a.db"):
-        waiting = asyncio.create_task(writer.do(put("after", threads)))
+        waiting = writer.do(put("after", threads))
         turns = 0
         until = time.monotonic() + 0.2
         while time.monotonic() < until:
@@ -165,8 +197,12 @@ async def test_long_answers_are_the_threads(tmp_path: Path) -> None:
 
 def test_a_second_loop_leaves_its_work_to_the_thread(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
-    asyncio.run(writer.do(put("first")))
-    assert asyncio.run(writer.do(put("second"))) == "second"
+
+    async def write(key: str) -> str:
+        return await writer.do(put(key))
+
+    asyncio.run(write("first"))
+    assert asyncio.run(write("second")) == "second"
     asyncio.run(writer.close())
     assert keys(tmp_path / "a.db") == {"first", "second"}
 
@@ -174,11 +210,12 @@ def test_a_second_loop_leaves_its_work_to_the_thread(tmp_path: Path) -> None:
 async def test_whoever_gave_up_is_not_answered_and_the_work_is_done(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
-    task = asyncio.create_task(writer.do(put("a")))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
+    with another_writes(tmp_path / "a.db"):
+        waiting = writer.do(put("a"))
+        await asyncio.sleep(0.01)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
     assert await writer.do(put("b")) == "b"
     assert keys(tmp_path / "a.db") == {"a", "b"}
     await writer.close()
@@ -187,11 +224,12 @@ async def test_whoever_gave_up_is_not_answered_and_the_work_is_done(tmp_path: Pa
 async def test_closing_writes_what_waits_and_leaves_one_file(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
-    tasks = [asyncio.create_task(writer.do(put(str(number)))) for number in range(3)]
-    await asyncio.sleep(0)
+    wanted = [str(number) for number in range(2 * sqlite_writing.AT_ONCE)]
+    answers = [writer.do(put(key)) for key in wanted]
+    assert not answers[-1].done()
     await writer.close()
-    assert await asyncio.gather(*tasks) == list("012")
-    assert keys(tmp_path / "a.db") == set("012")
+    assert await asyncio.gather(*answers) == wanted
+    assert keys(tmp_path / "a.db") == set(wanted)
     assert os.listdir(tmp_path) == ["a.db"]
     with pytest.raises(Unavailable, match="closed"):
         await writer.do(put("late"))

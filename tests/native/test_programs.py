@@ -136,9 +136,9 @@ def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatc
     for shape in shapes:
         texts = [
             written.enter(("/sys/fs/cgroup/tasks",)), written.begin(shape, extras), written.name_servers("n", extras),
-            written.finish(shape, stages.Claim("box", 1 << 20, 100, 64, 16, extras)),
+            written.finish(shape, stages.Claim(1 << 20, 100, 64, 16, extras), "box"),
         ]  # fmt: skip
         ends = [marshal.loads(text)[1] for text in texts]
         assert ends[:3] == [None] * 3
-        options, keeper = ends[3]
+        options, keeper = marshal.loads(ends[3])[1]
         assert stages.SPILL < options < keeper

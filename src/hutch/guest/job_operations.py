@@ -139,7 +139,7 @@ def _make_room(guest: "Guest", channel: Channel, _fields: Fields) -> None:
 
 
 def _kill_all(guest: "Guest", channel: Channel, _fields: Fields) -> None:
-    guest.jobs.kill_all(guest.options.is_init)
+    guest.jobs.kill_all(guest.means.is_init)
     channel.reply()
 
 

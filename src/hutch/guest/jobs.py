@@ -16,7 +16,7 @@ from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.starting import OomScore, environment, kill_session, spawn
+from hutch.guest.starting import OomScore, environment, find_shell, kill_session, spawn
 from hutch.guest.steps import Failure
 from hutch.guest.strays import Strays
 
@@ -98,14 +98,14 @@ class Job:
 class Jobs:
     """The table of a guest's jobs."""
 
+    DESCRIPTORS = 3
+    """How many it opens when it is made."""
+
     def __init__(
         self,
         loop: Loop,
         spill: Spill,
         prefix: str,
-        workdir: str,
-        env: Mapping[str, str],
-        shell: str,
         oom_fd: int | None,
         strays: Strays,
         hidden: Sequence[int] = (),
@@ -123,9 +123,9 @@ class Jobs:
         self._spill = spill
         self._prefix = prefix
         self._number = 0
-        self._workdir = workdir
-        self._env = environment({}, env)
-        self._shell = shell
+        self._workdir = "/"
+        self._env: Mapping[bytes, bytes] = {}
+        self._shell = ""
         self._score = OomScore(oom_fd)
         self._strays = strays
         # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
@@ -134,6 +134,12 @@ class Jobs:
         self._nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
         spill.make_room = self._make_room
         loop.on_child(self.reap)
+
+    def begin(self, workdir: str, env: Mapping[str, str], shell: str) -> None:
+        """Where commands run, and with what; `shell` is for those that are a text, empty: the one there is."""
+        self._workdir = workdir
+        self._env = environment({}, env)
+        self._shell = shell
 
     @property
     def running(self) -> int:
@@ -159,7 +165,7 @@ class Jobs:
         pty: tuple[int, int] | None = None,
         patient: bool = False,
     ) -> Job:
-        argv = [self._shell, "-c", command] if isinstance(command, str) else command
+        argv = self._in_shell(command) if isinstance(command, str) else command
         if not argv or not command:
             raise Failure("invalid", "the command is empty")
         self._number += 1
@@ -190,6 +196,11 @@ class Jobs:
         if timeout is not None:
             job.timer = self._loop.after(timeout, lambda: self._time_out(job))
         return job
+
+    def _in_shell(self, command: str) -> list[str]:
+        # Not before: looking for it takes longer than many a command.
+        self._shell = self._shell or find_shell()
+        return [self._shell, "-c", command]
 
     def make_room(self) -> int:
         """Kill what ended jobs have left behind; how many that were."""

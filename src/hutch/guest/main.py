@@ -7,7 +7,7 @@ import signal
 import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from hutch.guest import job_operations, transfers
 from hutch.guest.channels import Channel, Connection, Fields, Operation
@@ -29,10 +29,7 @@ _syscall = ctypes.CDLL(None).syscall
 class Options:
     """What the one who makes the box tells its guest."""
 
-    __slots__ = (
-        "admits", "box_id", "env", "is_deputy", "is_init", "on_ready", "oom_fd", "orphan_grace", "shell", "spill_fd",
-        "ttl_deadline", "workdir",
-    )  # fmt: skip
+    __slots__ = ("admits", "box_id", "env", "on_ready", "orphan_grace", "shell", "ttl_deadline", "workdir")
 
     def __init__(
         self,
@@ -41,12 +38,8 @@ class Options:
         workdir: str = "/workspace",
         env: Mapping[str, str] | None = None,
         shell: str = "",
-        spill_fd: int | None = None,
-        oom_fd: int | None = None,
         orphan_grace: float = 0.0,
         ttl_deadline: float = 0.0,
-        is_init: bool = False,
-        is_deputy: bool = False,
         on_ready: Callable[[], None] | None = None,
         admits: Callable[[socket.socket], bool] | None = None,
     ) -> None:
@@ -56,48 +49,61 @@ class Options:
         """The whole environment of every command; what a command asks for is added to it."""
         self.shell = shell
         """For commands that are a text; empty: /bin/bash, else /bin/sh."""
-        self.spill_fd = spill_fd
-        """A directory outside the user's view for output that does not fit in memory; None: head and tail only."""
-        self.oom_fd = oom_fd
-        """The guest's own oom_score_adj, opened for reading and writing while that was allowed."""
         self.orphan_grace = orphan_grace
         """Seconds without any connection until the guest ends the box; 0: never."""
         self.ttl_deadline = ttl_deadline
         """Monotonic second at which the guest ends the box; 0: never."""
-        self.is_init = is_init
-        """Whether it is PID 1 of the box and may kill everything in it."""
-        self.is_deputy = is_deputy
-        """Whether it is a second guest of a box, for another user than PID 1."""
         self.on_ready = on_ready
         self.admits = admits
         """Who may connect, where the box's own commands can reach the listener; None: nobody else can."""
 
 
-class Guest:
-    """The listener, its connections, and the clocks that end the box without a keeper."""
+class Means(NamedTuple):
+    """What a guest has before it is told anything."""
 
-    def __init__(self, listener: int, options: Options) -> None:
+    spill_fd: int | None = None
+    """A directory outside the user's view for output that does not fit in memory; None: head and tail only."""
+    oom_fd: int | None = None
+    """The guest's own oom_score_adj, opened for reading and writing while that was allowed."""
+    is_init: bool = False
+    """Whether it is PID 1 of the box and may kill everything in it."""
+    is_deputy: bool = False
+    """Whether it is a second guest of a box, for another user than PID 1."""
+
+
+class Guest:
+    """The listener, its connections, and the clocks that end the box without a keeper.
+
+    Made ahead of its box's order, perhaps; it begins when it is told its options.
+    """
+
+    DESCRIPTORS = 1 + Jobs.DESCRIPTORS
+    """How many it opens when it is made."""
+
+    def __init__(self, listener: int, means: Means) -> None:
         """`listener`: the descriptor of a listening stream socket."""
-        self.options = options
+        self.options = Options("")
         self.loop = Loop()
+        self.means = means
         self._listener = listener
         self._boot = os.urandom(6).hex()
         self.jobs = Jobs(
             self.loop,
-            Spill(options.spill_fd),
+            Spill(means.spill_fd),
             prefix=f"{self._boot[:6]}-",
-            workdir=options.workdir,
-            env=options.env,
-            shell=options.shell or _find_shell(),
-            oom_fd=options.oom_fd,
-            strays=Strays(is_init=options.is_init, is_deputy=options.is_deputy),
-            hidden=[fd for fd in (options.spill_fd, options.oom_fd, listener) if fd is not None],
+            oom_fd=means.oom_fd,
+            strays=Strays(is_init=means.is_init, is_deputy=means.is_deputy),
+            hidden=[fd for fd in (means.spill_fd, means.oom_fd, listener) if fd is not None],
         )
         self._connections: set[Connection] = set()
         self._orphan_timer: Timer | None = None
         self._ttl_timer: Timer | None = None
         os.set_blocking(listener, False)
         self.loop.watch(listener, READ, self._accept)
+
+    def begin(self, options: Options) -> None:
+        self.options = options
+        self.jobs.begin(options.workdir, options.env, options.shell)
         self._wind_orphan_clock()
         if options.ttl_deadline:
             self._ttl_timer = self.loop.at(options.ttl_deadline, self._end)
@@ -180,14 +186,14 @@ class Guest:
                 "files_free": stat.f_favail,
                 "read_only": bool(stat.f_flag & os.ST_RDONLY),
             }
-        countable = fields.get("tasks") and self.options.is_init
+        countable = fields.get("tasks") and self.means.is_init
         tasks = sum(process.threads for process in processes()) if countable else None
         channel.reply({"space": found, "tasks": tasks})
 
     def usage(self, channel: Channel, _fields: Fields) -> None:
         """CPU seconds of all commands so far: those that have ended, and those that run if all /proc shows is ours."""
         ended = os.times()
-        live = processes() if self.options.is_init else []
+        live = processes() if self.means.is_init else []
         tick = os.sysconf("SC_CLK_TCK")
         user = ended.children_user + sum(process.user_ticks for process in live) / tick
         system = ended.children_system + sum(process.system_ticks for process in live) / tick
@@ -195,7 +201,7 @@ class Guest:
 
     def _end(self) -> None:
         """The end of PID 1 is the end of every process in its pid namespace."""
-        self.jobs.kill_all(self.options.is_init)
+        self.jobs.kill_all(self.means.is_init)
         os._exit(0)
 
 
@@ -226,6 +232,7 @@ def ignore_signals() -> None:
 def serve(
     listener: socket.socket | int,
     options: Options,
+    means: Means,
     *,
     first: socket.socket | int | None = None,
     operations: Mapping[str, Operation] | None = None,
@@ -239,7 +246,8 @@ def serve(
     for fd in range(3):
         _ensure_open(fd)
     _keep_descriptors()
-    guest = Guest(_descriptor(listener), options)
+    guest = Guest(_descriptor(listener), means)
+    guest.begin(options)
     gc.freeze()
     if options.on_ready is not None:
         options.on_ready()
@@ -273,10 +281,3 @@ def _keep_descriptors() -> None:
         if fd > 2:
             with suppress(OSError):
                 os.set_inheritable(fd, False)
-
-
-def _find_shell() -> str:
-    for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
-        if os.access(path, os.X_OK):
-            return path
-    return "/bin/sh"

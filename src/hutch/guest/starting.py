@@ -134,6 +134,13 @@ def environment(base: Mapping[bytes, bytes], asked: Mapping[str, str] | None) ->
     return merged
 
 
+def find_shell() -> str:
+    for path in ("/bin/bash", "/usr/bin/bash", "/bin/sh"):
+        if os.access(path, os.X_OK):
+            return path
+    return "/bin/sh"
+
+
 def kill_session(leader: int) -> None:
     """End the group at once, then what formed groups of its own in the session; a few rounds catch late forks."""
     with suppress(OSError):

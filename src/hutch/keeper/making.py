@@ -83,10 +83,15 @@ class Maker:
         )  # fmt: skip
         live = Live(record, secrets=tuple(effective.secrets.values()))
         conceal(live.secrets)
+
+        def opened() -> None:
+            """From then on the box is ours to make or to clean up."""
+            self._boxes[record.id] = live
+
         try:
             with telemetry.step("hutch.create.record"):
                 async with self._room.reserve(owner, effective.limits):
-                    await whole(self._open(live))
+                    await self._states.open(record, opened)
             await self._boot(live, provider, order)
         except BaseException as error:
             if record.id in self._boxes:
@@ -112,11 +117,6 @@ class Maker:
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
         return Order(box_id=box_id, keeper=self._keeper, spec=spec, places=places, orphan_grace_sec=grace)
-
-    async def _open(self, live: Live) -> None:
-        """Write the intent; from then on the box is ours to make or to clean up."""
-        await self._states.open(live.record)
-        self._boxes[live.record.id] = live
 
     async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
         with telemetry.step("hutch.create.engine", provider=provider.name):

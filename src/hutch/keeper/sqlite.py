@@ -2,6 +2,7 @@
 
 import sqlite3
 import time
+from collections.abc import Awaitable
 from pathlib import Path
 
 from hutch.errors import Conflict
@@ -22,7 +23,7 @@ class SqliteStore:
         self._writer = SqliteWriter(path)
         self._do = self._writer.do
 
-    async def insert(self, record: BoxRecord, event: Event) -> None:
+    def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
         def work(db: sqlite3.Connection) -> None:
             try:
                 db.execute(
@@ -33,9 +34,9 @@ class SqliteStore:
                 raise Conflict(f"box {record.id} or its idempotency key exists", op="create") from error
             _append(db, event)
 
-        await self._do(work)
+        return self._do(work)
 
-    async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
+    def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
         def work(db: sqlite3.Connection) -> bool:
             try:
                 changed = db.execute(
@@ -49,9 +50,9 @@ class SqliteStore:
                 _append(db, event)
             return bool(changed)
 
-        return await self._do(work)
+        return self._do(work)
 
-    async def remove(self, tombstone: Tombstone, expected: int, event: Event) -> bool:
+    def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
         def work(db: sqlite3.Connection) -> bool:
             gone = db.execute("DELETE FROM boxes WHERE id = ? AND version = ?", (tombstone.id, expected)).rowcount
             if not gone:
@@ -64,7 +65,7 @@ class SqliteStore:
             _append(db, event)
             return True
 
-        return await self._do(work)
+        return self._do(work)
 
     async def get(self, box_id: BoxId) -> BoxRecord | None:
         return await self._one("SELECT body FROM boxes WHERE id = ?", (box_id,))

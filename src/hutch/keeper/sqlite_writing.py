@@ -1,11 +1,10 @@
 """How a store's work reaches its SQLite file: on the event loop where that is quick, in a thread where it may wait.
 
-All that one turn of the loop asks for is one transaction, each of several pieces in a savepoint of its own; it is
-committed, and only then answered. So an answered write is in the log, a refused one left no trace, and a hundred
-concurrent creations pay for few commits. To hand such a transaction to a thread and back takes three times as long as
-the transaction itself, which is some writes to the page cache. So the loop does it, except where it would have to wait:
-for another process that holds the file's write lock, for the disk (when the log is copied into the file), for a long
-answer, or for the thread.
+A piece of work is committed, and only then answered: an answered write is in the log, and a refused one left no trace.
+Usually it is a transaction of its own, done where it is asked for: that is some writes to the page cache, and takes a
+third of the time that a thread would need to take it and to answer. It waits for its turn where the loop would have to
+wait: for another process that holds the file's write lock, for the disk (when the log is copied into the file), for a
+long answer, or for the thread. All that waits is one transaction, each piece in a savepoint of its own.
 """
 
 import asyncio
@@ -30,6 +29,8 @@ Answers = list[tuple["asyncio.Future[Any]", Any, BaseException | None]]
 BATCH = 256
 CHECKPOINT = 256
 """Transactions after which the log is copied into the file."""
+AT_ONCE = 32
+"""Pieces in a row that are done where they are asked for: then the loop turns, whoever asks for thousands."""
 _PATIENCE = 30.0
 """Seconds the thread waits for other writers."""
 
@@ -56,38 +57,55 @@ class SqliteWriter:
         self._db: sqlite3.Connection | None = None
         """The loop's."""
         self._pending: list[Waiting] = []
+        self._at_once = 0
+        self._closed = False
         self._handed = 0
         """Batches of the loop that the thread has not answered yet."""
         self._transactions = 0
         self._thread = threading.Thread(target=self._serve, name="hutch-store", daemon=True)
         self._thread.start()
 
-    async def do(self, work: Callable[[sqlite3.Connection], T], *, long: bool = False) -> T:
-        """What `work` returns, once it is committed. `long`: it may read much, and is left to the thread."""
-        if self._failure is not None:
-            raise problem(self._path, self._failure)
-        if not self._thread.is_alive():
-            raise Unavailable(f"the store {self._path} is closed")
+    def do(self, work: Callable[[sqlite3.Connection], T], *, long: bool = False) -> "asyncio.Future[T]":
+        """What `work` returns, once it is committed; often that is at once. `long`: it may read much, and is left to
+        the thread."""
         loop = asyncio.get_running_loop()
-        self._loop = self._loop or loop
         future: asyncio.Future[T] = loop.create_future()
-        if long or loop is not self._loop:
-            self._queue.put(Handed([(work, future)], _nothing))
-            return await future
-        if not self._pending:
-            loop.call_soon(self._flush)
-        self._pending.append((work, future))
-        return await future
+        waiting = (work, future)
+        self._loop = self._loop or loop
+        if self._failure is not None:
+            future.set_exception(problem(self._path, self._failure))
+        elif self._closed:
+            future.set_exception(Unavailable(f"the store {self._path} is closed"))
+        elif long or loop is not self._loop:
+            self._queue.put(Handed([waiting], _nothing))
+        elif not self._do_now(waiting):
+            if not self._pending:
+                loop.call_soon(self._flush)
+            self._pending.append(waiting)
+        return future
 
     async def close(self) -> None:
-        if self._thread.is_alive():
+        if not self._closed:
+            self._closed = True
             self._flush()
             self._queue.put(None)
             await asyncio.get_running_loop().run_in_executor(None, self._end)
 
     # --- on the loop ----------------------------------------------------------------------------------------
 
+    def _do_now(self, waiting: Waiting) -> bool:
+        """False: it has to wait."""
+        if self._pending or self._at_once == AT_ONCE:
+            return False
+        db = self._begun()
+        if db is None:
+            return False
+        self._at_once += 1
+        _answer(self._commit(db, [waiting]))
+        return True
+
     def _flush(self) -> None:
+        self._at_once = 0
         batch, self._pending = self._pending, []
         if not batch:
             return
@@ -130,6 +148,7 @@ class SqliteWriter:
                 batch = [waiting for each in handed for waiting in each.batch]
                 self._answer_from_afar(self._commit(db, batch), handed)
         finally:
+            self._closed = True
             db.close()
 
     def _next(self) -> list[Handed] | None:

@@ -1,8 +1,9 @@
 """The one door: every change of a box's record is made here, by compare-and-set, with a reason and an event."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from hutch.errors import Conflict
 from hutch.keeper.records import BoxRecord, Tombstone
@@ -15,6 +16,10 @@ Listener = Callable[[Event], None]
 Witness = Callable[[BoxRecord | None, BoxRecord, Event | None], Awaitable[None] | None]
 """Gets the record before (None: it is new), the one after, and what the listeners are told. What it returns is waited
 for."""
+Told = list[Awaitable[None]]
+"""Of a change that was written: what is still to be waited for."""
+
+T = TypeVar("T")
 
 _IN_WORDS = {
     State.CREATING: "is still being created",
@@ -49,11 +54,17 @@ class States:
         self.witnesses: list[Witness] = []
         """See every change that was written, also those that are no event."""
 
-    async def open(self, record: BoxRecord) -> BoxRecord:
-        """Write the intent: from now on the box can be found and destroyed, whatever happens."""
+    async def open(self, record: BoxRecord, opened: Callable[[], None] | None = None) -> BoxRecord:
+        """Write the intent: from now on the box can be found and destroyed, whatever happens. `opened` is called then,
+        even if the caller is cancelled while it is being written."""
         event = _event(record, "created", new=record.state, reason=record.reason)
-        await self._store.insert(record, event)
-        await self._tell(None, record, event)
+
+        def written(_: None) -> Told:
+            if opened is not None:
+                opened()
+            return self._tell(None, record, event)
+
+        await self._settled(self._store.insert(record, event), written)
         return record
 
     async def change(
@@ -64,7 +75,7 @@ class States:
             raise Conflict(f"{in_words(record)}, it cannot become {to}", details={"state": str(record.state)})
         moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
         event = _event(moved, "state", old=record.state, new=to, reason=reason)
-        return await whole(self._write(record, moved, event, into))
+        return await self._write(record, moved, event, into)
 
     async def update(
         self, record: BoxRecord, *, kind: str = "", reason: str = "", into: Holder | None = None, **fields: Any
@@ -72,7 +83,7 @@ class States:
         """Change a record within its state (lease, instance facts); an event only if `kind` names one."""
         updated = record.but(version=record.version + 1, **fields)
         event = _event(updated, kind, reason=reason) if kind else None
-        return await whole(self._write(record, updated, event, into))
+        return await self._write(record, updated, event, into)
 
     async def forget(self, record: BoxRecord, reason: str) -> None:
         """The box is gone from its engine: drop the record, leave a tombstone."""
@@ -82,7 +93,7 @@ class States:
         tombstone = Tombstone(id=record.id, owner=record.owner, reason=reason, at=event.at)
         if not await self._store.remove(tombstone, record.version, event):
             raise _lost_race(record)
-        await self._tell(record, record, event)
+        await _all(self._tell(record, record, event))
 
     async def reassert(self, holder: Holder, keeper: str) -> bool:
         """Whether the box is still `keeper`'s. Whoever writes first has it, so its record is written once; the holder
@@ -105,20 +116,38 @@ class States:
             listener(event)
 
     async def _write(self, old: BoxRecord, new: BoxRecord, event: Event | None, into: Holder | None) -> BoxRecord:
-        if not await self._store.replace(new, old.version, event):
-            raise _lost_race(old)
-        if into is not None:
-            into.record = new
-        await self._tell(old, new, event)
+        def written(changed: bool) -> Told:
+            if not changed:
+                raise _lost_race(old)
+            if into is not None:
+                into.record = new
+            return self._tell(old, new, event)
+
+        await self._settled(self._store.replace(new, old.version, event), written)
         return new
 
-    async def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> None:
+    async def _settled(self, writing: Awaitable[T], written: Callable[[T], Told]) -> None:
+        """What the store was asked to write, and what follows from it, though the caller may be cancelled between."""
+        if not isinstance(writing, asyncio.Future) or not writing.done():
+            await whole(_followed(writing, written))
+        elif told := written(writing.result()):
+            await whole(_all(told))
+
+    def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Told:
         waiting = [seen for witness in self.witnesses if (seen := witness(old, new, event)) is not None]
         if event is not None:
             for listener in self.listeners:
                 listener(event)
-        for seen in waiting:
-            await seen
+        return waiting
+
+
+async def _followed(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
+    await _all(written(await writing))
+
+
+async def _all(told: Told) -> None:
+    for seen in told:
+        await seen
 
 
 def _lost_race(record: BoxRecord) -> Conflict:

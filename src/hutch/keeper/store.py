@@ -1,6 +1,7 @@
 """Where records live: the protocol every store keeps, and the store in memory."""
 
 import time
+from collections.abc import Awaitable
 from typing import Protocol
 
 from hutch.errors import Conflict
@@ -12,16 +13,22 @@ TOMBSTONE_SECONDS = 7 * 24 * 3600.0
 
 
 class Store(Protocol):
-    """Every write is one transaction: a record, the event that tells of it, and nothing half done."""
+    """Every write is one transaction: a record, the event that tells of it, and nothing half done.
 
-    async def insert(self, record: BoxRecord, event: Event) -> None:
+    A change of a box may be done when the call returns: its answer is a future that is done then.
+    """
+
+    def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
         """A new box. Conflict if the id, or the owner's idempotency key, is taken."""
+        ...
 
-    async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
+    def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
         """Compare-and-set: False, and nothing written, unless the stored version is `expected`."""
+        ...
 
-    async def remove(self, tombstone: Tombstone, expected: int, event: Event) -> bool:
+    def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
         """Compare-and-set removal; the tombstone stays."""
+        ...
 
     async def get(self, box_id: BoxId) -> BoxRecord | None: ...
 

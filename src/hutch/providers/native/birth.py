@@ -6,6 +6,7 @@ Here names are imported one by one, and whatever runs in a child has run in the 
 the interpreter has specialised no longer writes to the objects it finds its names by, and so not to their pages.
 """
 
+from ctypes import Array, c_char
 from marshal import loads
 from os import O_CLOEXEC, O_RDWR, _exit, close, write
 from os import open as open_file
@@ -18,8 +19,12 @@ from hutch.guest.payloads import decode, encode
 from hutch.guest.protocol import REQUEST, frame
 from hutch.providers.native.building import UMASK
 from hutch.providers.native.programs import Inbox, Writer, perform
-from hutch.providers.native.stages import LISTENER, OOM, SOCK, SPILL
+from hutch.providers.native.stages import SOCK
+from hutch.providers.native.unborn import prepare, prepared
 from hutch.providers.native.wire import sealed, told, unsealed
+
+End = tuple[int, int] | None
+"""Of a program: what the last one ends with."""
 
 _inbox = Inbox()
 _PATIENCE = 1.0
@@ -49,7 +54,7 @@ def _become_guest() -> tuple[Guest, int]:
     try:
         options, keeper = _grow_up(SOCK)
         part = "serve"
-        return _guest(LISTENER, options, spill=SPILL, oom=OOM, is_init=True), keeper
+        return _guest(options), keeper
     except _Failed as failure:
         _report(str(failure), failure.__cause__ or failure)
     except BaseException as error:
@@ -59,22 +64,28 @@ def _become_guest() -> tuple[Guest, int]:
 
 def _grow_up(sock: int) -> tuple[int, int]:
     """Perform program after program; what comes with the last one: the descriptors of an order."""
-    end: tuple[int, int] | None = None
+    end: End = None
     while end is None:
         if not _inbox.receive(sock):
             _exit(0)
-        parts, end = loads(_inbox.content)
-        for part, steps in parts:
-            try:
-                perform(steps)
-            except Exception as error:
-                raise _Failed(part) from error
+        end = _perform(_inbox.content)
     return end
 
 
-def _guest(listener: int, told_in: int, *, spill: int | None, oom: int, is_init: bool) -> Guest:
-    given = decode(unsealed(told_in))
-    return Guest(listener, Options(**given, spill_fd=spill, oom_fd=oom, is_init=is_init))
+def _perform(program: "Array[c_char] | bytes") -> End:
+    parts, end = loads(program)
+    for part, steps in parts:
+        try:
+            perform(steps)
+        except Exception as error:
+            raise _Failed(part) from error
+    return _perform(end) if isinstance(end, bytes) else end
+
+
+def _guest(told_in: int) -> Guest:
+    guest = prepared()
+    guest.begin(Options(**decode(unsealed(told_in))))
+    return guest
 
 
 def _report(part: str, error: BaseException) -> None:
@@ -97,14 +108,13 @@ class Rehearsal:
         self._listener = socket(AF_UNIX, SOCK_STREAM)
         self._score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
         self._options = sealed(b'{"box_id":"","workdir":"/","env":{"PATH":"/usr/bin:/bin"},"orphan_grace":1.0}')
-        self._spawner.send(_harmless())
+        self._spawner.send(_harmless(self._listener.fileno(), self._score))
         self._keeper.send(frame(REQUEST, 1, b'{"op":"ping"}') + frame(REQUEST, 2, b'{"op":"run","command":["true"]}'))
 
     def perform(self) -> bool:
         """False: it did not come to its end."""
         _grow_up(self._child.fileno())
-        # Never as init: that one may kill everybody it sees, and here that would be the machine.
-        guest = _guest(self._listener.fileno(), self._options, spill=None, oom=self._score, is_init=False)
+        guest = _guest(self._options)
         guest.welcome(self._theirs)
         answers: list[bytes] = []
 
@@ -124,9 +134,11 @@ class Rehearsal:
             sock.close()
 
 
-def _harmless() -> bytes:
+def _harmless(listener: int, score: int) -> bytes:
     writer = Writer(())
     writer.part("rehearse")
     writer.chdir("/")
     writer.call("umask", UMASK, answer=UMASK)
+    # Never as init: that one may kill everybody it sees, and here that would be the machine.
+    writer.ask(prepare, listener, None, score, False)
     return writer.written((0, 0))

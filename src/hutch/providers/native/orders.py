@@ -56,7 +56,7 @@ def deputy_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> byt
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
     env = environment(spec, record.box_id[:12]) | {"HOME": home, "USER": name, "LOGNAME": name}
-    told = {"box_id": record.box_id, "workdir": spec.workdir, "env": env, "is_deputy": True}
+    told = {"box_id": record.box_id, "workdir": spec.workdir, "env": env}
     return json.dumps(told).encode()
 
 
@@ -108,6 +108,7 @@ def request(order: Order, image: Image, store: str | None, *, ranged: bool, coun
     return {
         "id": order.box_id,
         "keeper": order.keeper,
+        "hostname": hostname(order),
         "shape": {
             "lowers": image.lowers,
             "binds": binds,
@@ -120,7 +121,6 @@ def request(order: Order, image: Image, store: str | None, *, ranged: bool, coun
             "shown": [(place.real, _target(place.target)[1:]) for place in shown],
         },
         "claim": {
-            "hostname": hostname(order),
             "size": limits.disk_mb << 20,
             "inodes": inodes(limits),
             "open_files": limits.open_files,

@@ -38,6 +38,7 @@ from hutch.providers.native.root import (
     open_extra,
     open_source,
 )
+from hutch.providers.native.unborn import prepare
 
 Step = tuple[int, int | None, tuple[Any, ...]]
 """Which of `_FUNCTIONS`, what it must answer, and its arguments."""
@@ -45,7 +46,7 @@ Part = tuple[str, tuple[Step, ...]]
 """Steps, and in words what they are for: told when one of them fails."""
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch,
+    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch, prepare,
 )  # fmt: skip
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6
@@ -102,7 +103,7 @@ class Inbox:
 
 
 def send(sock: SocketType, program: bytes, fds: Sequence[int] = ()) -> None:
-    """To a child, whose descriptors will have the numbers that `Writer.receive` gave."""
+    """To a child, whose descriptors will have the numbers that `Writer.foresee` gave."""
     if len(program) > LARGEST or len(fds) > MOST_DESCRIPTORS:
         raise OSError(EMSGSIZE, f"a program of {len(program)} bytes and {len(fds)} descriptors is too large")
     sock.sendmsg([program], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else [])
@@ -115,8 +116,9 @@ class Writer:
         self._open = set(descriptors)
         self._parts: list[tuple[str, list[Step]]] = []
 
-    def written(self, end: tuple[int, int] | None = None) -> bytes:
-        """For the child, which reads it with marshal; `end` comes with the last of its programs."""
+    def written(self, end: tuple[int, int] | bytes | None = None) -> bytes:
+        """For the child, which reads it with marshal; `end` comes with the last of its programs. Bytes are another
+        program, to go on with."""
         parts: tuple[Any, ...] = tuple((name, tuple(steps)) for name, steps in self._parts)
         return dumps((parts, end))
 
@@ -124,8 +126,9 @@ class Writer:
         """What the following steps are for."""
         self._parts.append((name, []))
 
-    def receive(self, many: int) -> list[int]:
-        """The descriptors that come with the program, which is to say so before it opens any others."""
+    def foresee(self, many: int) -> list[int]:
+        """The child's next descriptors: those that come with the program, which is to say so before it opens any
+        others, or those that one of our functions opens."""
         return [self._next() for _ in range(many)]
 
     def make(self, calls: Iterable[Call]) -> None:

@@ -58,7 +58,8 @@ class Spawner:
         self._entering: dict[int, tuple[socket.socket, int]] = {}
         """Surgeons under way, with the number of the request."""
         self._waiting: list[Stem] = []
-        self._shape: root.Shape | None = None
+        self._last: Order | None = None
+        """The newest that stems may be made for."""
         self._worthwhile = False
         self._used = 0.0
 
@@ -104,9 +105,9 @@ class Spawner:
             self._drop_stems()
             self._nursery.rest()
             self._worthwhile = False
-        elif len(self._waiting) < STEMS and self._shape is not None:
+        elif len(self._waiting) < STEMS and self._last is not None:
             try:
-                self._waiting.append(self._nursery.begin(self._shape))
+                self._waiting.append(self._nursery.begin_ahead(self._last.shape, self._last.ceiling))
             except Exception as error:  # the task boundary: boxes are made without stems then
                 self._worthwhile = False
                 self._answer(0, {"trouble": str(error) or repr(error)})
@@ -134,7 +135,7 @@ class Spawner:
         order = _order(message, given)
         stem = self._stem_for(order)
         if stem is None:
-            stem = self._nursery.begin(order.shape, order)
+            stem = self._nursery.begin(order)
         else:
             try:
                 self._nursery.claim(stem, order)
@@ -153,10 +154,10 @@ class Spawner:
         if order.shape.store is not None:
             return
         # A shape asked for once (`hutch run`) is not worth a stem.
-        self._worthwhile = order.shape == self._shape
+        self._worthwhile = self._last is not None and order.shape == self._last.shape
         if not self._worthwhile:
             self._drop_stems()
-            self._shape = order.shape
+        self._last = order
 
     def _enter(self, message: wire.Message, options: int) -> None:
         process = processes.Identity(message["pid"], message["start"], message["boot"])
@@ -279,6 +280,7 @@ def _order(message: wire.Message, given: Given) -> Order:
         number=message["n"],
         box_id=message["id"],
         keeper=message["keeper"],
+        hostname=message["hostname"],
         shape=root.Shape.parse([shape[name] for name in root.Shape._fields]),
         claim=Claim.parse([message["claim"][name] for name in Claim._fields]),
         ceiling=Ceiling(**message["ceiling"]),

@@ -66,8 +66,10 @@ class Spawner:
         if self._started is None:
             self._launch()
         assert self._started is not None
-        async with asyncio.timeout(_START_TIMEOUT):
-            answer = await asyncio.shield(self._started)
+        if not self._started.done():
+            async with asyncio.timeout(_START_TIMEOUT):
+                await asyncio.shield(self._started)
+        answer = self._started.result()
         if "error" in answer:
             self.close()
             if "remedy" in answer:

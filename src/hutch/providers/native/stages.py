@@ -12,6 +12,7 @@ from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, ge
 from struct import pack
 from typing import Any, NamedTuple
 
+from hutch.guest.main import Guest
 from hutch.providers.native.building import Building
 from hutch.providers.native.foretouch import touch
 from hutch.providers.native.identity import USER, becoming, becoming_root, dropping_bounding_set
@@ -42,6 +43,7 @@ from hutch.providers.native.root import (
     shape_sources,
 )
 from hutch.providers.native.seccomp import Filter
+from hutch.providers.native.unborn import prepare
 
 STREAMS = (0, 1, 2)
 OWN = 3
@@ -52,7 +54,7 @@ hold."""
 OOM = OWN
 """The guest's own oom_score_adj."""
 _HELD = (*STREAMS, OOM, SOCK, LISTENER, SPILL)
-"""What a child has open that has begun."""
+"""What a child has open for good, beside its guest's own."""
 _LAST_DESCRIPTOR = 0xFFFFFFFF
 
 
@@ -76,7 +78,6 @@ class Setting(NamedTuple):
 class Claim(NamedTuple):
     """What one order adds to a shape."""
 
-    hostname: str
     size: int
     inodes: int
     open_files: int
@@ -87,8 +88,8 @@ class Claim(NamedTuple):
     @staticmethod
     def parse(values: list[Any]) -> "Claim":
         """From JSON; the order is that of the fields."""
-        hostname, size, inodes, open_files, processes, extras = values
-        return Claim(hostname, size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
+        size, inodes, open_files, processes, extras = values
+        return Claim(size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
 
 
 class Given(NamedTuple):
@@ -104,6 +105,7 @@ class Stages:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.begin = lru_cache(16)(self._begin)
+        self._apply = lru_cache(16)(self._written_applying)
 
     def enter(self, entrances: Sequence[str]) -> bytes:
         """`entrances`: the files through which a process joins the box's control groups."""
@@ -126,7 +128,7 @@ class Stages:
         setting = self._setting
         writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
         sources = shape_sources(shape)
-        trees = writer.receive(len(sources) if setting.ranged else 0)
+        trees = writer.foresee(len(sources) if setting.ranged else 0)
         writer.part("take the box's identity")
         if setting.ranged:
             writer.make(becoming_root())
@@ -156,31 +158,47 @@ class Stages:
         if "capabilities" not in setting.without:
             writer.part("drop the bounding set")
             writer.make(dropping_bounding_set(setting.last_capability))
+        writer.part("prepare the guest")
+        writer.ask(prepare, LISTENER, SPILL, OOM, True)
+        writer.foresee(Guest.DESCRIPTORS)
         return writer.written()
 
     def wait(self) -> bytes:
         """For a stem, after `begin`."""
-        writer = Writer(_HELD)
+        writer = self._begun(())
         writer.part("copy what a box writes to")
         writer.ask(touch)
         return writer.written()
 
     def name_servers(self, resolv_conf: str, extras: tuple[Extra, ...] = ()) -> bytes:
         """For a box with a network, after `begin`."""
-        writer = Writer((*_HELD, *self._early(extras)))
+        writer = self._begun(extras)
         writer.part("name the servers")
         writer.write_anew("resolv.conf", resolv_conf)
         writer.bind("resolv.conf", "m/etc/resolv.conf")
         return writer.written()
 
-    def finish(self, shape: Shape, claim: Claim) -> bytes:
+    def finish(self, shape: Shape, claim: Claim, hostname: str) -> bytes:
         """Apply the order, give up every privilege, and serve. With it comes what is given, and the trees of the extra
         mounts that are not open yet."""
-        setting, early = self._setting, self._early(claim.extras)
-        writer = Writer((*_HELD, *early))
-        options, keeper, *late = writer.receive(len(Given._fields) + len(claim.extras) - len(early))
+        writer, _ = self._ordered(claim)
+        writer.part("name the box")
+        name = hostname.encode()
+        writer.call("sethostname", name, len(name))
+        writer.write_anew("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
+        # Orders differ in nothing else, usually.
+        return writer.written(self._apply(shape, claim))
+
+    def _ordered(self, claim: Claim) -> tuple[Writer, list[int]]:
+        """For a child that has got an order; and the descriptors that came with it."""
+        writer = self._begun(claim.extras)
+        return writer, writer.foresee(len(Given._fields) + len(claim.extras) - len(self._early(claim.extras)))
+
+    def _written_applying(self, shape: Shape, claim: Claim) -> bytes:
+        setting = self._setting
+        writer, (options, keeper, *late) = self._ordered(claim)
         writer.part("finish the root")
-        self._finish_root(writer, shape, claim, [*early, *late])
+        self._finish_root(writer, shape, claim, [*self._early(claim.extras), *late])
         if "mount flags" in setting.without:
             writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
         base = writer.open(".", O_PATH)
@@ -194,12 +212,9 @@ class Stages:
         return writer.written((options, keeper))
 
     def _finish_root(self, writer: Writer, shape: Shape, claim: Claim, trees: Sequence[int]) -> None:
-        hostname = claim.hostname.encode()
-        writer.call("sethostname", hostname, len(hostname))
         if shape.store is None:
             options = f"size={claim.size},nr_inodes={claim.inodes}"
             writer.mount(None, ".", None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
-        writer.write_anew("hosts", f"127.0.0.1\tlocalhost {claim.hostname}\n::1\tlocalhost\n")
         if not claim.extras:
             return
         merged = writer.open("m", O_PATH)
@@ -230,6 +245,12 @@ class Stages:
         if "seccomp" not in setting.without:
             writer.make(setting.filter.loading())
         writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+
+    def _begun(self, extras: tuple[Extra, ...]) -> Writer:
+        """For a child that has begun."""
+        writer = Writer((*_HELD, *self._early(extras)))
+        writer.foresee(Guest.DESCRIPTORS)
+        return writer
 
     def _early(self, extras: tuple[Extra, ...]) -> range:
         """The descriptors of those mounts that a child has opened itself, which was the first thing it did."""

@@ -44,6 +44,7 @@ class Order(NamedTuple):
     box_id: str
     keeper: str
     shape: root.Shape
+    hostname: str
     claim: Claim
     ceiling: Ceiling
     given: Given
@@ -53,19 +54,21 @@ class Order(NamedTuple):
 class Stem:
     """One child and what belongs to it."""
 
-    __slots__ = ("directory", "group", "order", "process", "shape", "slot", "sock")
+    __slots__ = ("ceiling", "directory", "group", "order", "process", "shape", "slot", "sock")
 
     def __init__(
         self, process: processes.Identity, sock: socket.socket, shape: root.Shape, directory: str, group: Group | None,
-        order: Order | None,
+        ceiling: Ceiling,
     ) -> None:  # fmt: skip
         self.process = process
         self.sock = sock
         self.shape = shape
         self.directory = directory
         self.group = group
+        self.ceiling = ceiling
+        """What its group is held to."""
         self.slot: int | None = None
-        self.order = order
+        self.order: Order | None = None
 
     def facts(self) -> wire.Message:
         """What the box's record says of it."""
@@ -100,24 +103,31 @@ class Nursery:
     def ranged(self) -> bool:
         return self._setting.ranged
 
-    def begin(self, shape: root.Shape, order: Order | None = None) -> Stem:
-        """A new child of this shape; with an order it goes through to the end, else it waits for one."""
-        try:
-            return self._begin(shape, order)
-        except ZygoteDied:
-            return self._begin(shape, order)
+    def begin(self, order: Order) -> Stem:
+        """A new child that goes through to the end."""
+        return self._begin(order.box_id, order.shape, order.ceiling, order)
 
-    def _begin(self, shape: root.Shape, order: Order | None) -> Stem:
-        name = order.box_id if order else f".stem-{os.getpid()}-{next(self._numbers)}"
+    def begin_ahead(self, shape: root.Shape, ceiling: Ceiling) -> Stem:
+        """A new child that waits for an order; one of this shape and ceiling has the least to wait for then."""
+        return self._begin(f".stem-{os.getpid()}-{next(self._numbers)}", shape, ceiling)
+
+    def _begin(self, name: str, shape: root.Shape, ceiling: Ceiling, order: Order | None = None) -> Stem:
+        try:
+            return self._try(name, shape, ceiling, order)
+        except ZygoteDied:
+            return self._try(name, shape, ceiling, order)
+
+    def _try(self, name: str, shape: root.Shape, ceiling: Ceiling, order: Order | None) -> Stem:
         directory = f"{self._setting.run}/{name}"
         group = self._tree.make() if self._tree else None
         try:
-            if group is not None and order is not None:
-                group.limit(order.ceiling)
-            stem = self._clone(shape, directory, group, order)
+            if group is not None:
+                group.limit(ceiling)
+            stem = self._clone(shape, directory, group, ceiling)
         except BaseException:
             _remove(group, directory)
             raise
+        stem.order = order
         try:
             self._introduce(stem)
         except BaseException:
@@ -125,7 +135,7 @@ class Nursery:
             raise
         return stem
 
-    def _clone(self, shape: root.Shape, directory: str, group: Group | None, order: Order | None) -> Stem:
+    def _clone(self, shape: root.Shape, directory: str, group: Group | None, ceiling: Ceiling) -> Stem:
         ours, theirs = wire.pair()
         try:
             spill, listener = _make_directory(directory)
@@ -147,7 +157,7 @@ class Nursery:
             if group is not None:
                 group.close()
         process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
-        return Stem(process, ours, shape, directory, group, order)
+        return Stem(process, ours, shape, directory, group, ceiling)
 
     def _clone_with(self, shape: root.Shape, fds: list[int], cgroup: int | None) -> int:
         """The clone itself, in a network namespace of its own: a new one, or one that was lent before."""
@@ -238,14 +248,15 @@ class Nursery:
         os.rename(stem.directory, directory)
         stem.directory = directory
         self._give(stem, order)
-        if stem.group is not None:
+        if stem.group is not None and stem.ceiling != order.ceiling:
             stem.group.limit(order.ceiling)
+            stem.ceiling = order.ceiling
 
     def _give(self, stem: Stem, order: Order) -> None:
         """The order, to a child that has begun or is about to."""
         extras = self._extras(stem, order.claim)
         try:
-            _tell(stem, self._stages.finish(stem.shape, order.claim), [*order.given, *extras])
+            _tell(stem, self._stages.finish(stem.shape, order.claim, order.hostname), [*order.given, *extras])
         finally:
             for fd in extras:
                 os.close(fd)

@@ -120,8 +120,8 @@ class Surgeon:
             kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
             self.step = "serve"
             told = json.loads(wire.unsealed(self._entry.options))
-            options = guest.Options(**told, spill_fd=spill, on_ready=self._ready)
-            guest.serve(listener, options)
+            options = guest.Options(**told, on_ready=self._ready)
+            guest.serve(listener, options, guest.Means(spill_fd=spill, is_deputy=True))
         except BaseException as error:
             self._report(error)
             os._exit(1)

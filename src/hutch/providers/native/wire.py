@@ -7,7 +7,7 @@ is inherited by every later box, so it must never hold any of it. Standard libra
 import errno
 import os
 from array import array
-from os import close, fstat, pread
+from os import close, pread
 from socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -27,6 +27,7 @@ Message = dict[str, Any]
 
 _LARGEST = 1 << 16
 _MOST_DESCRIPTORS = 253
+_PIECE = 1 << 14
 """SCM_MAX_FD of the kernel. Each layer of an image is one."""
 _ROOM = CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
 
@@ -74,7 +75,9 @@ def sealed(data: bytes) -> int:
 
 def unsealed(fd: int) -> bytes:
     """All of it, whatever the position; the descriptor is closed."""
-    size = fstat(fd).st_size
-    data = pread(fd, size, 0)
+    data = piece = pread(fd, _PIECE, 0)
+    while len(piece) == _PIECE:
+        piece = pread(fd, _PIECE, len(data))
+        data += piece
     close(fd)
     return data

@@ -51,13 +51,10 @@ def main() -> NoReturn:
     options = guest.Options(
         **told,
         ttl_deadline=time.monotonic() + ttl if ttl else 0.0,
-        spill_fd=_spill(place),
-        oom_fd=score,
-        is_init=os.getpid() == 1,
-        is_deputy=role == "deputy",
         admits=from_outside,
     )
-    guest.serve(door, options, first=keeper, operations=insight.OPERATIONS)
+    means = guest.Means(_spill(place), score, is_init=os.getpid() == 1, is_deputy=role == "deputy")
+    guest.serve(door, options, means, first=keeper, operations=insight.OPERATIONS)
 
 
 def _hide(name: str) -> None:
