@@ -5,6 +5,7 @@ import select
 import signal
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -186,6 +187,11 @@ def children(pid: int) -> list[int]:
     return [int(each) for each in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
+def is_pasta(pid: int) -> bool:
+    """No other process of the runner's, and none that has ended."""
+    return b"pasta" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 class Staff(NamedTuple):
     """The processes of an uplink."""
 
@@ -195,15 +201,18 @@ class Staff(NamedTuple):
 
     @classmethod
     def of(cls, owner: int) -> "Staff":
-        """Once the anchor that pasta came in by is gone."""
-        (porter,) = [each for each in children(owner) if children(each)]
-        (runner,) = children(porter)
+        """Once they are all there: a dead runner may not be replaced yet, nor the anchor gone that pasta comes in by.
+        The pasta of a dead runner carries for a moment more, so that being connected does not tell."""
         deadline = time.monotonic() + PATIENCE
-        while len(found := children(runner)) != 1 and time.monotonic() < deadline:
+        while True:
+            with suppress(FileNotFoundError, ProcessLookupError, ValueError):
+                (porter,) = [each for each in children(owner) if children(each)]
+                (runner,) = children(porter)
+                (pasta,) = children(runner)
+                if is_pasta(pasta):
+                    return cls(porter, runner, pasta)
+            assert time.monotonic() < deadline, "they never came"
             time.sleep(0.01)
-        (pasta,) = found
-        assert b"pasta" in Path(f"/proc/{pasta}/cmdline").read_bytes()
-        return cls(porter, runner, pasta)
 
 
 def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
