@@ -211,13 +211,15 @@ async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCapture
 
 
 async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:
-    """A stem has none until it is claimed, and its guest may greet before its spawner has written them."""
+    """A stem has those of the last order until it is claimed, and its guest may greet before its spawner has written
+    its own."""
     async with engine() as provider:
-        for _ in range(12):  # the first is made from the beginning, the others of stems
-            async with box(provider) as made:
+        for number in range(12):  # the first is made from the beginning, the others of stems
+            limits = LIMITS.but(pids=LIMITS.pids + number // 2 % 3)
+            async with box(provider, limits=limits) as made:
                 groups = made.record.data["groups"]
                 assert isinstance(groups, list)
                 files = [Path(str(group), "pids.max") for group in groups if Path(str(group), "pids.max").exists()]
                 if not files:
                     pytest.skip("no control group counts processes here")
-                assert int(files[0].read_text()) == LIMITS.pids + PIDS_HEADROOM
+                assert int(files[0].read_text()) == limits.pids + PIDS_HEADROOM
