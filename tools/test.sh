@@ -9,7 +9,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 umask 022
 
 export PYTHONHASHSEED=0
-scratch=$(mktemp -d "${TMPDIR:-/tmp}/hutch-test.XXXXXX")
+# Not below TMPDIR: tests have run directories there, and the path of a Unix socket has 108 bytes.
+scratch=$(mktemp -d /tmp/hutch-test.XXXXXX)
 # Not if a mount was left there: rm would follow it into the host's own files.
 trap 'grep -qF " $scratch/" /proc/self/mountinfo || rm -rf --one-file-system "$scratch"' EXIT
 export HYPOTHESIS_STORAGE_DIRECTORY=$scratch/hypothesis

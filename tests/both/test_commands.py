@@ -13,6 +13,7 @@ from hutch.errors import (
     NotRunnable,
     Refused,
     Timeout,
+    Unsupported,
 )
 from hutch.model.boxes import BoxInfo
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage
@@ -21,7 +22,7 @@ from hutch.model.state import State
 from tests.both.forms import PATIENCE, Open
 
 
-async def test_a_box_and_its_commands(open_hutch: Open) -> None:
+async def test_a_box_and_its_commands(open_hutch: Open, rootless: bool) -> None:
     """DESIGN §3: create, exec in all its forms, the result whatever the command did, gone at the end."""
     async with open_hutch() as hutch:
         async with hutch.box(memory_mb=200, labels={"a": "b"}) as box:
@@ -36,7 +37,11 @@ async def test_a_box_and_its_commands(open_hutch: Open) -> None:
             result = await box.exec(["sh", "-c", "pwd; echo $A; cat"], **options)  # type: ignore[arg-type]
             assert result.stdout_bytes == "/tmp\né\n".encode() + b"\xff\x00in"
             assert (await box.exec("cat", stdin="text")).stdout == "text"
-            assert (await box.exec("id -u", user="root")).stdout == "0\n"
+            if rootless:
+                with pytest.raises(Unsupported, match="root"):
+                    await box.exec("id -u", user="root")
+            else:
+                assert (await box.exec("id -u", user="root")).stdout == "0\n"
             late = await box.exec("sleep 60", timeout=0.2)
             assert (late.verdict.cause, late.ok) == (Cause.TIMEOUT, False)
             short = await box.exec("head -c 100000 /dev/zero", keep_output=1000)

@@ -15,6 +15,9 @@ from tests.mcp_serving.connecting import HUTCH, environ
 from tests.server.serving import PATIENCE, serving
 
 PACKAGE = Path(__file__).parent / "inspector" / "package.json"
+_INSTALLING = 240.0
+
+pytestmark = pytest.mark.timeout(290)
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +38,7 @@ def inspector() -> str:
         if not (cache / "done").exists():
             shutil.copy(PACKAGE, cache)
             words = [npm, "install", "--no-audit", "--no-fund", "--ignore-scripts", "--prefix", str(cache)]
-            done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=PATIENCE)
+            done = subprocess.run(words, capture_output=True, stdin=subprocess.DEVNULL, timeout=_INSTALLING)
             if done.returncode:
                 pytest.skip(f"npm cannot install it: {done.stderr[-300:]!r}")
             (cache / "done").touch()

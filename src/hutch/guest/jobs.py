@@ -198,7 +198,7 @@ class Jobs:
         return job
 
     def _in_shell(self, command: str) -> list[str]:
-        # Not before: looking for it takes longer than many a command.
+        # Not before: a box need not wait for it.
         self._shell = self._shell or find_shell()
         return [self._shell, "-c", command]
 

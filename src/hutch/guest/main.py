@@ -102,6 +102,7 @@ class Guest:
         self.loop.watch(listener, READ, self._accept)
 
     def begin(self, options: Options) -> None:
+        """From now on its clocks run."""
         self.options = options
         self.jobs.begin(options.workdir, options.env, options.shell)
         self._wind_orphan_clock()

@@ -105,7 +105,7 @@ class Stages:
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.begin = lru_cache(16)(self._begin)
-        self._apply = lru_cache(16)(self._written_applying)
+        self._apply = lru_cache(16)(self._applying)
 
     def enter(self, entrances: Sequence[str]) -> bytes:
         """`entrances`: the files through which a process joins the box's control groups."""
@@ -194,7 +194,7 @@ class Stages:
         writer = self._begun(claim.extras)
         return writer, writer.foresee(len(Given._fields) + len(claim.extras) - len(self._early(claim.extras)))
 
-    def _written_applying(self, shape: Shape, claim: Claim) -> bytes:
+    def _applying(self, shape: Shape, claim: Claim) -> bytes:
         setting = self._setting
         writer, (options, keeper, *late) = self._ordered(claim)
         writer.part("finish the root")
