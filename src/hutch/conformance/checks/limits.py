@@ -159,4 +159,5 @@ async def check_change(bench: Workbench) -> None:
         opened = await bench.output(box, ("sh", "-c", "ulimit -n"))
         same(opened, b"64\n" if "open_files" in unapplied else b"128\n", f"open files (unapplied: {unapplied})")
         forked = await bench.run(box, ("sh", "-c", FORKS))
-        same(b"all" in forked.stdout_bytes, "pids" not in unapplied, f"100 processes fit (unapplied: {unapplied})")
+        what = f"100 processes fit (unapplied: {unapplied}; it ended with {forked.verdict.cause} {forked.exit_code})"
+        same(b"all" in forked.stdout_bytes, "pids" not in unapplied, what)
