@@ -140,6 +140,15 @@ async def test_a_defect_of_ours_is_told_and_the_next_work_is_done(tmp_path: Path
     await writer.close()
 
 
+async def test_a_new_file_can_be_opened_by_several_at_once(tmp_path: Path) -> None:
+    """Two programs that start together on a new machine; SQLite refuses one of them in one of ten tries."""
+    for number in range(40):
+        writers = [SqliteWriter(tmp_path / f"{number}.db") for _ in range(3)]
+        assert await asyncio.gather(*(writer.do(put(str(at))) for at, writer in enumerate(writers))) == list("012")
+        for writer in writers:
+            await writer.close()
+
+
 async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
     """A process that was stopped in the middle of a transaction must not stop us."""
     writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()

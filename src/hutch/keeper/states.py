@@ -64,7 +64,7 @@ class States:
                 opened()
             return self._tell(None, record, event)
 
-        await self._settled(self._store.insert(record, event), written)
+        await _settled(self._store.insert(record, event), written)
         return record
 
     async def change(
@@ -123,15 +123,8 @@ class States:
                 into.record = new
             return self._tell(old, new, event)
 
-        await self._settled(self._store.replace(new, old.version, event), written)
+        await _settled(self._store.replace(new, old.version, event), written)
         return new
-
-    async def _settled(self, writing: Awaitable[T], written: Callable[[T], Told]) -> None:
-        """What the store was asked to write, and what follows from it, though the caller may be cancelled between."""
-        if not isinstance(writing, asyncio.Future) or not writing.done():
-            await whole(_followed(writing, written))
-        elif told := written(writing.result()):
-            await whole(_all(told))
 
     def _tell(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Told:
         waiting = [seen for witness in self.witnesses if (seen := witness(old, new, event)) is not None]
@@ -139,6 +132,14 @@ class States:
             for listener in self.listeners:
                 listener(event)
         return waiting
+
+
+async def _settled(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
+    """What the store was asked to write, and what follows from it, though the caller may be cancelled between."""
+    if not isinstance(writing, asyncio.Future) or not writing.done():
+        await whole(_followed(writing, written))
+    elif told := written(writing.result()):
+        await whole(_all(told))
 
 
 async def _followed(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
