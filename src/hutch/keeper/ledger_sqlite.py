@@ -12,10 +12,13 @@ from hutch.errors import Unavailable
 from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
 from hutch.keeper.receipt_chain import Row, link
 from hutch.keeper.schema import LEDGER_STEPS, migrate
+from hutch.keeper.sqlite_files import opened
 from hutch.model.receipts import Chain, Receipt
 
 T = TypeVar("T")
 
+_PATIENCE = 30.0
+"""Seconds to wait for other writers."""
 COLUMNS = ("box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at")
 """Of a chain, as a table holds it."""
 _ADD = "INSERT INTO receipts (box, seq, hash, body) VALUES (?, ?, ?, ?)"
@@ -107,12 +110,9 @@ class SqliteLedger:
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            db = sqlite3.connect(self._path, isolation_level=None, timeout=30.0, check_same_thread=False)
+            db = opened(self._path, patience=_PATIENCE, synced=self._synced)
             db.text_factory = lambda data: data.decode("utf-8", "replace")  # what is no text breaks its chain, not us
             try:
-                db.execute("PRAGMA journal_mode = WAL")
-                db.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'NORMAL'}")
-                db.execute("PRAGMA cache_size = -512")
                 migrate(db, LEDGER_STEPS)
             except BaseException:
                 db.close()

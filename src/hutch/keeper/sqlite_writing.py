@@ -12,13 +12,13 @@ import contextlib
 import queue
 import sqlite3
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.schema import migrate
+from hutch.keeper.sqlite_files import opened
 from hutch.keeper.sqlite_problems import problem
 from hutch.logs import log
 
@@ -34,7 +34,6 @@ AT_ONCE = 32
 """Pieces in a row that are done where they are asked for: then the loop turns, whoever asks for thousands."""
 _PATIENCE = 30.0
 """Seconds the thread waits for other writers."""
-_MOMENT = 0.002
 
 
 class Handed(NamedTuple):
@@ -241,30 +240,13 @@ class SqliteWriter:
 
 
 def _connect(path: Path, *, patience: float) -> sqlite3.Connection:
-    db = sqlite3.connect(path, isolation_level=None, timeout=patience, check_same_thread=False)
+    db = opened(path, patience=patience)
     try:
-        _keep_log(db, time.monotonic() + patience)
-        db.execute("PRAGMA synchronous = NORMAL")
         db.execute("PRAGMA wal_autocheckpoint = 0")
-        db.execute("PRAGMA cache_size = -512")  # kB: the rest of a growing file need not stay in memory
     except BaseException:
         db.close()
         raise
     return db
-
-
-def _keep_log(db: sqlite3.Connection, deadline: float) -> None:
-    """The first who opens a new file makes it one with a log. Whoever comes in that moment is refused at once: SQLite
-    waits there for nobody, whatever its timeout."""
-    while True:
-        try:
-            db.execute("PRAGMA journal_mode = WAL")
-        except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
-                raise
-            time.sleep(_MOMENT)
-        else:
-            return
 
 
 def _refusing(batch: list[Waiting], refusal: Exception) -> Answers:
