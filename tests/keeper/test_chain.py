@@ -1,12 +1,13 @@
 """Which engine makes a box when several may: the order, what is passed by and why, and the breaker (S10, B26)."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hutch.config import Config
-from hutch.errors import ConfigError, EngineError, Unavailable
+from hutch.errors import ConfigError, EngineError, HutchError, Unavailable
 from hutch.keeper import breaker
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
@@ -124,3 +125,45 @@ async def test_each_box_gets_the_answer_to_its_own_spec(tmp_path: Path) -> None:
 def test_the_host_is_never_a_stand_in(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="isolates nothing"):
         Config.load(environ={}, cwd=tmp_path, fallback=["host"])
+
+
+class Slow(Named):
+    """Its probe takes until somebody says so."""
+
+    def __init__(self, engine: Engine, name: str, **claims: Any) -> None:
+        super().__init__(engine, name, **claims)
+        self.probes = 0
+        self.go_on = asyncio.Event()
+
+    async def probe(self) -> Capabilities:
+        self.probes += 1
+        await self.go_on.wait()
+        return await super().probe()
+
+
+async def test_callers_who_come_at_once_share_one_probe(tmp_path: Path) -> None:
+    """Lesson 9: a probe may make a box, and thirty first callers need one of it, not thirty."""
+    slow = Slow(Engine(), "slow")
+    async with house(tmp_path, slow) as hutch:
+        making = [asyncio.create_task(hutch.create()) for _ in range(30)]
+        while not slow.probes:
+            await asyncio.sleep(0)
+        making[0].cancel()  # also the one that began it may give up
+        slow.go_on.set()
+        outcomes = await asyncio.gather(*making, return_exceptions=True)
+        assert isinstance(outcomes[0], asyncio.CancelledError)
+        assert len(await hutch.boxes()) == 29
+    assert slow.probes == 1
+
+
+async def test_a_probe_under_way_ends_with_its_keeper(tmp_path: Path) -> None:
+    slow = Slow(Engine(), "slow")
+    hutch = house(tmp_path, slow)
+    await hutch.__aenter__()
+    making = asyncio.create_task(hutch.create())
+    while not slow.probes:
+        await asyncio.sleep(0)
+    await asyncio.wait_for(hutch.__aexit__(None, None, None), 20)
+    making.cancel()
+    await asyncio.gather(making, return_exceptions=True)
+    assert making.cancelled() or isinstance(making.exception(), HutchError)

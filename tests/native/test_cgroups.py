@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -421,6 +422,15 @@ def test_real_v2_group_without_controllers_freezes() -> None:
         group.remove(timeout=20)
         tree.close()
     assert not os.path.exists(os.path.dirname(group.paths[0]))
+
+
+@needs_groups
+def test_threads_that_look_at_once_find_the_same() -> None:
+    """A keeper that mistook another thread's trial group for a refusal had no limits but watchdogs, for its life."""
+    with ThreadPoolExecutor(8) as threads:
+        found = [each.result() for each in [threads.submit(detect) for _ in range(200)]]
+    assert {each.reason for each in found} == {MACHINE.reason}
+    assert all(each.memory and each.pids and each.cpu and each.freezer for each in found)
 
 
 def test_ordinary_user_gets_no_groups_and_the_remedy() -> None:

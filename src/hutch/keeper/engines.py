@@ -1,5 +1,6 @@
 """The engines a keeper uses: one provider object for each name, its capabilities, and the effective spec they allow."""
 
+import asyncio
 from collections.abc import Mapping
 
 from hutch.config import Config
@@ -23,6 +24,8 @@ class Engines:
         self._config = config
         self._providers: dict[str, Provider] = dict(given or {})
         self._capabilities: dict[str, Capabilities] = {}
+        self._probes: dict[str, asyncio.Task[Capabilities]] = {}
+        """Under way: a probe may make a box, and a hundred callers who come at once need only one."""
         self._breakers: dict[str, Breaker] = {}
         self._last: tuple[Spec, str, Capabilities, EffectiveSpec] | None = None
 
@@ -38,13 +41,24 @@ class Engines:
     async def capabilities(self, name: str) -> Capabilities:
         """Probed once; an engine that was not usable is asked again, because it may have come up since (B26)."""
         known = self._capabilities.get(name)
-        if known is None or not known.usable:
+        if known is not None and known.usable:
+            return known
+        probe = self._probes.get(name)
+        if probe is None:
+            probe = self._probes[name] = asyncio.create_task(self._probe(name))
+        # One caller who gives up must not end it for the others.
+        return await asyncio.shield(probe)
+
+    async def _probe(self, name: str) -> Capabilities:
+        try:
             provider = self.provider(name)
             known = await provider.probe()
             if prompt := provider.prompt():
                 known = known.but(facts=known.facts | {"prompt": prompt})
             self._capabilities[name] = known
-        return known
+            return known
+        finally:
+            del self._probes[name]
 
     async def asked(self, name: str) -> Capabilities:
         """The same, for whoever reports: an engine that cannot even be asked is not usable, and says why."""
@@ -122,5 +136,9 @@ class Engines:
         return tuple(self._providers.values())
 
     async def close(self) -> None:
+        probes = tuple(self._probes.values())
+        for probe in probes:
+            probe.cancel()
+        await asyncio.gather(*probes, return_exceptions=True)  # whoever asked has been told
         for provider in self._providers.values():
             await provider.close()

@@ -9,6 +9,7 @@ Standard library only: the spawner imports this.
 
 import errno
 import os
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -159,7 +160,7 @@ def _own_directory(mount: _Mount, position: str) -> str:
 
 def _probe(directory: str) -> str:
     """Why no group can be made in `directory`, and what to do; "" if one can."""
-    trial = f"{directory}/hutch-probe-{os.getpid()}"
+    trial = f"{directory}/hutch-probe-{os.getpid()}-{time.monotonic_ns()}"  # two threads may try at once
     try:
         os.mkdir(trial, 0o755)
         os.rmdir(trial)

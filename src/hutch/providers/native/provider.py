@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import socket
+import threading
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -53,6 +54,8 @@ class NativeProvider(Provider):
         self._spawners: dict[tuple[str, tuple[str, ...] | None], Spawners] = {}
         self._trees: dict[str, Tree] = {}
         self._machine: probing.Machine | None = None
+        self._looking = threading.Lock()
+        """Held while the machine is looked at: in a thread by `probe`, on the loop by whoever needs no probe."""
         self._guards = Guards()
         self._inherited = False
         """Boxes of other keepers' spawners have been ended here."""
@@ -94,7 +97,8 @@ class NativeProvider(Provider):
 
     def _found(self) -> probing.Machine:
         if self._machine is None:
-            self._machine = probing.look()
+            with self._looking:
+                self._machine = self._machine or probing.look()
         return self._machine
 
     # --- making ----------------------------------------------------------------------------------------------
