@@ -7,8 +7,8 @@ The standard library's logging costs more to import than a box costs to make, so
 """
 
 import contextlib
+import os
 import re
-import secrets
 import sys
 import threading
 import time
@@ -128,7 +128,7 @@ def redact_field(key: str, value: object) -> object:
 @contextlib.contextmanager
 def operation(op: str = "") -> Iterator[str]:
     """Every line written inside carries one id: `op`, else the one of the operation around it, else a new one."""
-    token = _operation.set(op or _operation.get() or secrets.token_hex(6))
+    token = _operation.set(op or _operation.get() or os.urandom(6).hex())
     try:
         yield _operation.get()
     finally:

@@ -1,7 +1,7 @@
 """`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
 
 import copy
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -41,7 +41,7 @@ class Hutch:
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
         self._keeper = keeper or opened(Config.load(**configuration))
-        self.session = leases.OF_A_PROCESS + secrets.token_hex(8)
+        self.session = leases.OF_A_PROCESS + os.urandom(8).hex()
         self._started = False
         self._borrowed = False
         """A view for another session: whoever made it closes."""

@@ -1,7 +1,7 @@
 """The keeper: makes boxes, finds them, wakes them, ends them. Every surface goes through here."""
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -62,7 +62,7 @@ class Keeper:
         ledger: Ledger | None = None,
         visiting: bool = False,
     ) -> None:
-        self.id = "k" + secrets.token_hex(6)
+        self.id = "k" + os.urandom(6).hex()
         self.config = config
         self.store = store
         self.receipts = Receipts(

@@ -7,7 +7,6 @@ Its receipt is written whatever happened inside: an error has its code, a caller
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable
 from types import TracebackType
@@ -19,6 +18,7 @@ from hutch.keeper.live import Live
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
 from hutch.logs import redact
+from hutch.model.digests import digest
 from hutch.model.receipts import Detail, Details, Receipt
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
@@ -54,8 +54,7 @@ class Operations:
         """The digest of the box's effective spec, as people may see it."""
         known = self._digests.get(record.id)
         if known is None or known[0] is not record.spec:
-            digest = hashlib.sha256(record.spec.shown().to_json()).hexdigest()
-            known = self._digests[record.id] = (record.spec, digest)
+            known = self._digests[record.id] = (record.spec, digest(record.spec.shown().to_json()))
         return known[1]
 
     def forget(self, box_id: str) -> None:

@@ -1,7 +1,6 @@
 """Receipts of a keeper: what happened to boxes is written down, read again, checked, exported and, one day, pruned."""
 
 import asyncio
-import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -180,6 +179,8 @@ class Receipts:
     async def export(self, box_id: str = "", *, owner: str | None = None) -> AsyncIterator[bytes]:
         """Lines of JSON that can be checked anywhere (`receipt_export`): receipts, the head behind each chain, and
         at the end what the whole should be."""
+        import hashlib  # which loads OpenSSL, and few export
+
         await self.settled()
         digest, chains, receipts = hashlib.sha256(), 0, 0
         wanted = [await self._chain(box_id, owner)] if box_id else [chain async for chain in self._each_chain(owner)]

@@ -4,7 +4,6 @@ A canary that lived is remembered by kernel, user and version, so that `hutch ru
 """
 
 import contextlib
-import hashlib
 import os
 import platform
 from collections.abc import Awaitable, Callable, Iterator
@@ -14,6 +13,7 @@ from typing import NamedTuple
 from hutch import __version__
 from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities, Missing, Pause
+from hutch.model.digests import digest
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
 from hutch.providers.native import box_processes, cgroups, identity, landlock, obstacles, root
@@ -165,4 +165,4 @@ async def proven(found: Capabilities, canary: Callable[[], Awaitable[None]], cac
 def _key(found: Capabilities) -> str:
     """By what a canary's answer may change: kernel, user, version of ours, and the facts."""
     words = (platform.release(), platform.version(), str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
+    return digest("\0".join(words).encode())[:24]

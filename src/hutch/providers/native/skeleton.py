@@ -4,12 +4,12 @@ Made once for each content, named by its digest, and never changed afterwards, s
 keepers may use it at the same time.
 """
 
-import hashlib
 import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from hutch.model.digests import digest
 from hutch.providers.native import kernel
 from hutch.providers.native.identity import USER
 from hutch.providers.native.root import DEVICES, HOME
@@ -57,13 +57,12 @@ class Content:
 
     def digest(self) -> str:
         """Host files count by place, size and time of change: they change with the machine's packages."""
-        sha = hashlib.sha256(
-            repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))).encode()
-        )
+        made = repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items())))
+        copied = []
         for target, source in sorted(self.copies.items()):
             facts = os.stat(source)
-            sha.update(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode())
-        return sha.hexdigest()[:32]
+            copied.append(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}\n")
+        return digest(made.encode(), "".join(copied).encode())[:32]
 
 
 def plain() -> Content:
