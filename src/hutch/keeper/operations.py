@@ -10,18 +10,21 @@ import asyncio
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.errors import HutchError
 from hutch.keeper.callers import who
 from hutch.keeper.live import Live
-from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
 from hutch.logs import redact
 from hutch.model.digests import digest
 from hutch.model.receipts import Detail, Details, Receipt
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
+
+if TYPE_CHECKING:
+    from hutch.keeper.receipt_queue import ReceiptQueue
 
 LONGEST_TEXT = 2000
 MOST_PARTS = 50
@@ -32,7 +35,7 @@ Ended = Callable[[Receipt], None]
 class Operations:
     """Where all operations of one keeper end."""
 
-    def __init__(self, queue: ReceiptQueue | None, *, strict: bool = False) -> None:
+    def __init__(self, queue: "ReceiptQueue | None", *, strict: bool = False) -> None:
         self.queue = queue
         """None: no receipts are kept."""
         self.strict = strict
@@ -43,6 +46,11 @@ class Operations:
 
     def begin(self, live: Live, session: str, op: str, details: Details) -> "Operation":
         return Operation(self, live, session, op, details)
+
+    @property
+    def heard(self) -> bool:
+        """Whether anybody is told how operations end."""
+        return self.queue is not None or bool(self.listeners)
 
     def ended(self, draft: Receipt) -> int:
         """The number to wait for in the queue; 0: none."""
@@ -93,6 +101,8 @@ class Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         operations = self._operations
+        if not operations.heard and self._span is None:
+            return
         draft = self._receipt(error)
         if self._span is not None:
             telemetry.finish(self._span, draft.error, {"hutch.cause": draft.cause} if draft.cause else {})
