@@ -14,8 +14,8 @@ from hutch.policy.profiles import LimitsTable, Maxima, WorkspaceTable
 
 T = TypeVar("T")
 
-_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
+_MESSAGE = r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?"
+_UNKNOWN = r"Object contains unknown field `(.*)`"
 _INNER: dict[str, type[msgspec.Struct]] = {
     "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
     "paths": PathRule,
@@ -52,11 +52,11 @@ def unknown_key(key: Sequence[str], known: Sequence[str], source: Source) -> Con
 
 def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]) -> ConfigError:
     """msgspec says what and where as text: "Expected `int`, got `str` - at `$.limits.pids`"."""
-    match = _MESSAGE.fullmatch(message)
+    match = re.fullmatch(_MESSAGE, message, flags=re.DOTALL)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     # `[...]` stands for a value of a mapping whose key is not told.
     inner = tuple(part for part in re.findall(r"[^.\[\]]+", path.replace("[...]", "")) if part)
-    if unknown := _UNKNOWN.fullmatch(what):
+    if unknown := re.fullmatch(_UNKNOWN, what):
         named = [part for part in inner if not part.isdigit()]
         holder = _INNER.get(named[-1], kind) if named else kind
         return unknown_key((*prefix, *inner, unknown[1]), getattr(holder, "__struct_fields__", ()), source)

@@ -63,7 +63,7 @@ _VARIABLES = frozenset({"HUTCH_CONFIG", "HUTCH_KEY"})
 _LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file")
 
-_PASSWORD = re.compile(r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*")
+_PASSWORD = r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*"
 """In an address: `scheme://user:HERE@host/name?password=HERE`."""
 
 
@@ -393,5 +393,5 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [str(each) for each in value]
     if isinstance(value, str):
-        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", value)
+        return re.sub(_PASSWORD, lambda found: f"{found[1] or found[2]}{HIDDEN}", value)
     return str(value) if isinstance(value, Path) else value
