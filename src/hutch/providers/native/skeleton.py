@@ -7,7 +7,6 @@ keepers may use it at the same time.
 import os
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 from hutch.model.digests import digest
 from hutch.providers.native import kernel
@@ -46,14 +45,16 @@ _COPIED = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
 class Content:
     """A tree in memory: files by name, links, directories, and host files to copy."""
 
-    directories: list[str] = field(default_factory=lambda: list(_DIRECTORIES))
-    files: dict[str, bytes] = field(default_factory=dict)
-    links: dict[str, str] = field(default_factory=lambda: dict(_DEVICE_LINKS))
-    copies: dict[str, str] = field(default_factory=dict)
+    __slots__ = ("copies", "directories", "files", "links")
+
+    def __init__(self) -> None:
+        self.directories = list(_DIRECTORIES)
+        self.files: dict[str, bytes] = {}
+        self.links = dict(_DEVICE_LINKS)
+        self.copies: dict[str, str] = {}
 
     def digest(self) -> str:
         """Host files count by place, size and time of change: they change with the machine's packages."""
