@@ -7,7 +7,7 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from pathlib import Path
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing, moving
+from hutch.keeper import changing
 from hutch.keeper.files import Guard, GuardedFiles
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live, taken_over
@@ -254,6 +254,8 @@ class BoxHandle:
             await self._keeper.release(self._live, self._session)
 
     async def export(self, file: str | Path) -> Moved:
+        from hutch.keeper import moving  # with archives and compression, which few need
+
         return await moving.export_box(self, file)
 
     async def destroy(self) -> None:
