@@ -15,10 +15,10 @@ from hutch.errors import HutchError
 from hutch.model.limits import Limits
 from hutch.providers.linked.overrun import Overrun, Use, full
 from hutch.providers.linked.verdicts import Counters, Excess
-from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.orders import inodes
 
 if TYPE_CHECKING:
+    from hutch.providers.native.box import NativeInstance
     from hutch.providers.native.cpu_watchdog import CpuWatchdog
     from hutch.providers.native.disk_watchdog import DiskWatchdog
     from hutch.providers.native.watchdog import Hit, MemoryWatchdog
@@ -59,12 +59,12 @@ class Guards:
 
         return CpuWatchdog()
 
-    def watch_memory(self, box: NativeInstance, pid: int) -> None:
+    def watch_memory(self, box: "NativeInstance", pid: int) -> None:
         self._boxes[box.record.box_id] = box
         self._memory.watch(box.record.box_id, pid, box.limits.memory_mb << 20)
         self._start("memory", self._memory)
 
-    def watch_disk(self, box: NativeInstance, pid: int, store: str, *, lived: bool) -> None:
+    def watch_disk(self, box: "NativeInstance", pid: int, store: str, *, lived: bool) -> None:
         """`lived`: the store is not new."""
         self._boxes[box.record.box_id] = box
         overrun = Overrun(Use(box.limits.disk_mb << 20, inodes(box.limits)), lived=lived)
@@ -76,7 +76,7 @@ class Guards:
         self._overruns[box.record.box_id] = overrun
         self._start("disk", self._disk)
 
-    def watch_cpu(self, box: NativeInstance, pid: int) -> None:
+    def watch_cpu(self, box: "NativeInstance", pid: int) -> None:
         """Also where the share is all the machine has: the same watchdog pauses the box."""
         self._boxes[box.record.box_id] = box
         self._cpu.watch(box.record.box_id, pid, box.limits.cpus)
@@ -187,7 +187,7 @@ class Guards:
         self._endings[hit.box_id] = ending
         ending.add_done_callback(lambda _: self._endings.pop(hit.box_id, None))
 
-    async def _end_writers(self, box: NativeInstance, overrun: Overrun) -> None:
+    async def _end_writers(self, box: "NativeInstance", overrun: Overrun) -> None:
         try:
             await box.end_processes(overrun)
         except HutchError as error:
