@@ -5,9 +5,9 @@ A string for a shell is `hutch run -- sh -c '…'`. Options end at the command o
 
 import argparse
 import asyncio
-import base64
 import gc
 import os
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -152,7 +152,7 @@ def as_plain(ran: Ran) -> dict[str, Any]:
         plain[stream] = getattr(result, stream)
         del plain[f"{stream}_bytes"]
         if data and plain[stream].encode() != data:
-            plain[f"{stream}_base64"] = base64.b64encode(data).decode()
+            plain[f"{stream}_base64"] = b2a_base64(data, newline=False).decode()
     plain["notes"] = [*notes, *result.notes]
     plain["box"] = {"id": box.id, "profile": box.spec.profile, "provider": box.spec.provider}
     return plain

@@ -9,17 +9,12 @@ import msgspec
 
 from hutch.errors import ConfigError
 from hutch.model.spec import Mount
-from hutch.policy.permissions import CommandRule, PathRule
 from hutch.policy.profiles import LimitsTable, Maxima, WorkspaceTable
 
 T = TypeVar("T")
 
 _MESSAGE = r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?"
 _UNKNOWN = r"Object contains unknown field `(.*)`"
-_INNER: dict[str, type[msgspec.Struct]] = {
-    "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
-    "paths": PathRule,
-}  # fmt: skip
 
 
 class Source(NamedTuple):
@@ -58,7 +53,7 @@ def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]
     inner = tuple(part for part in re.findall(r"[^.\[\]]+", path.replace("[...]", "")) if part)
     if unknown := re.fullmatch(_UNKNOWN, what):
         named = [part for part in inner if not part.isdigit()]
-        holder = _INNER.get(named[-1], kind) if named else kind
+        holder = _inner().get(named[-1], kind) if named else kind
         return unknown_key((*prefix, *inner, unknown[1]), getattr(holder, "__struct_fields__", ()), source)
     key = (*prefix, *inner)
     shown = ".".join(key) or "the configuration"
@@ -66,6 +61,16 @@ def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]
     return ConfigError(
         f"{source.origin(*key)}: {shown}: {what[:1].lower()}{what[1:]}", details={"field": ".".join(key)}
     )
+
+
+def _inner() -> dict[str, type[msgspec.Struct]]:
+    """The tables within tables, by their keys."""
+    from hutch.policy.permissions import CommandRule, PathRule
+
+    return {
+        "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
+        "paths": PathRule,
+    }  # fmt: skip
 
 
 def _without_paths(value: Any) -> Any:

@@ -1,6 +1,5 @@
 """`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
 
-import copy
 import os
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -130,6 +129,8 @@ class Hutch:
 
     def for_session(self, name: str) -> "Hutch":
         """The same boxes through the eyes of another session."""
+        import copy
+
         view = copy.copy(self)
         view.session = name
         view._borrowed = True

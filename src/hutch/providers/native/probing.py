@@ -5,7 +5,6 @@ A canary that lived is remembered by kernel, user and version, so that `hutch ru
 
 import contextlib
 import os
-import platform
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -133,7 +132,7 @@ def capabilities(machine: Machine) -> Capabilities:
         disk_if_persistent=_watched(machine),  # its files are a directory of the machine's
         missing=missing(machine),
         facts={
-            "kernel": platform.release(),
+            "kernel": os.uname().release,
             "cgroups": groups.mode,
             "landlock": str(machine.landlock),
             "identity": "a range of ids for each box" if machine.ranged else "one id",
@@ -164,5 +163,6 @@ async def proven(found: Capabilities, canary: Callable[[], Awaitable[None]], cac
 
 def _key(found: Capabilities) -> str:
     """By what a canary's answer may change: kernel, user, version of ours, and the facts."""
-    words = (platform.release(), platform.version(), str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
+    kernel = os.uname()
+    words = (kernel.release, kernel.version, str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
     return digest("\0".join(words).encode())[:24]
