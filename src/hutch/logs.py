@@ -7,8 +7,8 @@ The standard library's logging costs more to import than a box costs to make, so
 """
 
 import contextlib
+import os
 import re
-import secrets
 import sys
 import threading
 import time
@@ -20,11 +20,10 @@ LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 FORMATS = ("text", "json")
 HIDDEN = "***"
 
-_SECRET_KEY = re.compile(
-    r"secret|token|passw|passphrase|credential|authorization|cookie|private_?key|api_?key|(^|[^a-z])key([^a-z]|$)",
-    re.IGNORECASE,
+_SECRET_KEY = (
+    r"(?i)secret|token|passw|passphrase|credential|authorization|cookie|private_?key|api_?key|(^|[^a-z])key([^a-z]|$)"
 )
-_API_KEY = re.compile(r"(hutch_k[0-9a-f]{12}_)[\w-]{16,}")
+_API_KEY = r"(hutch_k[0-9a-f]{12}_)[\w-]{16,}"
 """A key of a server, wherever somebody has put it: its id may be told."""
 _QUOTED = frozenset(' "=\\')
 _SHORT = 6
@@ -72,7 +71,7 @@ class _Secrets:
         if text in self._counts:
             return HIDDEN
         if "hutch_k" in text:
-            text = _API_KEY.sub(rf"\1{HIDDEN}", text)
+            text = re.sub(_API_KEY, rf"\1{HIDDEN}", text)
         pattern = self._pattern
         return pattern.sub(HIDDEN, text) if pattern else text
 
@@ -110,7 +109,7 @@ def redact_field(key: str, value: object) -> object:
     """A value as it may be shown: hidden if its key tells a secret, else without concealed ones at any depth."""
     if value is None or isinstance(value, bool):
         return value
-    if _SECRET_KEY.search(key):
+    if re.search(_SECRET_KEY, key):
         return HIDDEN
     if isinstance(value, int | float):
         return value
@@ -128,7 +127,7 @@ def redact_field(key: str, value: object) -> object:
 @contextlib.contextmanager
 def operation(op: str = "") -> Iterator[str]:
     """Every line written inside carries one id: `op`, else the one of the operation around it, else a new one."""
-    token = _operation.set(op or _operation.get() or secrets.token_hex(6))
+    token = _operation.set(op or _operation.get() or os.urandom(6).hex())
     try:
         yield _operation.get()
     finally:

@@ -84,8 +84,8 @@ def test_an_interrupt_while_we_are_still_importing_is_no_traceback() -> None:
     program = """
 import sys
 from hutch.cli import main
-def interrupted(): raise KeyboardInterrupt
-main._import_asyncio = interrupted
+def interrupted(*_): raise KeyboardInterrupt
+main._import_without = interrupted
 sys.argv = ["hutch", "run", "--", "true"]
 main.main()
 """

@@ -8,11 +8,10 @@ from pathlib import Path
 
 from hutch.keeper import receipt_losses
 from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.receipt_chain import GONE
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.receipts import Receipts
 from hutch.keeper.store import MemoryStore
-from hutch.model.receipts import Receipt
+from hutch.model.receipts import GONE, Receipt
 
 BOX = "b" * 20
 

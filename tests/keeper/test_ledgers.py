@@ -20,10 +20,10 @@ from hutch.keeper.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
 from hutch.keeper.ledger_postgres import PostgresLedger
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.operations import Operations
-from hutch.keeper.receipt_chain import GONE, daybook
+from hutch.keeper.receipt_chain import daybook
 from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.receipts import Receipts
-from hutch.model.receipts import Receipt
+from hutch.model.receipts import GONE, Receipt
 from tests.keeper.postgres_server import Server
 
 T = TypeVar("T")

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from hutch.errors import Invalid
 from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.receipt_chain import LEFT, Row, genesis
+from hutch.keeper.receipt_chain import Row, genesis
 from hutch.keeper.receipt_export import check_export
 from hutch.keeper.receipts import Receipts
-from hutch.model.receipts import ChainCheck, Receipt, Who
+from hutch.model.receipts import LEFT, ChainCheck, Receipt, Who
 from hutch.model.results import Usage
 from tests import proofs
 

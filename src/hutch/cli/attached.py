@@ -6,16 +6,18 @@ import signal
 from collections.abc import Coroutine
 from contextlib import aclosing, nullcontext, suppress
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self, TypeAlias
 
-from hutch.api import Box, Job
 from hutch.cli import streams, terminal
 from hutch.errors import Conflict
 from hutch.keeper.handles import BoxHandle, asked
 from hutch.model.results import Result
 from hutch.providers.base import Command, Process
 
-Attached = Process | Job
+if TYPE_CHECKING:
+    from hutch.api import Box, Job
+
+Attached: TypeAlias = "Process | Job"
 """A command of a box that this process keeps, or of a server's."""
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -86,7 +88,7 @@ class Attachment:
         self.reader_left = False
         """Whoever read our output has gone; the command was killed, as SIGPIPE would have done."""
 
-    async def run(self, box: Box, order: Command) -> Result:
+    async def run(self, box: "Box", order: Command) -> Result:
         """Start it, and stay with it to its end. With `order.follow` its output goes to ours."""
         if not isinstance(box, BoxHandle):
             return await self._stay(await _started(box, order), order)
@@ -112,7 +114,7 @@ class Attachment:
             with suppress(asyncio.CancelledError):
                 await feeding
 
-    async def run_on_terminal(self, box: Box, order: Command) -> Result:
+    async def run_on_terminal(self, box: "Box", order: Command) -> Result:
         """The same with a terminal of the box, shown in ours, if we have one."""
         rows, cols = terminal.size(0)
         order = order.but(pty=True, rows=rows, cols=cols, env={"TERM": os.environ.get("TERM", "dumb"), **order.env})
@@ -134,7 +136,7 @@ class Attachment:
                 sink.close()
 
 
-async def _started(box: Box, order: Command) -> Job:
+async def _started(box: "Box", order: Command) -> "Job":
     return await box.start(
         order.command, cwd=order.cwd, env=order.env, timeout=order.timeout_sec, user=order.user, pty=order.pty,
         rows=order.rows, cols=order.cols, name=order.name, follow=order.follow,

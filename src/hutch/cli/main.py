@@ -6,6 +6,7 @@ The module of a command (`commands.py` lists them) is imported when it is called
 import gc
 import os
 import sys
+from importlib import import_module
 from typing import NoReturn
 
 from hutch.cli.commands import COMMANDS, GROUPS
@@ -80,7 +81,8 @@ def command(argv: list[str]) -> int:
         gc.disable()  # until the box stands (`in_new_box`): collections during the imports cost a tenth of the start
     if name in ("run", "shell"):
         _start_engine(rest)
-        _import_asyncio()
+        _import_without("ssl", "asyncio")
+        _import_without("typing_extensions", "msgspec")
     elif (name == "mcp" or (name == "box" and rest[:1] == ["create"])) and not _remote(argv):
         _start_engine(rest)
     if not name:
@@ -131,16 +133,19 @@ def _start_engine(words: list[str]) -> None:
     launch_early()
 
 
-def _import_asyncio() -> None:
-    """Without ssl, whose import costs 7 ms: the native engine makes no TLS connection, and asyncio does without it
-    where a Python was built without OpenSSL. Whoever imports ssl later gets it as ever."""
-    if "asyncio" in sys.modules or "ssl" in sys.modules:
+def _import_without(left_out: str, name: str) -> None:
+    """Import a module as where one that it does without is not installed; whoever imports that later gets it as ever.
+
+    asyncio loads ssl, for 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions, for
+    3 ms, and takes nothing from it that the typing of our oldest Python has not.
+    """
+    if name in sys.modules or left_out in sys.modules:
         return
-    sys.modules["ssl"] = None  # type: ignore[assignment]
+    sys.modules[left_out] = None  # type: ignore[assignment]
     try:
-        import asyncio  # noqa: F401
+        import_module(name)
     finally:
-        del sys.modules["ssl"]
+        del sys.modules[left_out]
 
 
 def _dispatch(name: str, words: list[str]) -> int:
@@ -164,8 +169,6 @@ def _dispatch(name: str, words: list[str]) -> int:
 
 
 def _group_help(name: str) -> int:
-    from importlib import import_module
-
     rows = "\n".join(f"  {action:<10} {text}" for action, (_, text) in GROUPS[name].items())
     about = (import_module(COMMANDS[name][0]).__doc__ or "").strip()
     sys.stdout.write(

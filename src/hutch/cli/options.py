@@ -8,7 +8,7 @@ from typing import Any
 from hutch.errors import Invalid
 from hutch.model import durations
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?", re.IGNORECASE)
+_SIZE = r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?"
 _MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
 
 
@@ -98,7 +98,7 @@ def _count(text: str) -> int:
 
 
 def _megabytes(text: str) -> int:
-    match = _SIZE.fullmatch(text)
+    match = re.fullmatch(_SIZE, text, flags=re.IGNORECASE)
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is not a size, such as 512 (megabytes), 512m or 2g")
     return round(float(match[1]) * _MEGABYTES[(match[2] or "m").lower()])

@@ -5,13 +5,12 @@ A string for a shell is `hutch run -- sh -c '…'`. Options end at the command o
 
 import argparse
 import asyncio
-import base64
 import gc
 import os
+from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hutch.api import Box
 from hutch.cli.attached import Attachment, Signals
 from hutch.cli.opening import hutch_of
 from hutch.cli.options import add_box_options, duration, spec_of
@@ -21,6 +20,9 @@ from hutch.errors import Invalid
 from hutch.model.results import Cause, Result
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command
+
+if TYPE_CHECKING:
+    from hutch.api import Box
 
 TIMED_OUT = 124
 BROKEN_PIPE = 141
@@ -74,7 +76,7 @@ async def in_new_box(
 class Ran(NamedTuple):
     """A command that has ended."""
 
-    box: Box
+    box: "Box"
     result: Result
     notes: list[str]
     """What was to be said before it began."""
@@ -100,8 +102,9 @@ async def attended(
 
 
 async def stay(
-    arguments: argparse.Namespace, attachment: Attachment, box: Box, order: Command, notes: list[str], *, terminal: bool
-) -> Ran:
+    arguments: argparse.Namespace, attachment: Attachment, box: "Box", order: Command, notes: list[str], *,
+    terminal: bool,
+) -> Ran:  # fmt: skip
     """Run the command to its end. Its output is shown as it comes, unless all of it is wanted as JSON."""
     if not arguments.json:
         tell(notes)
@@ -149,7 +152,7 @@ def as_plain(ran: Ran) -> dict[str, Any]:
         plain[stream] = getattr(result, stream)
         del plain[f"{stream}_bytes"]
         if data and plain[stream].encode() != data:
-            plain[f"{stream}_base64"] = base64.b64encode(data).decode()
+            plain[f"{stream}_base64"] = b2a_base64(data, newline=False).decode()
     plain["notes"] = [*notes, *result.notes]
     plain["box"] = {"id": box.id, "profile": box.spec.profile, "provider": box.spec.provider}
     return plain

@@ -1,8 +1,6 @@
 """The caller's terminal: its size, and raw mode while a box's terminal is shown in it."""
 
 import os
-import termios
-import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +19,9 @@ def size(fd: int) -> tuple[int, int]:
 @contextmanager
 def raw(fd: int) -> Iterator[None]:
     """Every key goes to the box, Ctrl-C too; the terminal is as it was afterwards, whatever happened."""
+    import termios  # a library each, which commands without a terminal need not load
+    import tty
+
     before = termios.tcgetattr(fd)
     try:
         # TCSADRAIN keeps what was typed ahead, and shows what was written before the mode changes.

@@ -9,17 +9,12 @@ import msgspec
 
 from hutch.errors import ConfigError
 from hutch.model.spec import Mount
-from hutch.policy.permissions import CommandRule, PathRule
 from hutch.policy.profiles import LimitsTable, Maxima, WorkspaceTable
 
 T = TypeVar("T")
 
-_MESSAGE = re.compile(r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?", re.DOTALL)
-_UNKNOWN = re.compile(r"Object contains unknown field `(.*)`")
-_INNER: dict[str, type[msgspec.Struct]] = {
-    "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
-    "paths": PathRule,
-}  # fmt: skip
+_MESSAGE = r"(?P<what>.*?)(?: - at `\$(?P<path>.*)`)?"
+_UNKNOWN = r"Object contains unknown field `(.*)`"
 
 
 class Source(NamedTuple):
@@ -52,13 +47,13 @@ def unknown_key(key: Sequence[str], known: Sequence[str], source: Source) -> Con
 
 def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]) -> ConfigError:
     """msgspec says what and where as text: "Expected `int`, got `str` - at `$.limits.pids`"."""
-    match = _MESSAGE.fullmatch(message)
+    match = re.fullmatch(_MESSAGE, message, flags=re.DOTALL)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
     # `[...]` stands for a value of a mapping whose key is not told.
     inner = tuple(part for part in re.findall(r"[^.\[\]]+", path.replace("[...]", "")) if part)
-    if unknown := _UNKNOWN.fullmatch(what):
+    if unknown := re.fullmatch(_UNKNOWN, what):
         named = [part for part in inner if not part.isdigit()]
-        holder = _INNER.get(named[-1], kind) if named else kind
+        holder = _inner().get(named[-1], kind) if named else kind
         return unknown_key((*prefix, *inner, unknown[1]), getattr(holder, "__struct_fields__", ()), source)
     key = (*prefix, *inner)
     shown = ".".join(key) or "the configuration"
@@ -66,6 +61,16 @@ def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]
     return ConfigError(
         f"{source.origin(*key)}: {shown}: {what[:1].lower()}{what[1:]}", details={"field": ".".join(key)}
     )
+
+
+def _inner() -> dict[str, type[msgspec.Struct]]:
+    """The tables within tables, by their keys."""
+    from hutch.policy.permissions import CommandRule, PathRule
+
+    return {
+        "limits": LimitsTable, "maxima": Maxima, "workspace": WorkspaceTable, "mounts": Mount, "commands": CommandRule,
+        "paths": PathRule,
+    }  # fmt: skip
 
 
 def _without_paths(value: Any) -> Any:

@@ -11,11 +11,12 @@ from hutch.config import directories
 from hutch.errors import ConfigError
 from hutch.model.record import Record
 
+# Patterns are texts, and `re` compiles them at first use: most processes find no file to read.
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _DOTTED = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
-_HEADER = re.compile(rf"\s*(\[\[?)\s*({_DOTTED})\s*\]")
-_KEY = re.compile(rf"\s*({_DOTTED})\s*=")
-_PARTS = re.compile(r"""([A-Za-z0-9_-]+)|"([^"]*)"|'([^']*)'""")
+_HEADER = rf"\s*(\[\[?)\s*({_DOTTED})\s*\]"
+_KEY = rf"\s*({_DOTTED})\s*="
+_PARTS = r"""([A-Za-z0-9_-]+)|"([^"]*)"|'([^']*)'"""
 
 
 class ConfigFile(Record, frozen=True, kw_only=True):
@@ -78,7 +79,7 @@ def lines_of(text: str) -> dict[str, int]:
         if inside:
             inside = "" if line.count(inside) % 2 else inside
             continue
-        if header := _HEADER.match(line):
+        if header := re.match(_HEADER, line):
             table = _split(header[2])
             if header[1] == "[[":
                 index = counts.get(header[2], 0)
@@ -86,7 +87,7 @@ def lines_of(text: str) -> dict[str, int]:
                 table = (*table, str(index))
             _mark(lines, table, number)
             continue
-        if key := _KEY.match(line):
+        if key := re.match(_KEY, line):
             _mark(lines, (*table, *_split(key[1])), number)
         # A multi-line string may hold anything, also lines that look like keys.
         inside = next((mark for mark in ('"""', "'''") if line.partition("#")[0].count(mark) % 2), "")
@@ -99,7 +100,7 @@ def _mark(lines: dict[str, int], key: tuple[str, ...], number: int) -> None:
 
 
 def _split(dotted: str) -> tuple[str, ...]:
-    return tuple(bare or double or single for bare, double, single in _PARTS.findall(dotted))
+    return tuple(bare or double or single for bare, double, single in re.findall(_PARTS, dotted))
 
 
 def _check_author(path: Path) -> None:

@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import msgspec
 
@@ -21,10 +21,15 @@ from hutch.images.settings import ImageSettings
 from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
 from hutch.model.record import Record
-from hutch.policy import permissions, profiles
-from hutch.policy.permissions import AgentPermissions
+from hutch.policy import profiles
 from hutch.policy.profiles import Profile, ProfileTable
 from hutch.policy.quotas import Quota
+
+if TYPE_CHECKING:
+    from hutch.policy.permissions import AgentPermissions
+
+
+T = TypeVar("T")
 
 
 class Written(Record, frozen=True, kw_only=True):
@@ -63,7 +68,7 @@ _VARIABLES = frozenset({"HUTCH_CONFIG", "HUTCH_KEY"})
 _LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file")
 
-_PASSWORD = re.compile(r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*")
+_PASSWORD = r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*"
 """In an address: `scheme://user:HERE@host/name?password=HERE`."""
 
 
@@ -135,7 +140,7 @@ class Config(Record, frozen=True, kw_only=True):
     """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
     pool: dict[str, int] = msgspec.field(default_factory=dict)
     """`[pool]`: how many boxes of each profile wait ready."""
-    permissions: dict[str, AgentPermissions] = msgspec.field(default_factory=dict)
+    permissions: "dict[str, AgentPermissions]" = msgspec.field(default_factory=dict)
     """`[permissions.AGENT]`: what each agent may do with its tools; `[permissions."*"]` for whoever is not named."""
     server: ServerTable = ServerTable()
     """`[server]`: what `hutch serve` needs to know."""
@@ -174,9 +179,9 @@ class Config(Record, frozen=True, kw_only=True):
             quotas=loading.quotas,
             pool=loading.pool,
             permissions=loading.permissions,
-            server=decode(ServerTable, loading.server, Source(origin=lambda *key: "server"), "server"),
-            images=decode(ImageSettings, loading.images, Source(origin=lambda *key: "images"), "images"),
-            mcp=decode(McpTable, loading.mcp, Source(origin=lambda *key: "mcp"), "mcp"),
+            server=_table(ServerTable, loading.server, "server"),
+            images=_table(ImageSettings, loading.images, "images"),
+            mcp=_table(McpTable, loading.mcp, "mcp"),
             origins=origins,
         )
         made._check()
@@ -253,12 +258,8 @@ class Config(Record, frozen=True, kw_only=True):
             if not 0 <= size <= 1000:
                 raise ConfigError(f"pool.{name} = {size} is not a number from 0 to 1000", details={"field": "pool"})
             self.resolve_profile(name)
-        for name, rules in self.permissions.items():
-            try:
-                permissions.check(name, rules)
-            except ConfigError as error:
-                place = self.origin(f"permissions.{name}")
-                raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details) from error
+        if self.permissions:
+            self._check_permissions()
         for name in self.profiles:
             try:
                 profiles.resolve(name, self.profiles)
@@ -268,6 +269,16 @@ class Config(Record, frozen=True, kw_only=True):
             self.resolve_profile()
         except NotFound as error:
             raise self._wrong("profile", "is no profile", error.remedy) from error
+
+    def _check_permissions(self) -> None:
+        from hutch.policy import permissions
+
+        for name, rules in self.permissions.items():
+            try:
+                permissions.check(name, rules)
+            except ConfigError as error:
+                place = self.origin(f"permissions.{name}")
+                raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details) from error
 
     def _wrong(self, key: str, why: str, remedy: str | None = None) -> ConfigError:
         return ConfigError(
@@ -341,10 +352,8 @@ class _Loading:
             self.quotas[name] = decode(Quota, table, source, "quotas", name)
             self.origins[f"quotas.{name}"] = source.origin("quotas", name)
         self.pool |= decode(dict[str, int], plain.get("pool", {}), source, "pool")
-        rules = plain.get("permissions", {})
-        for name, table in decode(dict[str, dict[str, Any]], rules, source, "permissions").items():
-            self.permissions[name] = decode(AgentPermissions, table, source, "permissions", name)
-            self.origins[f"permissions.{name}"] = source.origin("permissions", name)
+        if "permissions" in plain:
+            self._add_permissions(plain["permissions"], source)
         if "server" in plain:
             written_server = decode(ServerTable, plain["server"], source, "server")
             self.server |= {key: getattr(written_server, key) for key in plain["server"]}
@@ -358,11 +367,23 @@ class _Loading:
             self.mcp |= plain["mcp"]
             self.origins["mcp"] = source.origin("mcp")
 
+    def _add_permissions(self, rules: object, source: Source) -> None:
+        from hutch.policy.permissions import AgentPermissions
+
+        for name, table in decode(dict[str, dict[str, Any]], rules, source, "permissions").items():
+            self.permissions[name] = decode(AgentPermissions, table, source, "permissions", name)
+            self.origins[f"permissions.{name}"] = source.origin("permissions", name)
+
     def _remember_fields(self, source: Source, table: Mapping[str, Any], name: str) -> None:
         for field, value in table.items():
             self.origins[f"profiles.{name}.{field}"] = source.origin("profiles", name, field)
             for part in value if isinstance(value, Mapping) else ():
                 self.origins[f"profiles.{name}.{field}.{part}"] = source.origin("profiles", name, field, str(part))
+
+
+def _table(kind: type[T], written: dict[str, Any], name: str) -> T:
+    """What all sources have written together; nobody, mostly, and then no decoder is made for it."""
+    return decode(kind, written, Source(origin=lambda *key: name), name) if written else kind()
 
 
 def _absolute(value: str | tuple[str, ...], base: Path) -> Path | tuple[Path, ...]:
@@ -393,5 +414,5 @@ def _plain(value: object) -> object:
     if isinstance(value, tuple):
         return [str(each) for each in value]
     if isinstance(value, str):
-        return _PASSWORD.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", value)
+        return re.sub(_PASSWORD, lambda found: f"{found[1] or found[2]}{HIDDEN}", value)
     return str(value) if isinstance(value, Path) else value

@@ -1,35 +1,36 @@
 """`Hutch`, embedded: the front door of a process that keeps its own boxes. No server, no daemon."""
 
-import copy
-import secrets
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from hutch import logs
 from hutch.config import Config
 from hutch.errors import Gone, LeaseLost
-from hutch.keeper import leases, moving, naming
+from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.observing import ObservedBox
 from hutch.keeper.opening import open_ledger, open_store
-from hutch.keeper.own_questions import OwnQuestions
-from hutch.keeper.own_receipts import OwnReceipts
-from hutch.keeper.own_skills import OwnSkills
-from hutch.keeper.questions import Questions
 from hutch.keeper.records import LOCAL_OWNER
-from hutch.keeper.scopes import scope
 from hutch.keeper.showing import all_shown, condition, shown_anywhere
 from hutch.keeper.volumes import Volume, Volumes
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
-from hutch.model.status import Status
 from hutch.providers import registry
+
+# Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
+if TYPE_CHECKING:
+    from hutch.keeper.observing import ObservedBox
+    from hutch.keeper.own_questions import OwnQuestions
+    from hutch.keeper.own_receipts import OwnReceipts
+    from hutch.keeper.own_skills import OwnSkills
+    from hutch.model.status import Status
 
 
 class Hutch:
@@ -41,12 +42,11 @@ class Hutch:
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
         self._keeper = keeper or opened(Config.load(**configuration))
-        self.session = leases.OF_A_PROCESS + secrets.token_hex(8)
+        self.session = leases.OF_A_PROCESS + os.urandom(8).hex()
         self._started = False
         self._borrowed = False
         """A view for another session: whoever made it closes."""
         self._since = time.time()
-        self._questions = Questions()
 
     async def __aenter__(self) -> Self:
         await self._start()
@@ -94,6 +94,8 @@ class Hutch:
 
         `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
         """
+        from hutch.keeper.scopes import scope
+
         await self._start()
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
@@ -110,6 +112,8 @@ class Hutch:
         name: str | None = None,
     ) -> BoxHandle:  # fmt: skip
         """A new box from a file that `Box.export` wrote."""
+        from hutch.keeper import moving  # with archives and compression, which few need
+
         await self._start()
         box, moved = await moving.import_box(
             self.create, file, provider=provider, profile=profile, image=image, name=name
@@ -125,9 +129,12 @@ class Hutch:
 
     def for_session(self, name: str) -> "Hutch":
         """The same boxes through the eyes of another session."""
+        import copy
+
         view = copy.copy(self)
         view.session = name
         view._borrowed = True
+        view.questions = self.questions  # what waits is the same for all sessions
         return view
 
     # --- the session's current box ------------------------------------------------------------------------------
@@ -171,8 +178,10 @@ class Hutch:
         await self._start()
         return await all_shown(self._keeper, LOCAL_OWNER)
 
-    async def observe(self, box_id: str) -> ObservedBox:
+    async def observe(self, box_id: str) -> "ObservedBox":
         """The box itself, to look at, without its lease."""
+        from hutch.keeper.observing import ObservedBox
+
         await self._start()
         return ObservedBox(self._keeper, await self._keeper.live(box_id))
 
@@ -192,15 +201,22 @@ class Hutch:
         return OwnVolumes(self._keeper.volumes)
 
     @property
-    def receipts(self) -> OwnReceipts:
+    def receipts(self) -> "OwnReceipts":
+        from hutch.keeper.own_receipts import OwnReceipts
+
         return OwnReceipts(self._keeper.receipts, self.session)
 
-    @property
-    def questions(self) -> OwnQuestions:
-        return OwnQuestions(self._questions)
+    @cached_property
+    def questions(self) -> "OwnQuestions":
+        from hutch.keeper.own_questions import OwnQuestions
+        from hutch.keeper.questions import Questions
+
+        return OwnQuestions(Questions())
 
     @property
-    def skills(self) -> OwnSkills:
+    def skills(self) -> "OwnSkills":
+        from hutch.keeper.own_skills import OwnSkills
+
         return OwnSkills(self._keeper.skills, self._keeper.skill_boxes)
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
@@ -211,7 +227,7 @@ class Hutch:
         names = [name] if name else sorted(registry.names())
         return tuple([await self._keeper.engines.capabilities(each) for each in names])
 
-    async def status(self) -> Status:
+    async def status(self) -> "Status":
         """Always answers (lesson 11)."""
         engine = await self._keeper.engines.asked(self.config.provider)
         return condition(self._keeper, engine, self._keeper.boxes(), self._since)

@@ -2,9 +2,8 @@
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from hutch.api import Files
 from hutch.errors import HutchError, Unsupported
 from hutch.keeper.operations import Operation
 from hutch.keeper.watching import GuardedWatch
@@ -13,6 +12,9 @@ from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
 from hutch.providers.linked.file_shapes import Copied
 from hutch.providers.linked.files import LinkedFiles
+
+if TYPE_CHECKING:
+    from hutch.api import Files
 
 T = TypeVar("T")
 
@@ -37,13 +39,14 @@ class GuardedFiles:
         self._guard = guard
 
     async def _record(
-        self, op: str, work: Callable[[Files], Awaitable[T]], changed: tuple[str, ...] | None = None, **details: Detail
-    ) -> T:
+        self, op: str, work: "Callable[[Files], Awaitable[T]]", changed: tuple[str, ...] | None = None,
+        **details: Detail,
+    ) -> T:  # fmt: skip
         async with self._guard.operation(f"files.{op}", details) as operation:
             operation.changed = changed
             return await self._do(work)
 
-    async def _do(self, work: Callable[[Files], Awaitable[T]]) -> T:
+    async def _do(self, work: "Callable[[Files], Awaitable[T]]") -> T:
         instance = await self._guard.begin()
         try:
             return await work(instance.files)
@@ -190,7 +193,7 @@ class GuardedFiles:
                 self._guard.end()
 
 
-def streaming(files: Files) -> LinkedFiles:
+def streaming(files: "Files") -> LinkedFiles:
     """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
     if not isinstance(files, LinkedFiles):
         raise Unsupported(

@@ -4,11 +4,12 @@ import asyncio
 import shlex
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing, moving
-from hutch.keeper.files import Guard, GuardedFiles
+from hutch.keeper import changing
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live, taken_over
 from hutch.keeper.operations import Operation
@@ -24,6 +25,9 @@ from hutch.model.state import State
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance, Process
 
+if TYPE_CHECKING:
+    from hutch.keeper.files import Guard, GuardedFiles
+
 
 class BoxHandle:
     """One session's handle on one box. It works as long as the session's epoch is the box's."""
@@ -37,7 +41,6 @@ class BoxHandle:
         self._epoch = live.record.epoch
         self._open = True
         live.opened_by(session)
-        self.files = GuardedFiles(self)
 
     @property
     def id(self) -> str:
@@ -50,6 +53,12 @@ class BoxHandle:
     @property
     def adjustments(self) -> tuple[Adjustment, ...]:
         return self._live.record.spec.adjustments
+
+    @cached_property
+    def files(self) -> "GuardedFiles":
+        from hutch.keeper.files import GuardedFiles  # many a box only runs a command
+
+        return GuardedFiles(self)
 
     # --- one operation, guarded -----------------------------------------------------------------------------
 
@@ -254,6 +263,8 @@ class BoxHandle:
             await self._keeper.release(self._live, self._session)
 
     async def export(self, file: str | Path) -> Moved:
+        from hutch.keeper import moving  # with archives and compression, which few need
+
         return await moving.export_box(self, file)
 
     async def destroy(self) -> None:
@@ -273,7 +284,7 @@ class BoxHandle:
 class JobHandle:
     """A job; its handle remembers how far it has read each stream."""
 
-    def __init__(self, box: Guard, process: Process) -> None:
+    def __init__(self, box: "Guard", process: Process) -> None:
         self._box = box
         self._process = process
         self._cursors = {"stdout": 0, "stderr": 0}

@@ -1,10 +1,11 @@
 """The keeper: makes boxes, finds them, wakes them, ends them. Every surface goes through here."""
 
 import asyncio
-import secrets
+import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.config import Config, directories
@@ -25,7 +26,6 @@ from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
 from hutch.keeper.engines import Engines
 from hutch.keeper.health import Health
-from hutch.keeper.ledger import Ledger, MemoryLedger
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.making import Maker
@@ -46,6 +46,9 @@ from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
 
+if TYPE_CHECKING:
+    from hutch.keeper.ledger import Ledger
+
 Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
 
@@ -59,15 +62,13 @@ class Keeper:
         engines: Engines | None = None,
         liveness: Liveness | None = None,
         *,
-        ledger: Ledger | None = None,
+        ledger: "Ledger | None" = None,
         visiting: bool = False,
     ) -> None:
-        self.id = "k" + secrets.token_hex(6)
+        self.id = "k" + os.urandom(6).hex()
         self.config = config
         self.store = store
-        self.receipts = Receipts(
-            ledger or MemoryLedger(), mode=config.receipts, days=config.receipts_days, most=config.receipts_rows
-        )
+        self.receipts = Receipts(ledger, mode=config.receipts, days=config.receipts_days, most=config.receipts_rows)
         self.operations = self.receipts.operations
         self.states = States(store)
         self.states.witnesses.append(self.receipts.witness)

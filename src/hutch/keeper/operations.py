@@ -7,21 +7,24 @@ Its receipt is written whatever happened inside: an error has its code, a caller
 """
 
 import asyncio
-import hashlib
 import time
 from collections.abc import Callable
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.errors import HutchError
 from hutch.keeper.callers import who
 from hutch.keeper.live import Live
-from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
 from hutch.logs import redact
+from hutch.model.digests import digest
 from hutch.model.receipts import Detail, Details, Receipt
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
+
+if TYPE_CHECKING:
+    from hutch.keeper.receipt_queue import ReceiptQueue
 
 LONGEST_TEXT = 2000
 MOST_PARTS = 50
@@ -32,7 +35,7 @@ Ended = Callable[[Receipt], None]
 class Operations:
     """Where all operations of one keeper end."""
 
-    def __init__(self, queue: ReceiptQueue | None, *, strict: bool = False) -> None:
+    def __init__(self, queue: "ReceiptQueue | None", *, strict: bool = False) -> None:
         self.queue = queue
         """None: no receipts are kept."""
         self.strict = strict
@@ -44,6 +47,11 @@ class Operations:
     def begin(self, live: Live, session: str, op: str, details: Details) -> "Operation":
         return Operation(self, live, session, op, details)
 
+    @property
+    def heard(self) -> bool:
+        """Whether anybody is told how operations end."""
+        return self.queue is not None or bool(self.listeners)
+
     def ended(self, draft: Receipt) -> int:
         """The number to wait for in the queue; 0: none."""
         for listener in self.listeners:
@@ -54,8 +62,7 @@ class Operations:
         """The digest of the box's effective spec, as people may see it."""
         known = self._digests.get(record.id)
         if known is None or known[0] is not record.spec:
-            digest = hashlib.sha256(record.spec.shown().to_json()).hexdigest()
-            known = self._digests[record.id] = (record.spec, digest)
+            known = self._digests[record.id] = (record.spec, digest(record.spec.shown().to_json()))
         return known[1]
 
     def forget(self, box_id: str) -> None:
@@ -94,6 +101,8 @@ class Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         operations = self._operations
+        if not operations.heard and self._span is None:
+            return
         draft = self._receipt(error)
         if self._span is not None:
             telemetry.finish(self._span, draft.error, {"hutch.cause": draft.cause} if draft.cause else {})

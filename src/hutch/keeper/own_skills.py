@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch import api
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.skill_boxes import SkillBoxes
 from hutch.keeper.skills import Skills, scan
@@ -19,6 +18,7 @@ from hutch.model.skills import (
 )
 
 if TYPE_CHECKING:
+    from hutch import api
     from hutch.skills.sources import Source
 
 
@@ -78,7 +78,7 @@ class OwnSkills:
     async def remove_file(self, name: str, path: str, *, expect: str = "") -> SkillInfo:
         return await self._skills.change_files(self._owner, name, {path: None}, expect=expect)
 
-    async def save(self, name: str, box: api.Box, path: str = "") -> SkillInfo:
+    async def save(self, name: str, box: "api.Box", path: str = "") -> SkillInfo:
         return await self._skills.save(self._owner, name, box, path)
 
     async def upgrade(self, name: str) -> SkillInfo:
@@ -102,7 +102,7 @@ class OwnSkills:
     async def bind(self, group: str, names: Sequence[str]) -> SkillBinding:
         return await self._skills.bind(self._owner, group, tuple(names))
 
-    async def prepare(self, name: str, box: api.Box) -> SkillPlace:
+    async def prepare(self, name: str, box: "api.Box") -> SkillPlace:
         return await self._boxes.prepare(self._owner, name, box)
 
 

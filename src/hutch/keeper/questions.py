@@ -1,7 +1,7 @@
 """Permission questions that wait for somebody: asked by tools, shown and answered by an application or a dashboard."""
 
 import asyncio
-import secrets
+import os
 import time
 
 from hutch.errors import NotFound, QuotaExceeded, Timeout
@@ -54,7 +54,7 @@ class Questions:
         """Shown from now on, until it is dropped."""
         if len(self._waiting) >= MOST_WAITING or len(self.waiting(owner=owner)) >= MOST_OF_ONE_OWNER:
             raise QuotaExceeded("too many questions wait already", op="ask", remedy="answer some of them first")
-        question = Question(id=secrets.token_hex(8), asked_at=time.time(), request=request, owner=owner)
+        question = Question(id=os.urandom(8).hex(), asked_at=time.time(), request=request, owner=owner)
         self._waiting[question.id] = (question, asyncio.get_running_loop().create_future())
         self._tell()
         return question

@@ -13,16 +13,19 @@ from typing import NamedTuple
 from hutch.errors import Invalid
 from hutch.logs import HIDDEN
 from hutch.model.reading import remembered
-from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
+from hutch.model.receipts import (
+    ARRIVED,
+    DAYBOOK,
+    GAP,
+    GONE,
+    HANDED_OVER,
+    LEFT,
+    Chain,
+    ChainCheck,
+    Details,
+    Receipt,
+)
 
-ARRIVED = "box.arrived"
-"""Drafted by a keeper that took a box over; what stands before it in the chain tells which of the next two it is."""
-HANDED_OVER = "box.handed_over"
-GAP = "gap"
-LEFT = "box.left"
-GONE = "box.gone"
-
-DAYBOOK = "daybook-"
 LATE_SECONDS = 3600.0
 """How long past its day a daybook stays open, for what was drafted before midnight and could not be written at once."""
 DAY_SECONDS = 86400.0

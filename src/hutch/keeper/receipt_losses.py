@@ -8,17 +8,19 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable
+from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
 from hutch.keeper.callers import NOBODY
-from hutch.keeper.ledger import Ledger
-from hutch.keeper.receipt_chain import GAP, GONE
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
-from hutch.model.receipts import Chain, Receipt
+from hutch.model.receipts import GAP, GONE, Chain, Receipt
+
+if TYPE_CHECKING:
+    from hutch.keeper.ledger import Ledger
 
 PAGE = 1000
 LOOK_AGAIN_SECONDS = 10.0
@@ -38,7 +40,7 @@ async def tell(states: States, lost: Iterable[Receipt]) -> None:
             return
 
 
-async def end_chains(ledger: Ledger, store: Store) -> int:
+async def end_chains(ledger: "Ledger", store: Store) -> int:
     """Chains whose box is gone, and whose end was never written, get a gap and their end; how many did."""
     before = {chain.box: chain.count async for chain in _without_box(ledger, store)}
     if not before:
@@ -64,7 +66,7 @@ async def _end_of(chain: Chain, store: Store) -> tuple[Receipt, Receipt]:
     return gap, gone
 
 
-async def _without_box(ledger: Ledger, store: Store) -> AsyncIterator[Chain]:
+async def _without_box(ledger: "Ledger", store: Store) -> AsyncIterator[Chain]:
     after = ""
     while page := await ledger.chains(None, after, PAGE):
         after = page[-1].box

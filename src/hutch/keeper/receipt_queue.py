@@ -13,9 +13,8 @@ from itertools import islice
 from hutch.errors import HutchError, Unavailable
 from hutch.keeper.callers import unasked
 from hutch.keeper.ledger import Ledger
-from hutch.keeper.receipt_chain import GAP
 from hutch.logs import log
-from hutch.model.receipts import Receipt
+from hutch.model.receipts import GAP, Receipt
 
 WINDOW_SECONDS = 0.01
 """How long the first of a group waits for others."""

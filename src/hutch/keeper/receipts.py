@@ -1,11 +1,12 @@
 """Receipts of a keeper: what happened to boxes is written down, read again, checked, exported and, one day, pruned."""
 
 import asyncio
-import hashlib
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import suppress
+from functools import cached_property
+from typing import TYPE_CHECKING
 from zlib import crc32
 
 import msgspec
@@ -13,19 +14,22 @@ import msgspec
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper import receipt_losses
 from hutch.keeper.callers import unasked, who
-from hutch.keeper.ledger import Ledger
 from hutch.keeper.operations import Operations, bounded
 from hutch.keeper.pool import POOL_OWNER
-from hutch.keeper.receipt_chain import ARRIVED, DAYBOOK, LEFT, Row, Walk, daybook
-from hutch.keeper.receipt_queue import ReceiptQueue
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.reading import remembered
-from hutch.model.receipts import Chain, ChainCheck, Details, Receipt
+from hutch.model.receipts import ARRIVED, DAYBOOK, LEFT, Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encoded
 from hutch.model.state import State
+
+# What writes and checks chains is loaded at first use: `hutch run` keeps no receipts.
+if TYPE_CHECKING:
+    from hutch.keeper.ledger import Ledger
+    from hutch.keeper.receipt_chain import Row
+    from hutch.keeper.receipt_queue import ReceiptQueue
 
 OWN_OPS = r"(tool|mcp|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
@@ -47,14 +51,28 @@ _OF_STATES = {
 class Receipts:
     """One for each keeper. With mode `off` nothing is written; what was written before can still be read."""
 
-    def __init__(self, ledger: Ledger, *, mode: str = "on", days: float = 30.0, most: int = 1_000_000) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: "Ledger | None", *, mode: str = "on", days: float = 30.0, most: int = 1_000_000) -> None:
+        """Without a ledger they are kept in memory."""
+        self._given = ledger
         self._days = days
         self._most = most
-        self.queue = ReceiptQueue(ledger) if mode != "off" else None
+        self.queue = self._new_queue() if mode != "off" else None
         self.operations = Operations(self.queue, strict=mode == "strict")
         self._clock: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
+
+    @cached_property
+    def _ledger(self) -> "Ledger":
+        if self._given is not None:
+            return self._given
+        from hutch.keeper.ledger import MemoryLedger
+
+        return MemoryLedger()
+
+    def _new_queue(self) -> "ReceiptQueue":
+        from hutch.keeper.receipt_queue import ReceiptQueue
+
+        return ReceiptQueue(self._ledger)
 
     def start(self, store: Store) -> None:
         """End what a keeper before could not, and begin to prune, now and then."""
@@ -71,7 +89,8 @@ class Receipts:
         if self._pruning is not None:
             await asyncio.wait({self._pruning})
         lost = await self.queue.close() if self.queue is not None else ()
-        await self._ledger.close()
+        if self._given is not None:
+            await self._given.close()
         return lost
 
     # --- writing --------------------------------------------------------------------------------------------------
@@ -128,6 +147,8 @@ class Receipts:
         if not box_id:
             if owner is None:
                 raise Invalid("a note of nobody's needs a box", op="receipts.note")
+            from hutch.keeper.receipt_chain import daybook
+
             return daybook(owner, at), owner
         chain = await self._chain(box_id, owner)
         if chain.pruned_at or chain.box.startswith(DAYBOOK):
@@ -135,6 +156,8 @@ class Receipts:
         return chain.box, chain.owner
 
     def _write(self, record: BoxRecord, op: str, details: Details, session: str = "") -> int:
+        if not self.operations.heard:
+            return 0
         draft = Receipt(
             box=record.id, owner=record.owner, at=time.time(), op=op, who=who(session), details=bounded(details),
             policy=self.operations.policy(record),
@@ -180,6 +203,8 @@ class Receipts:
     async def export(self, box_id: str = "", *, owner: str | None = None) -> AsyncIterator[bytes]:
         """Lines of JSON that can be checked anywhere (`receipt_export`): receipts, the head behind each chain, and
         at the end what the whole should be."""
+        import hashlib  # which loads OpenSSL, and few export
+
         await self.settled()
         digest, chains, receipts = hashlib.sha256(), 0, 0
         wanted = [await self._chain(box_id, owner)] if box_id else [chain async for chain in self._each_chain(owner)]
@@ -201,6 +226,8 @@ class Receipts:
         yield trailer(chains, receipts, digest.hexdigest()) + b"\n"
 
     async def _check(self, chain: Chain) -> ChainCheck:
+        from hutch.keeper.receipt_chain import Walk
+
         if chain.pruned_at:
             left = await self._ledger.rows(chain.box, 0, 1)
             problem = "the head record tells that they were pruned, and some are there" if left else ""
@@ -277,7 +304,7 @@ def _op_of(event: Event) -> str:
     return f"box.{event.kind}"
 
 
-def _shown(row: Row) -> Receipt:
+def _shown(row: "Row") -> Receipt:
     """As it is stored, if it can be read at all."""
     try:
         return remembered(row.line, Receipt)

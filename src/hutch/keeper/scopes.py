@@ -4,13 +4,13 @@ The key covers owner, kind, template and every value the template names, each wi
 ("x_y", "z") and ("x", "y_z") are two boxes, and two owners never meet. The rendered text is for people only.
 """
 
-import hashlib
+import os
 import re
-import secrets
 import string
 from collections.abc import Mapping
 
 from hutch.errors import Invalid
+from hutch.model.digests import digest
 from hutch.model.record import Record
 
 READY_MADE = {
@@ -54,19 +54,16 @@ def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str 
             remedy="pass a value for each variable of the template; without an identity nothing is shared",
         )
     texts = [str(given[name]) for name in names]
-    digest = hashlib.sha256()
-    for part in (owner, kind, template, *texts):
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "big") + data)
+    parts = [part.encode("utf-8", "surrogatepass") for part in (owner, kind, template, *texts)]
     shown = template
     for name, text in zip(names, texts, strict=True):
         shown = shown.replace("{" + name + "}", text)
-    return Scope(key="scope:" + digest.hexdigest(), shown=shown[:200])
+    return Scope(key="scope:" + digest(*(len(part).to_bytes(8, "big") + part for part in parts)), shown=shown[:200])
 
 
 def _task(given: Mapping[str, object]) -> object:
     """Of an app, desktop or execution box: the one that is named, else the conversation, else a new one (S2)."""
-    return given.get("task") or given.get("conversation_id") or secrets.token_hex(8)
+    return given.get("task") or given.get("conversation_id") or os.urandom(8).hex()
 
 
 def _names(template: str) -> tuple[str, ...]:

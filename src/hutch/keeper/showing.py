@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from typing import TYPE_CHECKING
 
 import hutch
 from hutch.keeper.keeper import Keeper
@@ -10,7 +11,9 @@ from hutch.keeper.records import BoxRecord
 from hutch.model.boxes import BoxInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.state import State
-from hutch.model.status import Condition, Status
+
+if TYPE_CHECKING:
+    from hutch.model.status import Status
 
 
 def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
@@ -54,8 +57,10 @@ async def all_shown(keeper: Keeper, owner: str | None) -> tuple[BoxInfo, ...]:
     return tuple([await shown_anywhere(keeper, record) for record in sorted(found, key=lambda each: each.created_at)])
 
 
-def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...], since: float) -> Status:
+def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
     """Of a keeper whose default engine was asked; `boxes` are those the caller may count."""
+    from hutch.model.status import Condition, Status
+
     config = keeper.config
     states = Counter(str(record.state) for record in boxes)
     state, reason, remedy = Condition.READY, "", ""

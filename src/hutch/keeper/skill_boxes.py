@@ -12,7 +12,6 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from hutch import api
 from hutch.errors import FileThere, HutchError
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
@@ -32,6 +31,7 @@ from hutch.model.state import State
 from hutch.skills.places import has_own_view, keeps_skills, stale_mark, view_place
 
 if TYPE_CHECKING:
+    from hutch import api
     from hutch.keeper.skill_workshop import End, Make, Workshop
 
 MOUNT_POINT = os.path.basename(INSTALLED_AT)
@@ -198,7 +198,7 @@ class SkillBoxes:
 
     # --- one skill in one box -------------------------------------------------------------------------------
 
-    async def prepare(self, owner: str, name: str, box: api.Box) -> SkillPlace:
+    async def prepare(self, owner: str, name: str, box: "api.Box") -> SkillPlace:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
         from hutch.skills import dependencies
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
-from hutch import api
 from hutch.errors import FileFailed, FileMissing, HutchError, NotDirectory, NotFound, Refused
 from hutch.keeper.states import States
 from hutch.model.boxes import Event
@@ -26,6 +25,7 @@ from hutch.model.skills import (
 )
 
 if TYPE_CHECKING:
+    from hutch import api
     from hutch.skills.content import Budget
     from hutch.skills.shelf import Origin
     from hutch.skills.sources import Source, Written
@@ -145,7 +145,7 @@ class Skills:
         await self._tell(owner, before, "", f"removed {name}")
         await self._follow(owner, before, "")
 
-    async def save(self, owner: str, name: str, box: api.Box, path: str = "") -> SkillInfo:
+    async def save(self, owner: str, name: str, box: "api.Box", path: str = "") -> SkillInfo:
         """What was edited in a box as a new version."""
         return await self.install(owner, await fetched_from(box, name, path), name=name)
 
@@ -172,7 +172,7 @@ class Skills:
                 await follow(owner)
 
 
-async def fetched_from(box: api.Box, name: str, path: str = "") -> "Written":
+async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
     """A skill's working copy in a box, by default the directory `edit` of its state.
 
     Read file by file within a package's limits: the box decides what it says, and must not fill the host with it.
@@ -194,7 +194,7 @@ async def fetched_from(box: api.Box, name: str, path: str = "") -> "Written":
 
 
 async def _gather(
-    files: api.Files, top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
+    files: "api.Files", top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
 ) -> None:
     from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, check_plain
 

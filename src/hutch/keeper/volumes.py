@@ -1,7 +1,6 @@
 """Volumes: named directories that outlive boxes, each of one owner."""
 
 import asyncio
-import hashlib
 import os
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from hutch.errors import Conflict, Invalid, NotFound
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.store import Store
 from hutch.model.boxes import VolumeInfo
+from hutch.model.digests import digest
 from hutch.model.ids import is_name
 from hutch.model.places import CheckedMount
 from hutch.model.record import Record
@@ -91,4 +91,4 @@ def _key(owner: str, name: str) -> str:
 
 def _folder(owner: str, name: str) -> str:
     """Two owners' volumes of one name never meet, whatever characters the owner's name has."""
-    return hashlib.sha256(f"{len(owner)}:{owner}/{name}".encode()).hexdigest()[:24]
+    return digest(f"{len(owner)}:{owner}/{name}".encode())[:24]

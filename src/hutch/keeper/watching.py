@@ -4,12 +4,12 @@ import asyncio
 from contextlib import AsyncExitStack, suppress
 from typing import TYPE_CHECKING, Self
 
-from hutch.api import Watch
 from hutch.errors import HutchError
 from hutch.model.files import Change
 from hutch.model.receipts import Details
 
 if TYPE_CHECKING:
+    from hutch.api import Watch
     from hutch.keeper.files import Guard
 
 
@@ -42,7 +42,7 @@ class GuardedWatch:
             await self.aclose()
             raise
 
-    async def _begin(self) -> Watch:
+    async def _begin(self) -> "Watch":
         if self._closed:
             raise StopAsyncIteration
         if self._inner is None:

@@ -5,16 +5,16 @@ import re
 from hutch.errors import Invalid
 
 _UNITS = {"d": 86400.0, "h": 3600.0, "m": 60.0, "s": 1.0}
-_NUMBER = re.compile(r"\d+(?:\.\d+)?")
-_PARTS = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?")
+_NUMBER = r"\d+(?:\.\d+)?"
+_PARTS = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
 def seconds(text: str) -> float:
     """Raises Invalid for whatever is not a time; nothing is guessed."""
     plain = text.strip()
-    if _NUMBER.fullmatch(plain):
+    if re.fullmatch(_NUMBER, plain):
         return float(plain)
-    match = _PARTS.fullmatch(plain)
+    match = re.fullmatch(_PARTS, plain)
     if match is None or not plain:
         raise Invalid(
             f"{text!r} is not a time", remedy="write seconds (90) or units, largest first: 90s, 5m, 1h30m, 2d"

@@ -1,7 +1,7 @@
 """Ids: short, random, safe as a host name, a cgroup name and a path."""
 
+import os
 import re
-import secrets
 from typing import NewType
 
 BoxId = NewType("BoxId", str)
@@ -17,7 +17,7 @@ NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_.-]{0,62}")
 
 def new_box_id() -> BoxId:
     """Twenty characters, about 103 bits; the first is a letter, because a host name should not be a number."""
-    random = secrets.token_bytes(20)
+    random = os.urandom(20)
     return BoxId((random[:1].translate(_TO_LETTERS) + random[1:].translate(_TO_ANY)).decode())
 
 

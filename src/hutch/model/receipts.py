@@ -8,6 +8,16 @@ from hutch.model.results import Usage
 Detail = str | int | float | bool | tuple[str, ...] | None
 Details = dict[str, Detail]
 
+ARRIVED = "box.arrived"
+"""Drafted by a keeper that took a box over; what stands before it in the chain tells which of the next two it is."""
+HANDED_OVER = "box.handed_over"
+GAP = "gap"
+LEFT = "box.left"
+GONE = "box.gone"
+
+DAYBOOK = "daybook-"
+"""How the id of a chain begins that is no box's."""
+
 
 class Who(Record, frozen=True, kw_only=True, omit_defaults=True):
     """Who asked: a session, and over HTTP the key, its role and the request."""

@@ -149,8 +149,8 @@ def _matches(rule: CommandRule, text: str, parts: tuple[tuple[str, ...], ...]) -
 
 
 _OPERATORS = frozenset(";&|()\n<>")
-_EXPANSIONS = re.compile(r"[`$*?\[{~\\]")
-_ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
+_EXPANSIONS = r"[`$*?\[{~\\]"
+_ASSIGNMENT = r"[A-Za-z_]\w*="
 
 
 def _read(command: str | tuple[str, ...]) -> tuple[str, tuple[tuple[str, ...], ...], bool]:
@@ -164,13 +164,13 @@ def _read(command: str | tuple[str, ...]) -> tuple[str, tuple[tuple[str, ...], .
     lexer.whitespace_split = True
     lexer.commenters = ""
     parts: list[list[str]] = [[]]
-    plain = _EXPANSIONS.search(text) is None
+    plain = re.search(_EXPANSIONS, text) is None
     try:
         for word in lexer:
             if word and set(word) <= _OPERATORS:
                 plain = False
                 parts.append([])
-            elif parts[-1] or not _ASSIGNMENT.match(word):
+            elif parts[-1] or not re.match(_ASSIGNMENT, word):
                 parts[-1].append(word)
             else:
                 plain = False  # an assignment before the program may change what it does

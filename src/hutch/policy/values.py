@@ -36,8 +36,8 @@ _BOX_OWN_PLACES = ("/", "/workspace", "/tmp", "/var")
 
 # MAX_ARG_STRLEN of execve(2): one "NAME=value" with its NUL.
 _LONGEST_VARIABLE = 131072
-_LABEL = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_./-]{0,62}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LABEL = r"[a-zA-Z0-9][a-zA-Z0-9_./-]{0,62}"
+_CONTROL = r"[\x00-\x1f\x7f]"
 _PRIVATE_RANGES = (
     "10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7", "fe80::/10",
 )  # fmt: skip
@@ -116,14 +116,14 @@ def check_labels(labels: dict[str, str]) -> None:
     if len(labels) > 64:
         raise Invalid(f"{len(labels)} labels are more than 64", details={"field": "labels"})
     for key, value in labels.items():
-        if not _LABEL.fullmatch(key):
+        if not re.fullmatch(_LABEL, key):
             raise Invalid(
                 f"labels has the key {key!r}: letters, digits and _ . / - only, 63 at most", details={"field": "labels"}
             )
         if key.startswith("hutch."):
             raise Invalid(f"labels has the key {key!r}: 'hutch.' is kept for Hutch itself", details={"field": "labels"})
         check_text(f"labels.{key}", value)
-        if len(value) > 256 or _CONTROL.search(value):
+        if len(value) > 256 or re.search(_CONTROL, value):
             raise Invalid(
                 f"labels.{key} must have at most 256 characters and no control character", details={"field": "labels"}
             )

@@ -7,11 +7,10 @@ that is needed to find a box again is in the `InstanceRecord`, which the keeper 
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping
-from typing import ClassVar, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from hutch.api import Files
 from hutch.errors import ConfigError
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
@@ -20,6 +19,9 @@ from hutch.model.limits import Limits
 from hutch.model.record import Record
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
+
+if TYPE_CHECKING:
+    from hutch.api import Files
 
 CONTRACT = 1
 
@@ -110,7 +112,7 @@ class Instance(ABC):
 
     @property
     @abstractmethod
-    def files(self) -> Files:
+    def files(self) -> "Files":
         """Files inside the box, with the rights of the box's user."""
 
     @abstractmethod

@@ -1,15 +1,16 @@
 """Where the views of an owner's skills lie. Imports nothing heavy, and is quick: every box that is made asks."""
 
-import hashlib
 import os
 from functools import lru_cache
 from pathlib import Path
+
+from hutch.model.digests import digest
 
 
 @lru_cache(1024)
 def owner_folder(owner: str) -> str:
     """Two owners never meet, whatever characters their names have."""
-    return hashlib.sha256(f"owner {owner}".encode()).hexdigest()[:24]
+    return digest(f"owner {owner}".encode())[:24]
 
 
 def keeps_skills(root: Path, owner: str | None) -> bool:

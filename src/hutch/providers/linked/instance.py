@@ -8,9 +8,8 @@ import asyncio
 import errno
 import math
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hutch.api import Files
 from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
 from hutch.model.limits import Limits
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
@@ -22,6 +21,9 @@ from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Cleared, CpuTime, Started, checked
 from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, decide
+
+if TYPE_CHECKING:
+    from hutch.api import Files
 
 ANSWER_GRACE = 15.0
 """The guest keeps a command's timeout; this is how much later its answer may come before the guest counts as silent."""
@@ -70,7 +72,7 @@ class LinkedInstance(Instance):
         self._files = LinkedFiles(self.link)
 
     @property
-    def files(self) -> Files:
+    def files(self) -> "Files":
         return self._files
 
     # --- links -----------------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import cast
 
 from hutch.providers.linked.channel import Channel
 from hutch.providers.linked.file_shapes import Copied
-from hutch.providers.linked.host_side import packed, told, unpacked
 from hutch.providers.linked.rows import content_of
 from hutch.providers.linked.shapes import checked
 
@@ -17,6 +16,8 @@ Open = Callable[..., Awaitable[Channel]]
 
 async def copy_in(begin: Open, source: str | Path, target: str) -> int:
     """A host file or tree into the box."""
+    from hutch.providers.linked.host_side import packed, told  # with the guest's packing, which few processes need
+
     path = os.path.abspath(source)
     async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
         first = await anext(blocks)  # what cannot be read here is told before the box is asked
@@ -26,6 +27,8 @@ async def copy_in(begin: Open, source: str | Path, target: str) -> int:
 
 async def copy_out(begin: Open, source: str, target: str | Path) -> int:
     """A box's file or tree to the host."""
+    from hutch.providers.linked.host_side import unpacked  # as above
+
     return await unpacked(pack(begin, source), source, target)
 
 

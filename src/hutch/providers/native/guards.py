@@ -1,48 +1,70 @@
 """Watchdogs of a keeper's native boxes: memory and CPU where no control group holds them, disk where no size does.
 
-They run only while there is a box that needs them.
+They run only while there is a box that needs them, and are loaded with the first one: most machines' control groups
+hold memory and CPU, and most boxes are temporary.
 """
 
 import asyncio
 import logging
 import os
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
 from hutch.model.limits import Limits
 from hutch.providers.linked.overrun import Overrun, Use, full
 from hutch.providers.linked.verdicts import Counters, Excess
-from hutch.providers.native.box import NativeInstance
-from hutch.providers.native.cpu_watchdog import CpuWatchdog
-from hutch.providers.native.disk_watchdog import DiskWatchdog
 from hutch.providers.native.orders import inodes
-from hutch.providers.native.watchdog import FASTEST, Hit, MemoryWatchdog
+
+if TYPE_CHECKING:
+    from hutch.providers.native.box import NativeInstance
+    from hutch.providers.native.cpu_watchdog import CpuWatchdog
+    from hutch.providers.native.disk_watchdog import DiskWatchdog
+    from hutch.providers.native.watchdog import Hit, MemoryWatchdog
 
 log = logging.getLogger("hutch.native.guards")
 
 _NOTHING = Counters()
 _COUNT_PATIENCE = 10.0
 """How long a caller waits for the count of a large tree."""
+_COUNT_PAUSE = 0.025
+"""Between two looks whether it is done: half of a watchdog's shortest pause."""
 
 
 class Guards:
     """One of each kind, started with the first box that needs it."""
 
     def __init__(self) -> None:
-        self._memory = MemoryWatchdog()
-        self._disk = DiskWatchdog()
-        self._cpu = CpuWatchdog()
         self._rounds: dict[str, asyncio.Task[None]] = {}
         self._boxes: dict[str, NativeInstance] = {}
         self._overruns: dict[str, Overrun] = {}
         self._endings: dict[str, asyncio.Task[None]] = {}
 
-    def watch_memory(self, box: NativeInstance, pid: int) -> None:
+    @cached_property
+    def _memory(self) -> "MemoryWatchdog":
+        from hutch.providers.native.watchdog import MemoryWatchdog
+
+        return MemoryWatchdog()
+
+    @cached_property
+    def _disk(self) -> "DiskWatchdog":
+        from hutch.providers.native.disk_watchdog import DiskWatchdog
+
+        return DiskWatchdog()
+
+    @cached_property
+    def _cpu(self) -> "CpuWatchdog":
+        from hutch.providers.native.cpu_watchdog import CpuWatchdog
+
+        return CpuWatchdog()
+
+    def watch_memory(self, box: "NativeInstance", pid: int) -> None:
         self._boxes[box.record.box_id] = box
         self._memory.watch(box.record.box_id, pid, box.limits.memory_mb << 20)
-        self._start("memory")
+        self._start("memory", self._memory)
 
-    def watch_disk(self, box: NativeInstance, pid: int, store: str, *, lived: bool) -> None:
+    def watch_disk(self, box: "NativeInstance", pid: int, store: str, *, lived: bool) -> None:
         """`lived`: the store is not new."""
         self._boxes[box.record.box_id] = box
         overrun = Overrun(Use(box.limits.disk_mb << 20, inodes(box.limits)), lived=lived)
@@ -52,13 +74,13 @@ class Guards:
         finally:
             os.close(directory)
         self._overruns[box.record.box_id] = overrun
-        self._start("disk")
+        self._start("disk", self._disk)
 
-    def watch_cpu(self, box: NativeInstance, pid: int) -> None:
+    def watch_cpu(self, box: "NativeInstance", pid: int) -> None:
         """Also where the share is all the machine has: the same watchdog pauses the box."""
         self._boxes[box.record.box_id] = box
         self._cpu.watch(box.record.box_id, pid, box.limits.cpus)
-        self._start("cpu")
+        self._start("cpu", self._cpu)
 
     def pause(self, box_id: str) -> bool:
         """Stop every process of the box by signals; False if nobody here watches it."""
@@ -105,6 +127,8 @@ class Guards:
 
     async def still_over_disk(self, box_id: str) -> Excess | None:
         """The same as `over_disk`, but what was removed since then is taken into account."""
+        if self.over_disk(box_id) is None:
+            return None
         enough = self._disk.counts(box_id) + 2  # one may be under way
         await self._counted(box_id, lambda: self._disk.counts(box_id) >= enough)
         return self.over_disk(box_id)
@@ -115,7 +139,7 @@ class Guards:
             async with asyncio.timeout(_COUNT_PATIENCE):
                 while self.over_disk(box_id) and not enough():
                     self._disk.stir(box_id)
-                    await asyncio.sleep(FASTEST / 2)
+                    await asyncio.sleep(_COUNT_PAUSE)
         except TimeoutError:
             log.warning("the disk of box %s is not counted within %g s", box_id, _COUNT_PATIENCE)
 
@@ -127,7 +151,8 @@ class Guards:
             self._cpu.stir(box_id)
 
     def forget(self, box_id: str) -> None:
-        self._boxes.pop(box_id, None)
+        if self._boxes.pop(box_id, None) is None:
+            return
         self._overruns.pop(box_id, None)
         self._memory.forget(box_id)
         self._disk.forget(box_id)
@@ -139,22 +164,18 @@ class Guards:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        if not self._boxes:
+            return
         self._memory.close()
         self._disk.close()
         self._cpu.close()
 
-    def _start(self, kind: str) -> None:
+    def _start(self, kind: str, dog: "MemoryWatchdog | DiskWatchdog | CpuWatchdog") -> None:
         task = self._rounds.get(kind)
         if task is None or task.done():
-            dogs: dict[str, MemoryWatchdog | DiskWatchdog | CpuWatchdog] = {
-                "memory": self._memory,
-                "disk": self._disk,
-                "cpu": self._cpu,
-            }
-            dog = dogs[kind]
             self._rounds[kind] = asyncio.create_task(dog.run(self._hit), name=f"hutch {kind} watchdog")
 
-    def _hit(self, hit: Hit) -> None:
+    def _hit(self, hit: "Hit") -> None:
         log.warning(
             "box %s is over its %s limit: %.0f of %.0f %s", hit.box_id, hit.limit, hit.used, hit.allowed, hit.unit
         )
@@ -166,7 +187,7 @@ class Guards:
         self._endings[hit.box_id] = ending
         ending.add_done_callback(lambda _: self._endings.pop(hit.box_id, None))
 
-    async def _end_writers(self, box: NativeInstance, overrun: Overrun) -> None:
+    async def _end_writers(self, box: "NativeInstance", overrun: Overrun) -> None:
         try:
             await box.end_processes(overrun)
         except HutchError as error:

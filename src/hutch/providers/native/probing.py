@@ -4,9 +4,7 @@ A canary that lived is remembered by kernel, user and version, so that `hutch ru
 """
 
 import contextlib
-import hashlib
 import os
-import platform
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +12,7 @@ from typing import NamedTuple
 from hutch import __version__
 from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities, Missing, Pause
+from hutch.model.digests import digest
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
 from hutch.providers.native import box_processes, cgroups, identity, landlock, obstacles, root
@@ -133,7 +132,7 @@ def capabilities(machine: Machine) -> Capabilities:
         disk_if_persistent=_watched(machine),  # its files are a directory of the machine's
         missing=missing(machine),
         facts={
-            "kernel": platform.release(),
+            "kernel": os.uname().release,
             "cgroups": groups.mode,
             "landlock": str(machine.landlock),
             "identity": "a range of ids for each box" if machine.ranged else "one id",
@@ -164,5 +163,6 @@ async def proven(found: Capabilities, canary: Callable[[], Awaitable[None]], cac
 
 def _key(found: Capabilities) -> str:
     """By what a canary's answer may change: kernel, user, version of ours, and the facts."""
-    words = (platform.release(), platform.version(), str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
-    return hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
+    kernel = os.uname()
+    words = (kernel.release, kernel.version, str(os.geteuid()), __version__, repr(sorted(found.facts.items())))
+    return digest("\0".join(words).encode())[:24]

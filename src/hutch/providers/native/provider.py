@@ -6,7 +6,7 @@ import os
 import socket
 import threading
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.images.settings import ImageSettings
@@ -18,11 +18,13 @@ from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.linked.link import Link
 from hutch.providers.native import identity, leftovers, obstacles, orders, probing, wire
-from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.guards import Guards
 from hutch.providers.native.images import Image, Images
 from hutch.providers.native.spawning import Begun, Spawners
+
+if TYPE_CHECKING:
+    from hutch.providers.native.box import NativeInstance
 
 _OUTCOME_TIMEOUT = 20.0
 _FAREWELL = 2.0
@@ -109,25 +111,27 @@ class NativeProvider(Provider):
             data["store"] = os.path.join(self._stores, order.box_id)
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
-    async def create(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+    async def create(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
         orders.check_layers(order.spec, self._found().mapped_layers)
         store = planned.data.get("store")
         if isinstance(store, str):
             leftovers.make_store(store, order.keeper)
         return await self._make(order, planned)
 
-    async def _make(self, order: Order, planned: InstanceRecord) -> NativeInstance:
+    async def _make(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
         store = planned.data.get("store")
         found = self._found()
         orders.check_network(order.spec, found.networks, found.network_reason)
+        if not self._spawners:
+            await leftovers.sweep(self._run)
+        network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
+        with contextlib.suppress(OSError):  # whoever asks it for the box is told
+            self._spawners_of(order.keeper, network).begin()  # and gets ready while the image is looked at
         message = orders.request(
             order, await self._image(order, planned), store if isinstance(store, str) else None,
             ranged=found.ranged, counts_processes=found.cgroups.pids,
         )  # fmt: skip
         begun: Begun | None = None
-        if not self._spawners:
-            await leftovers.sweep(self._run)
-        network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
         # The guest finds its keeper connected: nobody has to knock, and its first word is on its way at once.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         link: Link | None = None
@@ -151,7 +155,7 @@ class NativeProvider(Provider):
             if begun is not None:
                 begun.close()
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> "NativeInstance":
         """The guest's greeting is the first real answer of a box."""
         answer = await asyncio.shield(begun.facts)
         if "box" not in answer:
@@ -214,8 +218,10 @@ class NativeProvider(Provider):
             )
         return self._spawners[key]
 
-    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> NativeInstance:
+    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> "NativeInstance":
         """`fresh`: nothing has run in it yet."""
+        from hutch.providers.native.box import NativeInstance  # the first box's process is on its way meanwhile
+
         path = os.path.join(str(record.data["directory"]), "guest")
 
         async def connect() -> Link:
@@ -233,7 +239,7 @@ class NativeProvider(Provider):
         self._guard(instance, lived=not fresh or "restored" in record.data)
         return instance
 
-    def _guard(self, box: NativeInstance, *, lived: bool) -> None:
+    def _guard(self, box: "NativeInstance", *, lived: bool) -> None:
         """Watch what the kernel does not hold for us."""
         pid, store = box.record.data["pid"], box.record.data.get("store")
         assert isinstance(pid, int)
@@ -296,7 +302,7 @@ class NativeProvider(Provider):
 
     # --- finding again ---------------------------------------------------------------------------------------
 
-    async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> NativeInstance:
+    async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> "NativeInstance":
         found = leftovers.record_of(record.box_id, self._run, record.keeper)
         if found is not None and "pid" in found.data:
             record = record.but(data={**record.data, **found.data})
@@ -319,7 +325,7 @@ class NativeProvider(Provider):
             raise
         return instance
 
-    async def restore(self, order: Order, record: InstanceRecord) -> NativeInstance:
+    async def restore(self, order: Order, record: InstanceRecord) -> "NativeInstance":
         store = record.data.get("store")
         if not isinstance(store, str) or not os.path.isdir(store):
             raise NotFound(f"box {record.box_id} has no kept files to come back from", op="restore")

@@ -303,14 +303,16 @@ def main(fd: int) -> None:
     machine = detect(keeper=os.getppid())
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
+    ranged, last_capability, masks = identity.can_map_ranges(), identity.last_capability(), root.masks()
+    lends_networks = ranged and identity.holds(identity.CAP_NET_ADMIN)
     gc.collect()
+    gc.freeze()  # so that the collection below, for which the keeper waits, has little to look at
     received = wire.receive(sock)
     if received is None:
         return
     options = received[0]
     if "magic links" in options["without"]:
         paths.resolving = 0  # inherited by every guest
-    ranged = identity.can_map_ranges()
     uplink = None
     if options["network"]:
         from hutch.providers.native.network.uplink import NetworkUnavailable
@@ -324,16 +326,14 @@ def main(fd: int) -> None:
     setting = Setting(
         run=options["run"],
         ranged=ranged,
-        last_capability=identity.last_capability(),
+        last_capability=last_capability,
         filter=_weakened(options["without"]) or filter_,
         domain=domain,
         command_line=command_line,
-        masks=() if "masks" in options["without"] else root.masks(),
+        masks=() if "masks" in options["without"] else masks,
         without=frozenset(options["without"]),
         # Root of a container may lack the right to raise a loopback that is not its child's own.
-        lends_networks=ranged
-        and identity.holds(identity.CAP_NET_ADMIN)
-        and not {"network namespace", "lent network"} & set(options["without"]),
+        lends_networks=lends_networks and not {"network namespace", "lent network"} & set(options["without"]),
     )
     gc.collect()
     gc.freeze()

@@ -61,10 +61,14 @@ class Spawner:
     def dead(self) -> bool:
         return self._started is not None and self._sock is None
 
-    async def start(self) -> wire.Message:
-        """What it found out about its own rights; started once, however many ask."""
+    def begin(self) -> None:
+        """Tell it what it needs to know, and do not wait until it is ready."""
         if self._started is None:
             self._launch()
+
+    async def start(self) -> wire.Message:
+        """What it found out about its own rights; started once, however many ask."""
+        self.begin()
         assert self._started is not None
         if not self._started.done():
             async with asyncio.timeout(_START_TIMEOUT):
@@ -190,6 +194,10 @@ class Spawners:
         self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
         self.lost_one = False
         """Whether one has ended before it was told to: something of it may be left."""
+
+    def begin(self) -> None:
+        """Have one ready soon, for a box that will be asked for."""
+        self._pick().begin()
 
     async def create(self, message: wire.Message, fds: list[int]) -> Begun:
         return await self._pick().create(message, fds)
