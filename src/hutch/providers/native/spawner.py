@@ -54,7 +54,11 @@ class Spawner:
         self._alarm_end = alarm
         self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
         self._busy: dict[int, Stem] = {}
-        """Children with an order, by the descriptor of their socket."""
+        """Children with an order, by pid, until we have seen that they serve.
+
+        Nobody waits at their sockets: to be woken by each that is ready would cost it, and its keeper, the processor
+        that they need in this moment. One that fails ends, which is heard; the others are looked at in a lull.
+        """
         self._entering: dict[int, tuple[socket.socket, int]] = {}
         """Surgeons under way, with the number of the request."""
         self._waiting: list[Stem] = []
@@ -80,7 +84,7 @@ class Spawner:
                         self._answer(0, {"ending": self._uplink.broken})
                         return
                 else:
-                    self._hear(fd)
+                    self._hear_surgeon(fd)
 
     def close(self) -> None:
         """Children that nobody can claim any more go; ready boxes stay."""
@@ -93,7 +97,7 @@ class Spawner:
         self._nursery.close()
 
     def _timeout(self) -> float:
-        if self._busy or not self._worthwhile:
+        if not self._worthwhile:
             return -1
         if len(self._waiting) < STEMS:
             return LULL if self._waiting else QUIET
@@ -101,6 +105,9 @@ class Spawner:
 
     def _idle(self) -> None:
         """Nobody asks: make one stem, or let them all go after a while."""
+        self._look_at_busy()
+        if self._busy:
+            return  # one that is on its way needs the processors more than one that nobody waits for
         if time.monotonic() - self._used >= PATIENCE:
             self._drop_stems()
             self._nursery.rest()
@@ -148,8 +155,7 @@ class Spawner:
             # The keeper died after it had asked: of this box nobody knows, and whoever takes over has looked already.
             self._nursery.end(stem)
             raise
-        self._busy[stem.sock.fileno()] = stem
-        self._epoll.register(stem.sock.fileno(), select.EPOLLIN)
+        self._busy[stem.process.pid] = stem
         self._used = time.monotonic()
         if order.shape.store is not None:
             return
@@ -188,23 +194,24 @@ class Spawner:
         while self._waiting:
             self._nursery.end(self._waiting.pop())
 
-    def _hear(self, fd: int) -> None:
-        """A child is ready, has failed, or has died."""
-        if fd in self._entering:
-            self._hear_surgeon(fd)
-            return
-        stem = self._busy.get(fd)
-        if stem is None or stem.order is None:
-            return
+    def _look_at_busy(self) -> None:
+        """Who has become a guest is its keeper's, and no longer ours."""
+        for pid, stem in tuple(self._busy.items()):
+            if not _alive(stem):
+                del self._busy[pid]
+                self._hear(stem)
+
+    def _hear(self, stem: Stem) -> bool:
+        """A child's last words: True if it had become a guest. If not its order is answered, and nothing of it left."""
         received = _last_words(stem.sock)
-        self._release(fd)
-        number = stem.order.number
         if received is not None and received[0].get("ready"):
             stem.sock.close()
-            return
+            return True
         self._nursery.end(stem)
+        assert stem.order is not None
         died = {"step": "build", "error": "the box's first process died (perhaps out of memory)", "errno": ""}
-        self._answer(number, received[0] if received else died)
+        self._answer(stem.order.number, received[0] if received else died)
+        return False
 
     def _hear_surgeon(self, fd: int) -> None:
         sock, number = self._entering.pop(fd)
@@ -213,10 +220,6 @@ class Spawner:
         sock.close()
         died = {"step": "enter", "error": "the surgeon died", "errno": ""}
         self._answer(number, received[0] if received else died)
-
-    def _release(self, fd: int) -> None:
-        self._epoll.unregister(fd)
-        del self._busy[fd]
 
     def _answer(self, number: int, message: dict[str, Any]) -> None:
         wire.send(self._sock, {"n": number, **message})
@@ -243,10 +246,8 @@ class Spawner:
                 self._waiting.remove(stem)
                 self._nursery.end(stem)
                 return
-        for fd, stem in self._busy.items():
-            if stem.process.pid == pid:
-                self._hear(fd)
-                return
+        if pid in self._busy and not self._hear(self._busy.pop(pid)):
+            return
         os.waitpid(pid, 0)
         self._nursery.buried(pid)
 
