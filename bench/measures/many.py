@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import os
 import resource
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -53,7 +54,13 @@ async def rate(setting: Setting) -> list[Number]:
                 done.append(perf_counter() - start)
 
         await asyncio.gather(*(work() for _ in range(RATE_WORKERS)))
-    peers = _of_docker(setting, lambda docker: _rate_of(docker, seconds), more_is_better=True)
+    peers = _of_docker(
+        setting, lambda docker: _rate_of(lambda: docker.remove(docker.create()), seconds), more_is_better=True
+    )
+    if argv := setting.peers.bwrap:
+        # The least that the machine needs for a sandbox: no limits, no record, no guest, but each runs `true`.
+        sandboxes = _rate_of(lambda: _sandbox(argv), seconds)
+        peers["bwrap"] = Summary.of(sandboxes, more_is_better=True)
     ours = Summary.of(_per_second(done, seconds), more_is_better=True)
     goals = (at_least(250, "boxes/s"),)
     what = f"created and destroyed, for {seconds:g} s"
@@ -104,7 +111,7 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-# --- the same with Docker ---------------------------------------------------------------------------------------
+# --- the same with others ---------------------------------------------------------------------------------------
 
 
 def _of_docker(
@@ -129,13 +136,19 @@ def _burst_of(docker: Engine, count: int) -> list[float]:
         return [perf_counter() - start]
 
 
-def _rate_of(docker: Engine, seconds: float) -> list[float]:
+def _sandbox(argv: list[str]) -> None:
+    _, status = os.waitpid(os.posix_spawn(argv[0], argv, os.environ), 0)
+    if status != 0:
+        raise PeerFailed(f"bwrap ended with status {status}")
+
+
+def _rate_of(once: Callable[[], None], seconds: float) -> list[float]:
     start = perf_counter()
     done: list[float] = []
 
     def work(_: int) -> None:
         while perf_counter() - start < seconds:
-            docker.remove(docker.create())
+            once()
             done.append(perf_counter() - start)
 
     with ThreadPoolExecutor(RATE_WORKERS) as threads:
