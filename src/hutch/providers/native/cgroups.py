@@ -55,7 +55,7 @@ class Group:
     hierarchy of its own, its directory, which exists only once the box was frozen.
     """
 
-    __slots__ = ("_descriptors", "_freezer", "_seats", "paths", "residents")
+    __slots__ = ("_counters", "_directory", "_freezer", "_seats", "paths", "residents")
 
     def __init__(self, seats: dict[str, Seat], freezer: Seat | None) -> None:
         self._seats = seats
@@ -64,7 +64,9 @@ class Group:
         frozen_in = (freezer.directory,) if freezer else ()
         self.residents: tuple[str, ...] = tuple(homes) or frozen_in
         self.paths: tuple[str, ...] = tuple(dict.fromkeys((*self.residents, *frozen_in)))
-        self._descriptors: dict[str, int] = {}
+        self._counters: dict[str, tuple[int, bytes]] = {}
+        """By fact: its open file, and the key of its number there."""
+        self._directory: int | None = None
 
     def limit(self, ceiling: Ceiling) -> None:
         """Set or change every limit that this machine can hold."""
@@ -100,10 +102,9 @@ class Group:
         unified = self._unified()
         if unified is None:
             return None
-        if unified not in self._descriptors:
-            flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-            self._descriptors[unified] = os.open(unified, flags)
-        return self._descriptors[unified]
+        if self._directory is None:
+            self._directory = os.open(unified, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self._directory
 
     def prepare(self, wanted: Iterable[str]) -> None:
         """Open what `facts` will read: the first look at a group's files is the slow one."""
@@ -156,27 +157,30 @@ class Group:
 
     def close(self) -> None:
         """Give back the descriptors; the group stays, and reading it opens them again."""
-        while self._descriptors:
-            os.close(self._descriptors.popitem()[1])
+        while self._counters:
+            os.close(self._counters.popitem()[1][0])
+        if self._directory is not None:
+            os.close(self._directory)
+            self._directory = None
 
     def _unified(self) -> str | None:
         seats = [*self._seats.values(), *([self._freezer] if self._freezer else [])]
         return next((seat.directory for seat in seats if seat.version == 2 and seat.directory in self.residents), None)
 
-    def _open(self, fact: str) -> int | None:
-        """The kept descriptor of the fact's file; None if this machine or this kernel has no such file."""
-        if fact in self._descriptors:
-            return self._descriptors[fact]
-        file = control.FACT_FILES[1][fact][0]
-        seat = self._seats.get(file.partition(".")[0])
+    def _open(self, fact: str) -> tuple[int, bytes] | None:
+        """The fact's file, kept, and its key; None if this machine or this kernel has no such file."""
+        if fact in self._counters:
+            return self._counters[fact]
+        seat = self._seats.get(control.FACT_FILES[1][fact][0].partition(".")[0])
         if seat is None:
             return None
-        path = f"{seat.directory}/{control.FACT_FILES[seat.version][fact][0]}"
+        file, key = control.FACT_FILES[seat.version][fact]
+        path = f"{seat.directory}/{file}"
         # memory.peak is reset for the descriptor that was written to, so that one must be writable.
         modes = (os.O_RDWR, os.O_RDONLY) if fact == "memory_peak_bytes" else (os.O_RDONLY,)
         for mode in modes:
             try:
-                self._descriptors[fact] = os.open(path, mode | os.O_CLOEXEC)
+                self._counters[fact] = os.open(path, mode | os.O_CLOEXEC), key
             except FileNotFoundError:
                 return None
             except PermissionError:
@@ -184,20 +188,19 @@ class Group:
                     raise
             else:
                 break
-        return self._descriptors[fact]
+        return self._counters[fact]
 
     def _number(self, fact: str) -> int | None:
-        descriptor = self._open(fact)
-        if descriptor is None:
+        counter = self._open(fact)
+        if counter is None:
             return None
-        version = self._seats[control.FACT_FILES[1][fact][0].partition(".")[0]].version
         try:
-            content = os.pread(descriptor, 4096, 0)
+            content = os.pread(counter[0], 4096, 0)
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
             return None  # the group was removed under us
-        return control.number(content, control.FACT_FILES[version][fact][1])
+        return control.number(content, counter[1])
 
     def _gather(self, directory: str) -> None:
         """Move the box's processes into the frozen group until none is left outside.
