@@ -22,7 +22,6 @@ from hutch.keeper.volumes import Volume, Volumes
 from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
-from hutch.model.status import Status
 from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from hutch.keeper.own_questions import OwnQuestions
     from hutch.keeper.own_receipts import OwnReceipts
     from hutch.keeper.own_skills import OwnSkills
+    from hutch.model.status import Status
 
 
 class Hutch:
@@ -227,7 +227,7 @@ class Hutch:
         names = [name] if name else sorted(registry.names())
         return tuple([await self._keeper.engines.capabilities(each) for each in names])
 
-    async def status(self) -> Status:
+    async def status(self) -> "Status":
         """Always answers (lesson 11)."""
         engine = await self._keeper.engines.asked(self.config.provider)
         return condition(self._keeper, engine, self._keeper.boxes(), self._since)

@@ -1,0 +1,46 @@
+"""`hutch run` from a cold shell: what it loads is most of what it takes, so what it loads is watched."""
+
+import subprocess
+import sys
+
+from hutch.providers.native.cgroups import detect
+from tests.cli.calling import PATIENCE, hutch
+
+HEAVY = frozenset({
+    # OpenSSL, and what leads to it.
+    "_hashlib", "_ssl", "hashlib", "hmac", "random", "secrets", "ssl",
+    # Archives, databases, code that is compiled at import, and what others bring along.
+    "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
+})  # fmt: skip
+OTHERS_NEED = frozenset({
+    "hutch.api", "hutch.client", "hutch.guest.trees", "hutch.guest.unpacking", "hutch.images.store",
+    "hutch.keeper.files", "hutch.keeper.ledger", "hutch.keeper.moving", "hutch.keeper.observing",
+    "hutch.keeper.own_skills", "hutch.keeper.questions", "hutch.keeper.receipt_chain", "hutch.keeper.receipt_queue",
+    "hutch.keeper.scopes", "hutch.keeper.skill_workshop", "hutch.keeper.sqlite", "hutch.model.status",
+    "hutch.policy.permissions", "hutch.providers.linked.host_side", "hutch.providers.native.prepared",
+    "hutch.server", "hutch.skills.store",
+})  # fmt: skip
+"""Of ours: other commands, and programs that do more with a box than to run a command."""
+WATCHDOGS = frozenset({
+    "dataclasses", "hutch.providers.native.watchdog", "hutch.providers.native.cpu_watchdog",
+    "hutch.providers.native.disk_watchdog",
+})  # fmt: skip
+PROGRAM = """
+import sys
+from hutch.cli import main
+code = main.command(["run", "--", "true"])
+print(code, *sorted(sys.modules))
+"""
+
+
+def test_a_plain_run_loads_nothing_heavy() -> None:
+    """Issue 2.8: from a cold shell in the blink of an eye. Each of these was on the way once, for milliseconds."""
+    hutch("run", "--", "true")  # the first on a machine makes what later ones find
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE)
+    code, *loaded = done.stdout.split()
+    assert (code, done.stderr) == ("0", "")
+    assert "hutch.keeper.keeper" in loaded and "hutch.providers.native.box" in loaded
+    groups = detect()
+    unwatched = groups.memory and groups.cpu
+    spared = HEAVY | OTHERS_NEED | WATCHDOGS if unwatched else (HEAVY | OTHERS_NEED) - WATCHDOGS
+    assert sorted(spared.intersection(loaded)) == []
