@@ -132,7 +132,7 @@ async def test_references_that_cannot_be_used_say_why(tmp_path: Path) -> None:
 
 def test_the_machine_s_etc_holds_nothing_secret() -> None:
     content = skeleton.of_machine()
-    names = {*content.files, *content.copies, *content.links}
+    names = {*content.files, *content.copies, *content.links, *content.copied_links}
     for secret in (
         "etc/shadow",
         "etc/gshadow",
@@ -159,6 +159,23 @@ def test_a_skeleton_is_made_once_and_named_by_its_content(tmp_path: Path) -> Non
     other = skeleton.plain()
     other.files["etc/motd"] = b"hello"
     assert skeleton.make(other, str(tmp_path)) != first
+
+
+def test_a_skeleton_has_the_machine_s_links_and_notices_a_new_one(tmp_path: Path) -> None:
+    """They are not read for its name: there are hundreds, and every keeper asks for it before its first box."""
+    place = tmp_path / "machine/etc/alternatives"
+    place.mkdir(parents=True)
+    (place / "awk").symlink_to("/usr/bin/mawk")
+    (place / os.fsdecode(b"odd\xff")).symlink_to("/usr/bin/odd")
+    os.utime(place, (0, 0))  # the kernel's clock has ticks, and this test may be done within one
+    first = skeleton.make(skeleton.of_machine(str(tmp_path / "machine")), str(tmp_path / "cache"))
+    assert os.readlink(f"{first}/etc/alternatives/awk") == "/usr/bin/mawk"
+    assert skeleton.make(skeleton.of_machine(str(tmp_path / "machine")), str(tmp_path / "cache")) == first
+    (place / "awk").unlink()
+    (place / "awk").symlink_to("/usr/bin/gawk")
+    second = skeleton.make(skeleton.of_machine(str(tmp_path / "machine")), str(tmp_path / "cache"))
+    assert os.readlink(f"{second}/etc/alternatives/awk") == "/usr/bin/gawk"
+    assert os.readlink(os.fsencode(second) + b"/etc/alternatives/odd\xff") == b"/usr/bin/odd"
 
 
 def test_an_image_learns_of_the_box_s_user(tmp_path: Path) -> None:

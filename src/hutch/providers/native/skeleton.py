@@ -46,24 +46,31 @@ _COPIED = (
 
 
 class Content:
-    """A tree in memory: files by name, links, directories, and host files to copy."""
+    """A tree in memory: files by name, links, directories, and what of the host to copy."""
 
-    __slots__ = ("copies", "directories", "files", "links")
+    __slots__ = ("ages", "copied_links", "copies", "directories", "files", "links")
 
     def __init__(self) -> None:
         self.directories = list(_DIRECTORIES)
         self.files: dict[str, bytes] = {}
         self.links = dict(_DEVICE_LINKS)
         self.copies: dict[str, str] = {}
+        """From a name to a file of the host."""
+        self.copied_links: dict[str, str] = {}
+        """The same for links: a machine has hundreds, and they are read only when the content is made."""
+        self.ages: dict[str, int] = {}
+        """When the directories changed that `copied_links` lie in."""
 
     def digest(self) -> str:
-        """Host files count by place, size and time of change: they change with the machine's packages."""
-        made = repr((sorted(self.directories), sorted(self.files.items()), sorted(self.links.items())))
+        """Host files count by place, size and time of change: they change with the machine's packages. A link has no
+        content that could change: whoever replaces it changes its directory."""
+        made = (sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))
         copied = []
         for target, source in sorted(self.copies.items()):
             facts = os.stat(source)
-            copied.append(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}\n")
-        return digest(made.encode(), "".join(copied).encode())[:32]
+            copied.append(f"{target}\0{source}\0{facts.st_size}\0{facts.st_mtime_ns}")
+        names = "\n".join((*copied, "", *sorted(self.copied_links)))
+        return digest(repr((made, sorted(self.ages.items()))).encode(), os.fsencode(names))[:32]
 
 
 def plain() -> Content:
@@ -153,11 +160,12 @@ def _add(content: Content, source: str, name: str) -> None:
 def _add_tree(content: Content, source: str, name: str) -> None:
     if name not in content.directories:
         content.directories.append(name)
+    content.ages[name] = os.stat(source).st_mtime_ns
     with os.scandir(source) as entries:
         for entry in entries:
             below = f"{name}/{entry.name}"
             if entry.is_symlink():
-                content.links[below] = os.readlink(entry.path)
+                content.copied_links[below] = entry.path
             elif entry.is_dir():
                 _add_tree(content, entry.path, below)
             elif entry.is_file() and _for_everybody(entry.stat()):
@@ -198,5 +206,6 @@ def _fill(content: Content, draft: str) -> None:
         path = os.path.join(draft, name)
         copyfile(source, path)
         os.chmod(path, 0o644)
-    for name, target in content.links.items():
+    links = {name: os.readlink(source) for name, source in content.copied_links.items()}
+    for name, target in (content.links | links).items():
         os.symlink(target, os.path.join(draft, name))
