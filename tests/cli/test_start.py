@@ -15,9 +15,10 @@ HEAVY = frozenset({
 OTHERS_NEED = frozenset({
     "hutch.api", "hutch.client", "hutch.guest.trees", "hutch.guest.unpacking", "hutch.images.store",
     "hutch.keeper.files", "hutch.keeper.ledger", "hutch.keeper.moving", "hutch.keeper.observing",
-    "hutch.keeper.own_skills", "hutch.keeper.questions", "hutch.keeper.receipt_chain", "hutch.keeper.receipt_queue", "hutch.keeper.scopes",
-    "hutch.keeper.skill_workshop", "hutch.keeper.sqlite", "hutch.model.status", "hutch.policy.permissions",
-    "hutch.providers.linked.host_side", "hutch.providers.native.prepared", "hutch.server", "hutch.skills.store",
+    "hutch.keeper.own_skills", "hutch.keeper.questions", "hutch.keeper.receipt_chain", "hutch.keeper.receipt_queue",
+    "hutch.keeper.scopes", "hutch.keeper.skill_workshop", "hutch.keeper.sqlite", "hutch.model.status",
+    "hutch.policy.permissions", "hutch.providers.linked.host_side", "hutch.providers.native.prepared",
+    "hutch.server", "hutch.skills.store",
 })  # fmt: skip
 """Of ours: other commands, and programs that do more with a box than to run a command."""
 WATCHDOGS = frozenset({
