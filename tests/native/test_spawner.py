@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tests.native.boxes import LIMITS, alive, box, engine, make, out, pid_of, run_dir, run_names, until
 
-from hutch.errors import HutchError
+from hutch.errors import EngineError, HutchError
 from hutch.model.spec import Mount, MountMode, Workspace
-from hutch.providers.native import leftovers, wire
+from hutch.providers.native import launching, leftovers, wire
 from hutch.providers.native.cgroup_control import PIDS_HEADROOM
 from hutch.providers.native.provider import NativeProvider
 
@@ -208,6 +208,24 @@ async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCapture
             away.rename(place)
         async with box(native) as made:
             assert await out(made, "echo alive") == "alive"
+
+
+async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B17: keeper and spawner look for themselves, and the grades are the keeper's: nobody would hold the limits."""
+    async with engine() as native:
+        if not native._found().cgroups.memory:
+            pytest.skip("no control group holds memory here")
+        with monkeypatch.context() as refusal:
+            refused = "    from hutch.providers.native import cgroup_detect\n    cgroup_detect._probe = lambda _: 'refused'\n"
+            injected = launching._BOOTSTRAP.replace("    spawner.main(", f"{refused}    spawner.main(")
+            refusal.setattr(launching, "_BOOTSTRAP", injected)
+            with pytest.raises(EngineError, match=r"no limits.* memory.*refused") as told:
+                await make(native)
+        assert "try again" in told.value.remedy
+        assert run_names(native) == []
+        async with box(native) as made:  # a new spawner looks anew
+            assert await out(made, "echo limited") == "limited"
+            assert made.record.data["groups"]
 
 
 async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:

@@ -214,7 +214,8 @@ class NativeProvider(Provider):
                     "run": self._run,
                     "without": sorted(self._without),
                     "network": network is not None and {"allow_private": network},
-                }
+                },
+                frozenset(self._found().cgroups.controllers),
             )
         return self._spawners[key]
 

@@ -341,7 +341,8 @@ def main(fd: int) -> None:
     gc.disable()
     spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
     try:
-        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})  # fails if the keeper has died meanwhile
+        found = {"controllers": machine.controllers, "reason": machine.reason}
+        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid(), **found})  # fails if the keeper has died
         spawner.run()
     finally:
         spawner.close()
