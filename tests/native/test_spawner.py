@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.native.boxes import LIMITS, alive, box, engine, make, out, pid_of, run_dir, run_names, until
+from tests.native.boxes import LIMITS, alive, box, engine, make, order, out, pid_of, run_dir, run_names, until
 
 from hutch.errors import EngineError, HutchError
 from hutch.model.spec import Mount, MountMode, Workspace
@@ -182,6 +182,28 @@ async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
         assert await out(other, "echo alive") == "alive"
         await other.close()
         await native.destroy(other.record)
+
+
+async def test_a_creation_that_is_cancelled_twice_leaves_no_box() -> None:
+    """The second time nobody waits for it any more, and its order is still on its way to a busy spawner."""
+    async with engine() as native, box(native):
+        ((spawner,),) = [group._spawners for group in native._spawners.values()]
+        (pid,) = spawner_pids(native)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wanted = order()
+            creating = asyncio.create_task(native.create(wanted, native.plan(wanted)))
+            await until(lambda: spawner.load == 1, "the order is sent")
+            for _ in range(2):
+                creating.cancel()
+                await asyncio.sleep(0)  # it hears of it
+            with pytest.raises(asyncio.CancelledError):
+                await creating
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with box(native):  # its order came after the cancelled one, which has become a box by now
+            await until(lambda: wanted.box_id not in run_names(native), "the cancelled box is gone")
+        assert spawner.load == 0
 
 
 async def test_dead_stems_are_cleared_away() -> None:

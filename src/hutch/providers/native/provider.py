@@ -143,17 +143,16 @@ class NativeProvider(Provider):
                 finally:
                     os.close(options)
             link = await Link.begin(ours)
-            return await self._meet(order, planned, begun, link)
+            instance = await self._meet(order, planned, begun, link)
         except BaseException as error:
             link.close() if link else ours.close()
-            # Shielded: also a cancelled creation leaves nothing behind.
+            # Shielded: also a creation that is cancelled, and once more meanwhile, leaves nothing behind.
             await asyncio.shield(self._retreat(planned, begun))
             if isinstance(error, OSError) and not isinstance(error, HutchError):
                 raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
             raise
-        finally:
-            if begun is not None:
-                begun.close()
+        begun.close()
+        return instance
 
     async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> "NativeInstance":
         """The guest's greeting is the first real answer of a box."""
@@ -180,8 +179,11 @@ class NativeProvider(Provider):
     async def _retreat(self, planned: InstanceRecord, begun: Begun | None) -> None:
         if begun is not None:
             # The request may still be in the queue: discarding first would leave the box that it becomes.
-            async with asyncio.timeout(_OUTCOME_TIMEOUT):
-                await begun.facts
+            try:
+                async with asyncio.timeout(_OUTCOME_TIMEOUT):
+                    await begun.facts
+            finally:
+                begun.close()
         await self._discard(planned, keep_store="restored" in planned.data)
 
     async def image(self, reference: str) -> ImageDefaults | None:
