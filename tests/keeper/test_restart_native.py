@@ -345,6 +345,31 @@ async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_a
         assert place.traces() == []
 
 
+class Visited(NativeProvider):
+    """While its canary lives another keeper comes and goes, and somebody prunes."""
+
+    def __init__(self, place: House) -> None:
+        super().__init__(state_dir=place.state, run_dir=place.run)
+        self._place = place
+
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
+        canary = await super()._meet(order, planned, begun, link)
+        async with self._place.opened():
+            pass
+        assert await pruned(self._place) == set()
+        return canary
+
+
+async def test_a_canary_is_nobodys_litter() -> None:
+    """Lesson 10: a probe's box has no keeper; whoever took it for a dead one's would make the engine look unusable."""
+    with house() as place:
+        provider = Visited(place)
+        found = await provider.probe()
+        assert found.usable, found.reason
+        await provider.close()
+        assert place.traces() == []
+
+
 async def test_only_the_dead_keepers_boxes_are_taken_over() -> None:
     """Lesson 10: of two keepers one dies; the third takes its boxes and not those of the one that lives."""
     with house() as place:

@@ -87,15 +87,19 @@ class NativeProvider(Provider):
     async def _canary(self) -> None:
         """A real box that runs a real command."""
         box_id = new_box_id()
-        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins.
-        order = Order(box_id=box_id, keeper=f"canary-{box_id}", spec=orders.canary_spec())
-        box = await self.create(order, self.plan(order))
+        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins. No
+        # such keeper lives, so that others would take the box for a dead one's if they saw it.
+        order = Order(box_id=leftovers.unowned(box_id), keeper=f"canary-{box_id}", spec=orders.canary_spec())
         try:
-            await box.check()
+            box = await self.create(order, self.plan(order))
+            try:
+                await box.check()
+            finally:
+                await box.close()
+                await self.destroy(box.record)
         finally:
-            await box.close()
-            await self.destroy(box.record)
-            await self._spawners.pop((order.keeper, None)).close()
+            if spawners := self._spawners.pop((order.keeper, None), None):
+                await spawners.close()
 
     def _found(self) -> probing.Machine:
         if self._machine is None:
