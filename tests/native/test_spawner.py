@@ -23,6 +23,19 @@ def spawner_pids(native: NativeProvider) -> list[int]:
     return [each._process.pid for each in spawners if each._process is not None]
 
 
+def spawner_with(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """The next spawners run these before they begin."""
+    begin = "    spawner.main("
+    injected = "".join(f"    {line}\n" for line in lines)
+    monkeypatch.setattr(launching, "_BOOTSTRAP", launching._BOOTSTRAP.replace(begin, injected + begin))
+
+
+def zygote_of(native: NativeProvider) -> int:
+    """The first of the spawner's children, whom the kernel tells in the order of their birth."""
+    (spawner,) = spawner_pids(native)
+    return int(Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0])
+
+
 def stems(native: NativeProvider) -> list[str]:
     return [name for name in run_names(native) if name.startswith(leftovers.STEM)]
 
@@ -153,27 +166,53 @@ def test_messages_carry_descriptors() -> None:
         assert wire.receive(theirs) is None
 
 
-async def test_a_killed_zygote_is_replaced() -> None:
+async def test_a_killed_zygote_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Boxes are cloned from an idle twin of the spawner, which the kernel may choose to kill."""
     async with engine() as native:
         async with box(native) as made:
-            (spawner,) = spawner_pids(native)
-            children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-            (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+            zygote = zygote_of(native)
             os.kill(zygote, signal.SIGKILL)
             await until(lambda: not alive(zygote), "the zygote is dead")
             async with box(native) as other:
                 assert await out(other, "echo alive") == "alive"
             assert await out(made, "echo alive") == "alive"
             assert not Path(f"/proc/{zygote}").exists()
+            await until(lambda: "cloned from was killed" in caplog.text, "it is told")
+
+
+FAILURES = {
+    "raise OSError(24, 'Too many open files')": "Too many open files",
+    "Rehearsal.perform = lambda self: False": "did not come to its end",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_zygote_that_cannot_warm_up_serves_and_says_so(
+    failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its boxes work, and need more memory: nobody would know why."""
+    spawner_with(
+        monkeypatch,
+        "from hutch.providers.native import zygote",
+        "class Rehearsal(zygote.Rehearsal):",
+        f"    def __init__(self): super().__init__(); {failure}",
+        "zygote.Rehearsal = Rehearsal",
+    )
+    async with engine() as native:
+        zygotes = set()
+        for _ in range(6):
+            async with box(native) as made:
+                assert await out(made, "echo alive") == "alive"
+                zygotes.add(zygote_of(native))
+        assert len(zygotes) == 1, "one serves them all"
+        await until(lambda: FAILURES[failure] in caplog.text, "the reason is told")
+        assert caplog.text.count(FAILURES[failure]) == 1
 
 
 async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
     """It may have made a child before it died: the next one must not share that one's socket."""
-    async with engine() as native, box(native) as made:
-        (spawner,) = spawner_pids(native)
-        children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-        (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+    async with engine() as native, box(native):
+        zygote = zygote_of(native)
         os.kill(zygote, signal.SIGSTOP)
         creating = asyncio.create_task(make(native))
         await asyncio.sleep(0.3)  # the request waits, unread
@@ -238,9 +277,8 @@ async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatc
         if not native._found().cgroups.memory:
             pytest.skip("no control group holds memory here")
         with monkeypatch.context() as refusal:
-            refused = "    from hutch.providers.native import cgroup_detect\n    cgroup_detect._probe = lambda _: 'refused'\n"
-            injected = launching._BOOTSTRAP.replace("    spawner.main(", f"{refused}    spawner.main(")
-            refusal.setattr(launching, "_BOOTSTRAP", injected)
+            lines = "from hutch.providers.native import cgroup_detect", "cgroup_detect._probe = lambda _: 'refused'"
+            spawner_with(refusal, *lines)
             with pytest.raises(EngineError, match=r"no limits.* memory.*refused") as told:
                 await make(native)
         assert "try again" in told.value.remedy

@@ -152,7 +152,7 @@ class Spawner:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
             elif "trouble" in message:
-                log.warning("a spawner makes no boxes ahead: %s", message["trouble"])
+                log.warning("a spawner has trouble: %s", message["trouble"])
             else:
                 log.warning("a spawner ends, its boxes go on: %s", message.get("ending") or message.get("error"))
             return
