@@ -5,24 +5,26 @@ import json
 import os
 import shutil
 import signal
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from hutch.errors import Gone, HeldElsewhere
+from hutch.errors import Gone, HeldElsewhere, NotFound
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.pruning import prune
 from hutch.model.results import JobState
-from hutch.model.spec import Order
+from hutch.model.spec import Order, Retention
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 from hutch.providers.linked.link import Link
+from hutch.providers.native import cgroup_control
 from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawning import Begun
-from tests.keeper.crashing import GRACE, House, Resident, house, spawners_of
+from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
 from tests.native.boxes import alive, order, until
 
 HOLDER = Path(__file__).with_name("crash_holder.py")
@@ -286,6 +288,34 @@ async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() 
         assert place.empty() == []
 
 
+class Late(NativeProvider):
+    """The old keeper's spawner ends the box after this one has found it alive."""
+
+    def _guard(self, box: NativeInstance, *, lived: bool) -> None:
+        super()._guard(box, lived=lived)
+        data = box.record.data
+        assert isinstance(data["pid"], int) and isinstance(data["groups"], list)
+        os.kill(data["pid"], signal.SIGKILL)
+        for path in reversed(data["groups"]):
+            cgroup_control.remove(str(path), time.monotonic() + PATIENCE)
+
+
+async def test_a_persistent_box_that_ends_while_it_is_found_no_longer_runs() -> None:
+    """Its keeper died over its restoring. The next one must start, although the box's groups vanish under it."""
+    with house() as place:
+        wanted = order(retention=Retention.PERSISTENT)
+        first = NativeProvider(state_dir=place.state, run_dir=place.run)
+        instance = await first.create(wanted, first.plan(wanted))
+        second = Late(state_dir=place.state, run_dir=place.run)
+        with pytest.raises(NotFound, match="no longer runs"):
+            await second.attach(instance.record, wanted.spec)
+        await instance.close()
+        await second.destroy(instance.record)
+        await second.close()
+        await first.close()
+        assert place.empty() == []
+
+
 # --- a keeper that lives beside ------------------------------------------------------------------------------------
 
 
@@ -312,6 +342,31 @@ async def test_two_live_keepers_on_one_state_directory_leave_each_others_boxes_a
         assert other.ask(f"exec {theirs} cat note.txt") == "theirs"
         assert other.ask("close") == "closed"
         place.residents[-1].ask("close")
+        assert place.traces() == []
+
+
+class Visited(NativeProvider):
+    """While its canary lives another keeper comes and goes, and somebody prunes."""
+
+    def __init__(self, place: House) -> None:
+        super().__init__(state_dir=place.state, run_dir=place.run)
+        self._place = place
+
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
+        canary = await super()._meet(order, planned, begun, link)
+        async with self._place.opened():
+            pass
+        assert await pruned(self._place) == set()
+        return canary
+
+
+async def test_a_canary_is_nobodys_litter() -> None:
+    """Lesson 10: a probe's box has no keeper; whoever took it for a dead one's would make the engine look unusable."""
+    with house() as place:
+        provider = Visited(place)
+        found = await provider.probe()
+        assert found.usable, found.reason
+        await provider.close()
         assert place.traces() == []
 
 

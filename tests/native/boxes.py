@@ -58,11 +58,11 @@ def pin(source: str, target: str, mode: MountMode) -> CheckedMount:
 
 
 @asynccontextmanager
-async def engine(**options: Any) -> AsyncIterator[NativeProvider]:
+async def engine(kind: type[NativeProvider] = NativeProvider, **options: Any) -> AsyncIterator[NativeProvider]:
     """A provider whose boxes are all destroyed at the end."""
     top = Path(tempfile.mkdtemp(prefix="h-", dir="/tmp"))
     top.chmod(0o755)
-    provider = NativeProvider(state_dir=top / "s", run_dir=top / "r", **options)
+    provider = kind(state_dir=top / "s", run_dir=top / "r", **options)
     try:
         yield provider
     finally:

@@ -7,6 +7,7 @@ import pytest
 
 from hutch.providers.native.cgroup_detect import Seat
 from hutch.providers.native.cgroups import Ceiling, Group, Machine, Tree, detect
+from hutch.providers.native.group_sweep import sweep
 
 MB = 1024 * 1024
 
@@ -56,6 +57,21 @@ def test_v2_delegated(tmp_path: Path) -> None:
     assert (machine.mode, machine.memory, machine.pids, machine.cpu, machine.freezer) == ("v2", *[True] * 4)
     assert machine.seat("memory") == Seat(2, str(own))
     assert sorted(path.name for path in own.iterdir() if path.is_dir()) == []  # the probe is gone
+
+
+def test_a_sweep_that_takes_the_trial_is_no_refusal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody's sweep may meet the directory that proves that groups can be made: nobody holds it."""
+    own = v2_own(tmp_path, procs=f"{os.getpid()}\n")
+    make, swept = os.mkdir, []
+
+    def meet(path: str, mode: int) -> None:
+        make(path, mode)
+        swept.extend(sweep(Machine("v2", *[True] * 4, reason="", seats=(("memory", Seat(2, str(own))),))))
+
+    monkeypatch.setattr(os, "mkdir", meet)
+    machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
+    assert len(swept) == 1
+    assert machine.reason == "" and machine.memory
 
 
 def test_v2_after_we_moved_into_the_leaf(tmp_path: Path) -> None:

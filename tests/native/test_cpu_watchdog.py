@@ -72,6 +72,13 @@ def test_pause_and_resume(parent: subprocess.Popen[bytes]) -> None:
     dog.close()
 
 
+def test_a_box_that_is_not_watched_is_neither_held_nor_let_go() -> None:
+    """Its control group holds its CPU, or held it until the box ended."""
+    dog = CpuWatchdog()
+    assert not dog.hold("box")
+    assert not dog.let_go("box")
+
+
 def test_nobody_stays_stopped_when_the_watch_ends(parent: subprocess.Popen[bytes]) -> None:
     user = only_user(parent)
     dog = CpuWatchdog()

@@ -28,7 +28,11 @@ from tests.native.boxes import (
 from hutch.errors import Conflict, EngineError, HutchError, NotFound, Refused
 from hutch.model.spec import Mount, Order, Retention
 from hutch.providers.base import Command, InstanceRecord
+from hutch.providers.linked.link import Link
+from hutch.providers.native import leftovers
+from hutch.providers.native.box import NativeInstance
 from hutch.providers.native.provider import NativeProvider
+from hutch.providers.native.spawning import Begun
 
 
 def traces(record: InstanceRecord) -> list[str]:
@@ -276,6 +280,34 @@ async def test_the_engine_says_what_it_can_do(rootless: bool) -> None:
         assert ("root" in found.users) is found.uid_range
         assert all(missing.reason and missing.remedy for missing in found.missing), found.missing
         assert await native.probe() == found  # and remembers
+
+
+class Mute(NativeProvider):
+    """Its guests never greet."""
+
+    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
+        raise EngineError("no greeting")
+
+
+async def test_a_canary_that_dies_leaves_no_spawner() -> None:
+    async with engine(Mute) as native:
+        for _ in range(2):
+            assert (await native.probe()).reason.endswith("no greeting")
+            assert native._spawners == {}
+            assert run_names(native) == []
+
+
+async def test_a_canary_whose_process_was_killed_is_swept() -> None:
+    """No list shows it, so that nobody else would remove it."""
+    async with engine() as native:
+        gone = await asyncio.create_subprocess_exec("true")
+        await gone.wait()
+        wanted = order().but(box_id=f"{leftovers.STEM}{gone.pid}-canary")
+        made = await native.create(wanted, native.plan(wanted))
+        await made.close()
+        assert await native.list() == ()
+        await native.sweep()
+        assert traces(made.record) == []
 
 
 async def test_what_the_engine_does_not_know_is_a_configuration_error() -> None:

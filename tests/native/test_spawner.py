@@ -9,11 +9,11 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.native.boxes import LIMITS, alive, box, engine, make, out, pid_of, run_dir, run_names, until
+from tests.native.boxes import LIMITS, alive, box, engine, make, order, out, pid_of, run_dir, run_names, until
 
-from hutch.errors import HutchError
+from hutch.errors import EngineError, HutchError
 from hutch.model.spec import Mount, MountMode, Workspace
-from hutch.providers.native import leftovers, wire
+from hutch.providers.native import launching, leftovers, wire
 from hutch.providers.native.cgroup_control import PIDS_HEADROOM
 from hutch.providers.native.provider import NativeProvider
 
@@ -21,6 +21,19 @@ from hutch.providers.native.provider import NativeProvider
 def spawner_pids(native: NativeProvider) -> list[int]:
     spawners = [each for group in native._spawners.values() for each in group._spawners]
     return [each._process.pid for each in spawners if each._process is not None]
+
+
+def spawner_with(monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """The next spawners run these before they begin."""
+    begin = "    spawner.main("
+    injected = "".join(f"    {line}\n" for line in lines)
+    monkeypatch.setattr(launching, "_BOOTSTRAP", launching._BOOTSTRAP.replace(begin, injected + begin))
+
+
+def zygote_of(native: NativeProvider) -> int:
+    """The first of the spawner's children, whom the kernel tells in the order of their birth."""
+    (spawner,) = spawner_pids(native)
+    return int(Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()[0])
 
 
 def stems(native: NativeProvider) -> list[str]:
@@ -153,27 +166,53 @@ def test_messages_carry_descriptors() -> None:
         assert wire.receive(theirs) is None
 
 
-async def test_a_killed_zygote_is_replaced() -> None:
+async def test_a_killed_zygote_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
     """Boxes are cloned from an idle twin of the spawner, which the kernel may choose to kill."""
     async with engine() as native:
         async with box(native) as made:
-            (spawner,) = spawner_pids(native)
-            children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-            (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+            zygote = zygote_of(native)
             os.kill(zygote, signal.SIGKILL)
             await until(lambda: not alive(zygote), "the zygote is dead")
             async with box(native) as other:
                 assert await out(other, "echo alive") == "alive"
             assert await out(made, "echo alive") == "alive"
             assert not Path(f"/proc/{zygote}").exists()
+            await until(lambda: "cloned from was killed" in caplog.text, "it is told")
+
+
+FAILURES = {
+    "raise OSError(24, 'Too many open files')": "Too many open files",
+    "Rehearsal.perform = lambda self: False": "did not come to its end",
+}
+
+
+@pytest.mark.parametrize("failure", FAILURES)
+async def test_a_zygote_that_cannot_warm_up_serves_and_says_so(
+    failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its boxes work, and need more memory: nobody would know why."""
+    spawner_with(
+        monkeypatch,
+        "from hutch.providers.native import zygote",
+        "class Rehearsal(zygote.Rehearsal):",
+        f"    def __init__(self): super().__init__(); {failure}",
+        "zygote.Rehearsal = Rehearsal",
+    )
+    async with engine() as native:
+        zygotes = set()
+        for _ in range(6):
+            async with box(native) as made:
+                assert await out(made, "echo alive") == "alive"
+                zygotes.add(zygote_of(native))
+        assert len(zygotes) == 1, "one serves them all"
+        await until(lambda: FAILURES[failure] in caplog.text, "the reason is told")
+        assert caplog.text.count(FAILURES[failure]) == 1
 
 
 async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
     """It may have made a child before it died: the next one must not share that one's socket."""
-    async with engine() as native, box(native) as made:
-        (spawner,) = spawner_pids(native)
-        children = Path(f"/proc/{spawner}/task/{spawner}/children").read_text().split()
-        (zygote,) = [int(child) for child in children if int(child) != pid_of(made)]
+    async with engine() as native, box(native):
+        zygote = zygote_of(native)
         os.kill(zygote, signal.SIGSTOP)
         creating = asyncio.create_task(make(native))
         await asyncio.sleep(0.3)  # the request waits, unread
@@ -182,6 +221,28 @@ async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
         assert await out(other, "echo alive") == "alive"
         await other.close()
         await native.destroy(other.record)
+
+
+async def test_a_creation_that_is_cancelled_twice_leaves_no_box() -> None:
+    """The second time nobody waits for it any more, and its order is still on its way to a busy spawner."""
+    async with engine() as native, box(native):
+        ((spawner,),) = [group._spawners for group in native._spawners.values()]
+        (pid,) = spawner_pids(native)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            wanted = order()
+            creating = asyncio.create_task(native.create(wanted, native.plan(wanted)))
+            await until(lambda: spawner.load == 1, "the order is sent")
+            for _ in range(2):
+                creating.cancel()
+                await asyncio.sleep(0)  # it hears of it
+            with pytest.raises(asyncio.CancelledError):
+                await creating
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        async with box(native):  # its order came after the cancelled one, which has become a box by now
+            await until(lambda: wanted.box_id not in run_names(native), "the cancelled box is gone")
+        assert spawner.load == 0
 
 
 async def test_dead_stems_are_cleared_away() -> None:
@@ -208,6 +269,23 @@ async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCapture
             away.rename(place)
         async with box(native) as made:
             assert await out(made, "echo alive") == "alive"
+
+
+async def test_a_spawner_that_finds_fewer_control_groups_makes_no_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B17: keeper and spawner look for themselves, and the grades are the keeper's: nobody would hold the limits."""
+    async with engine() as native:
+        if not native._found().cgroups.memory:
+            pytest.skip("no control group holds memory here")
+        with monkeypatch.context() as refusal:
+            lines = "from hutch.providers.native import cgroup_detect", "cgroup_detect._probe = lambda _: 'refused'"
+            spawner_with(refusal, *lines)
+            with pytest.raises(EngineError, match=r"no limits.* memory.*refused") as told:
+                await make(native)
+        assert "try again" in told.value.remedy
+        assert run_names(native) == []
+        async with box(native) as made:  # a new spawner looks anew
+            assert await out(made, "echo limited") == "limited"
+            assert made.record.data["groups"]
 
 
 async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:

@@ -7,6 +7,7 @@ top: a box may not escape the limits that were set on Hutch itself.
 Standard library only: the spawner imports this.
 """
 
+import contextlib
 import errno
 import os
 import time
@@ -45,6 +46,10 @@ class Machine(NamedTuple):
     seats: tuple[tuple[str, Seat], ...] = ()
     family: frozenset[int] = frozenset()
     """Processes that, with their children, may be moved out of our own group: see `strangers`."""
+
+    @property
+    def controllers(self) -> tuple[str, ...]:
+        return tuple(name for name, _ in self.seats)
 
     def seat(self, controller: str) -> Seat | None:
         return dict(self.seats).get(controller)
@@ -163,7 +168,8 @@ def _probe(directory: str) -> str:
     trial = f"{directory}/hutch-probe-{os.getpid()}-{time.monotonic_ns()}"  # two threads may try at once
     try:
         os.mkdir(trial, 0o755)
-        os.rmdir(trial)
+        with contextlib.suppress(FileNotFoundError):  # a sweep took it for a dead keeper's; it could be made
+            os.rmdir(trial)
     except OSError as error:
         advice = _REFUSALS.get(error.errno or 0, error.strerror or "refused")
         return f"no group can be made, {advice}"

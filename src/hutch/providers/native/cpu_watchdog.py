@@ -49,20 +49,27 @@ class CpuWatchdog(_Watchdog[_CpuBox]):
         if box:
             box.cpus = cpus
 
-    def hold(self, box_id: str) -> None:
-        """Stop every process until `let_go`."""
+    def hold(self, box_id: str) -> bool:
+        """Stop every process until `let_go`; False if the box is not watched."""
         with self._lock:
-            box = self._boxes[box_id]
+            box = self._boxes.get(box_id)
+            if box is None:
+                return False
             box.held = True
             box.stopped |= box.processes.stand_still()
+        return True
 
-    def let_go(self, box_id: str) -> None:
+    def let_go(self, box_id: str) -> bool:
+        """False if the box is not watched."""
         with self._lock:
-            box = self._boxes[box_id]
+            box = self._boxes.get(box_id)
+            if box is None:
+                return False
             box.held = False
             box.processes.go_on(box.stopped)
             box.stopped.clear()
         self.stir(box_id)
+        return True
 
     def _look(self, box: _CpuBox) -> Hit | None:
         now = time.monotonic()

@@ -83,17 +83,12 @@ class Guards:
         self._start("cpu", self._cpu)
 
     def pause(self, box_id: str) -> bool:
-        """Stop every process of the box by signals; False if nobody here watches it."""
-        if box_id not in self._boxes:
-            return False
-        self._cpu.hold(box_id)
-        return True
+        """Stop every process of the box by signals; False if nobody here watches its CPU."""
+        return self._cpu.hold(box_id)
 
     def resume(self, box_id: str) -> bool:
-        if box_id not in self._boxes:
-            return False
-        self._cpu.let_go(box_id)
-        return True
+        """False if nobody here watches its CPU."""
+        return self._cpu.let_go(box_id)
 
     def change(self, box_id: str, limits: Limits) -> None:
         if box_id in self._boxes:

@@ -19,6 +19,7 @@ from hutch.providers.native import cgroup_control, processes
 
 PROVIDER = "native"
 STEM = ".stem-"
+"""How the name of a directory begins that no keeper owns: its process follows, and what is there goes with that."""
 KEEPER = "keeper"
 _DEATH_TIMEOUT = 20.0
 _DYING = 2.0
@@ -77,16 +78,22 @@ def make_store(store: str, keeper: str) -> None:
         file.write(keeper)
 
 
+def unowned(box_id: BoxId) -> BoxId:
+    """The name of a box that is nobody's but this process's: no list shows it, no sweep takes it while we live."""
+    return BoxId(f"{STEM}{os.getpid()}-{box_id}")
+
+
 async def sweep(run: str) -> None:
-    """Remove what a spawner that was killed left of its stems; those of a live one are its own business."""
+    """Remove what a process that was killed left: a spawner its stems, a probe its canary. Those of a live one are its
+    own business."""
     try:
         names = [name for name in os.listdir(run) if name.startswith(STEM)]
     except FileNotFoundError:
         return
     for name in names:
         directory = os.path.join(run, name)
-        spawner = name.removeprefix(STEM).partition("-")[0]
-        if spawner.isdecimal() and processes.start_time(int(spawner)) is not None:
+        process = name.removeprefix(STEM).partition("-")[0]
+        if process.isdecimal() and processes.start_time(int(process)) is not None:
             continue
         plan = read_plan(directory)
         record = InstanceRecord(provider=PROVIDER, box_id=BoxId(name), keeper="", data={"directory": directory, **plan})

@@ -87,15 +87,19 @@ class NativeProvider(Provider):
     async def _canary(self) -> None:
         """A real box that runs a real command."""
         box_id = new_box_id()
-        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins.
-        order = Order(box_id=box_id, keeper=f"canary-{box_id}", spec=orders.canary_spec())
-        box = await self.create(order, self.plan(order))
+        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins. No
+        # such keeper lives, so that others would take the box for a dead one's if they saw it.
+        order = Order(box_id=leftovers.unowned(box_id), keeper=f"canary-{box_id}", spec=orders.canary_spec())
         try:
-            await box.check()
+            box = await self.create(order, self.plan(order))
+            try:
+                await box.check()
+            finally:
+                await box.close()
+                await self.destroy(box.record)
         finally:
-            await box.close()
-            await self.destroy(box.record)
-            await self._spawners.pop((order.keeper, None)).close()
+            if spawners := self._spawners.pop((order.keeper, None), None):
+                await spawners.close()
 
     def _found(self) -> probing.Machine:
         if self._machine is None:
@@ -143,17 +147,16 @@ class NativeProvider(Provider):
                 finally:
                     os.close(options)
             link = await Link.begin(ours)
-            return await self._meet(order, planned, begun, link)
+            instance = await self._meet(order, planned, begun, link)
         except BaseException as error:
             link.close() if link else ours.close()
-            # Shielded: also a cancelled creation leaves nothing behind.
+            # Shielded: also a creation that is cancelled, and once more meanwhile, leaves nothing behind.
             await asyncio.shield(self._retreat(planned, begun))
             if isinstance(error, OSError) and not isinstance(error, HutchError):
                 raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
             raise
-        finally:
-            if begun is not None:
-                begun.close()
+        begun.close()
+        return instance
 
     async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> "NativeInstance":
         """The guest's greeting is the first real answer of a box."""
@@ -180,8 +183,11 @@ class NativeProvider(Provider):
     async def _retreat(self, planned: InstanceRecord, begun: Begun | None) -> None:
         if begun is not None:
             # The request may still be in the queue: discarding first would leave the box that it becomes.
-            async with asyncio.timeout(_OUTCOME_TIMEOUT):
-                await begun.facts
+            try:
+                async with asyncio.timeout(_OUTCOME_TIMEOUT):
+                    await begun.facts
+            finally:
+                begun.close()
         await self._discard(planned, keep_store="restored" in planned.data)
 
     async def image(self, reference: str) -> ImageDefaults | None:
@@ -214,7 +220,8 @@ class NativeProvider(Provider):
                     "run": self._run,
                     "without": sorted(self._without),
                     "network": network is not None and {"allow_private": network},
-                }
+                },
+                frozenset(self._found().cgroups.controllers),
             )
         return self._spawners[key]
 

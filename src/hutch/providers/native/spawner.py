@@ -117,7 +117,8 @@ class Spawner:
                 self._waiting.append(self._nursery.begin_ahead(self._last.shape, self._last.ceiling))
             except Exception as error:  # the task boundary: boxes are made without stems then
                 self._worthwhile = False
-                self._answer(0, {"trouble": str(error) or repr(error)})
+                self._answer(0, {"trouble": f"it makes no boxes ahead: {str(error) or repr(error)}"})
+            self._tell_trouble()
 
     def _take_request(self) -> bool:
         received = wire.receive(self._sock)
@@ -136,6 +137,7 @@ class Spawner:
         finally:
             for fd in fds:
                 os.close(fd)
+        self._tell_trouble()
         return True
 
     def _create(self, message: wire.Message, given: Given) -> None:
@@ -179,6 +181,11 @@ class Spawner:
         if self._uplink is not None and stem.shape.network != "off":
             facts["uplink"] = self._uplink.tag
         self._answer(stem.order.number, {"box": facts})
+
+    def _tell_trouble(self) -> None:
+        """Boxes are made all the same: nobody would hear of it otherwise."""
+        if trouble := self._nursery.take_trouble():
+            self._answer(0, {"trouble": trouble})
 
     def _stem_for(self, order: Order) -> Stem | None:
         if order.shape.store or (order.claim.extras and not self._nursery.ranged):
@@ -341,7 +348,8 @@ def main(fd: int) -> None:
     gc.disable()
     spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
     try:
-        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid()})  # fails if the keeper has died meanwhile
+        found = {"controllers": machine.controllers, "reason": machine.reason}
+        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid(), **found})  # fails if the keeper has died
         spawner.run()
     finally:
         spawner.close()

@@ -44,8 +44,10 @@ class Begun:
 class Spawner:
     """One spawner process."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], controllers: frozenset[str]) -> None:
+        """`controllers`: the control groups that the grades of its boxes promise."""
         self._options = options
+        self._controllers = controllers
         self._process: launching.Launched | None = None
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -75,10 +77,13 @@ class Spawner:
                 await asyncio.shield(self._started)
         answer = self._started.result()
         if "error" in answer:
-            self.close()
+            self._end()
             if "remedy" in answer:
                 raise Unavailable(answer["error"], op="create", remedy=answer["remedy"])
             raise EngineError(f"the spawner did not start: {answer['error']}", op="create", remedy="run `hutch doctor`")
+        if missing := self._controllers.difference(answer["controllers"]):
+            self._end()
+            raise _limitless(missing, answer["reason"])
         return answer
 
     def _launch(self) -> None:
@@ -147,7 +152,7 @@ class Spawner:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
             elif "trouble" in message:
-                log.warning("a spawner makes no boxes ahead: %s", message["trouble"])
+                log.warning("a spawner has trouble: %s", message["trouble"])
             else:
                 log.warning("a spawner ends, its boxes go on: %s", message.get("ending") or message.get("error"))
             return
@@ -155,7 +160,9 @@ class Spawner:
             begun.take(message)
 
     def _end(self) -> None:
-        """It is gone: whoever waits is told, its boxes live on."""
+        """It is gone, or of no use: whoever waits is told, its boxes live on."""
+        if self._sock is None:
+            return
         self.close()
         died = {"step": "spawner", "error": "the spawner process has ended", "errno": ""}
         if self._started is not None and not self._started.done():
@@ -184,11 +191,21 @@ def _gone() -> Unavailable:
     return Unavailable("the spawner process has ended", op="create", remedy="try again: a new one is started")
 
 
+def _limitless(missing: frozenset[str], reason: str) -> EngineError:
+    """It looks for control groups itself, and may have found less than its keeper did."""
+    return EngineError(
+        f"boxes would have no limits: their spawner may not use {', '.join(sorted(missing))}: {reason}",
+        op="create",
+        remedy="try again: a new one looks anew; if it finds the same, start Hutch anew, and its grades will tell",
+    )
+
+
 class Spawners:
     """As many as there are processors, two at most; the second is started when the first has much to do."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
+    def __init__(self, options: dict[str, Any], controllers: frozenset[str]) -> None:
         self._options = options
+        self._controllers = controllers
         self._spawners: list[Spawner] = []
         # An uplink takes processes of its own and a share of the machine's addresses: one is enough.
         self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
@@ -209,7 +226,7 @@ class Spawners:
         self._bury()
         best = min(self._spawners, key=lambda spawner: spawner.load, default=None)
         if best is None or (best.load >= 2 and len(self._spawners) < self._most):
-            best = Spawner(self._options)
+            best = Spawner(self._options, self._controllers)
             self._spawners.append(best)
         return best
 

@@ -103,6 +103,11 @@ class Nursery:
     def ranged(self) -> bool:
         return self._setting.ranged
 
+    def take_trouble(self) -> str:
+        """What has become known since this was last asked, and the keeper should hear of; "" if nothing."""
+        trouble, self._zygote.trouble = self._zygote.trouble, ""
+        return trouble
+
     def begin(self, order: Order) -> Stem:
         """A new child that goes through to the end."""
         return self._begin(order.box_id, order.shape, order.ceiling, order)

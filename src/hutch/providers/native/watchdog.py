@@ -83,8 +83,11 @@ class _Watchdog(ABC, Generic[_B]):
         self.stir(box_id)
 
     def limit(self, box_id: str, limit_bytes: int) -> None:
-        self._boxes[box_id].limit_bytes = limit_bytes
-        self.stir(box_id)
+        """Unknown ids are fine."""
+        box = self._boxes.get(box_id)
+        if box:
+            box.limit_bytes = limit_bytes
+            self.stir(box_id)
 
     def stir(self, box_id: str) -> None:
         """Something was started in the box: look soon, however idle it was."""

@@ -38,6 +38,8 @@ from hutch.providers.native.stages import OWN, SOCK, SPILL, Setting
 _HEAD = struct.Struct("<QBB")
 """Flags of the clone; whether descriptors of two network namespaces come with it, and one of a v2 control group."""
 _PID = struct.Struct("<i")
+_LONGEST = 1 << 10
+"""Of what the zygote says in words; anything longer than a pid is."""
 _DESCRIPTORS = 6
 """Of a request, at most. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
 _NETWORK, _HOME = SPILL + 1, SPILL + 2
@@ -68,6 +70,8 @@ class Zygote:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        self.trouble = ""
+        """What the keeper should hear of; whoever tells it clears it."""
         self._fork()
 
     def _fork(self) -> None:
@@ -89,6 +93,7 @@ class Zygote:
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
+            self.trouble = "the process that boxes are cloned from was killed, and is replaced"
             raise ZygoteDied("the process that boxes are cloned from was killed")
         pid: int = _PID.unpack(answer)[0]
         if pid < 0:
@@ -99,6 +104,10 @@ class Zygote:
         """The answer, or nothing if the zygote is dead."""
         try:
             self._sock.sendmsg([head], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))])
+            answer = self._sock.recv(_LONGEST)
+            if len(answer) <= _PID.size:
+                return answer
+            self.trouble = answer.decode(errors="replace")
             return self._sock.recv(_PID.size)
         except (BrokenPipeError, ConnectionResetError):
             return b""
@@ -114,32 +123,43 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         guest.ignore_signals()
         gc.freeze()
         if all(_clone_next(own) for _ in range(_COLD)):
-            _warm_up(setting)
+            # On its own, before the next answer: one that had room for it would take more memory of every box.
+            if trouble := _warm_up(setting):
+                own.send(trouble.encode()[:_LONGEST])
             while _clone_next(own):
                 pass
     finally:
         os._exit(0)
 
 
-def _warm_up(setting: Setting) -> None:
-    """After the first boxes, which may be the only ones, and whose user waits (`hutch run`)."""
+def _warm_up(setting: Setting) -> str:
+    """After the first boxes, which may be the only ones, and whose user waits (`hutch run`); why it did not succeed."""
     setting.command_line.show("hutch-zygote")
+    trouble = ""
     try:
-        for _ in range(_WARM_UP):
-            with closing(Rehearsal()) as rehearsal:
-                if not rehearsal.perform():
-                    break
-    except Exception as error:  # boxes need more memory then, and work
-        os.write(2, f"zygote: {type(error).__name__}: {error}\n".encode())
+        if not all(_rehearse() for _ in range(_WARM_UP)):
+            trouble = "a rehearsal did not come to its end"
+        _clear_the_stage()
+        _fill_holes()
+        with closing(Rehearsal()) as rehearsal:
+            learn(rehearsal.perform)
+    except Exception as error:
+        trouble = f"{type(error).__name__}: {error}"
+    _clear_the_stage()
+    gc.freeze()
+    return trouble and f"the process that boxes are cloned from could not warm up, and they need more memory: {trouble}"
+
+
+def _rehearse() -> bool:
+    with closing(Rehearsal()) as rehearsal:
+        return rehearsal.perform()
+
+
+def _clear_the_stage() -> None:
+    """Now, not in a child: there the numbers of the descriptors that a collection would close mean something else."""
     signal.set_wakeup_fd(-1)
-    # Now, not in a child: there the numbers of the descriptors these would close mean something else.
     gc.collect()
     kernel.close_from(SOCK)  # what the rehearsals left open
-    _fill_holes()
-    with closing(Rehearsal()) as rehearsal:
-        learn(rehearsal.perform)
-    kernel.close_from(SOCK)
-    gc.freeze()
 
 
 def _fill_holes() -> None:
