@@ -21,6 +21,7 @@ from hutch.errors import (
 )
 from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses
 from hutch.keeper.callers import NOBODY, called_by
+from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook
@@ -93,7 +94,7 @@ class Keeper:
             lambda live, reason: self.endings.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
-        self.room = Room(config, store, None if visiting else self.boxes)
+        self.room = Room(config, Census(store, self._live), visiting=visiting)
         self._maker = Maker(
             self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.room, self._live,
             self.liveness,
