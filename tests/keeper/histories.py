@@ -25,6 +25,7 @@ import psycopg
 
 from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
+from hutch.keeper import sleeping
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.engines import Engines
 from hutch.keeper.handles import BoxHandle
@@ -255,7 +256,7 @@ class History:
 
     async def _pause(self, who: int, which: int) -> None:
         keeper = self._keeper(who)
-        await keeper.pause(await keeper.live(self._box_id(which)))
+        await sleeping.pause(keeper, await keeper.live(self._box_id(which)))
 
     async def _fail(self, who: int, which: int) -> None:
         """The engine fails once, somewhere."""

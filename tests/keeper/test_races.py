@@ -6,10 +6,13 @@ from typing import Any
 
 import pytest
 
-from hutch.errors import QuotaExceeded
-from tests.keeper.faulty import Engine
+from hutch.errors import Conflict, EngineError, QuotaExceeded
+from hutch.keeper import sleeping
+from hutch.model.spec import Spec
+from hutch.model.state import State
+from tests.keeper.faulty import Engine, fail_once
 from tests.keeper.gates import GatedStore
-from tests.keeper.house import opened
+from tests.keeper.house import crash, keeper_on, opened
 
 PATIENCE = 30.0
 
@@ -66,3 +69,68 @@ async def test_a_box_is_counted_once_while_its_record_is_written(tmp_path: Path)
         gate.open.set()
         await writing
         assert len(engine.boxes) == 2
+
+
+async def test_a_command_that_begins_while_its_box_is_paused_wakes_it(tmp_path: Path) -> None:
+    """Lesson 3: sent to a box that is about to stand still, it would never end."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        gate = engine.gates.shut("pause")
+        pausing = asyncio.create_task(box.pause())
+        await gate.reached.wait()
+        working = asyncio.create_task(box.exec("true"))
+        await asyncio.sleep(0)  # it has begun
+        gate.open.set()
+        assert (await working).ok
+        await pausing
+        assert [op for op, _ in engine.log if op in ("pause", "resume", "run")] == ["pause", "resume", "run"]
+        assert await box.state() is State.RUNNING
+
+
+async def test_a_command_that_was_faster_than_the_record_is_not_paused(tmp_path: Path) -> None:
+    """Lesson 3: it began before anybody could know that the box was to sleep."""
+    engine, store = Engine(), GatedStore()
+    async with opened(engine, tmp_path, store=store) as hutch:
+        box = await hutch.create()
+        written, runs = store.gates.shut("replace"), engine.gates.shut("run")
+        pausing = asyncio.create_task(box.pause())
+        await written.reached.wait()
+        working = asyncio.create_task(box.exec("true"))
+        await runs.reached.wait()
+        written.open.set()
+        with pytest.raises(Conflict, match="1 operations run"):
+            await pausing
+        runs.open.set()
+        assert (await working).ok
+        assert "pause" not in [op for op, _ in engine.log]
+        assert await box.state() is State.RUNNING
+
+
+async def test_a_keeper_that_dies_while_it_pauses_a_box_leaves_one_that_is_woken(tmp_path: Path) -> None:
+    """Lesson 2: nobody knows whether it was frozen, so the record says that it may be."""
+    engine = Engine()
+    dying = keeper_on(engine, tmp_path)
+    await dying.start()
+    live = await dying.create(Spec(), session="s")
+    gate = engine.gates.shut("pause")
+    pausing = asyncio.create_task(sleeping.pause(dying, live))
+    await gate.reached.wait()
+    await crash(dying)
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.attach(live.record.id, takeover=True)
+        assert ("resume", box.id) in engine.log
+        assert (await box.exec("true")).ok
+    gate.open.set()
+    await pausing
+
+
+async def test_a_box_that_could_not_be_paused_runs(tmp_path: Path) -> None:
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        engine.fault = fail_once("pause", EngineError("no freezer"))
+        with pytest.raises(EngineError, match="no freezer"):
+            await box.pause()
+        assert await box.state() is State.RUNNING
+        assert (await box.exec("true")).ok

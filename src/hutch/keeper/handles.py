@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing
+from hutch.keeper import changing, sleeping
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live, taken_over
 from hutch.keeper.operations import Operation
@@ -73,7 +73,7 @@ class BoxHandle:
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:
-                await self._keeper.wake(live)
+                await sleeping.wake(self._keeper, live)
             except BaseException:
                 live.unpin()
                 raise
@@ -226,10 +226,10 @@ class BoxHandle:
         return self._live.record.state
 
     async def pause(self) -> None:
-        await self._keeper.pause(self._live)
+        await sleeping.pause(self._keeper, self._live)
 
     async def resume(self) -> None:
-        await self._keeper.wake(self._live)
+        await sleeping.wake(self._keeper, self._live)
 
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""

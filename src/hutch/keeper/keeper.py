@@ -19,7 +19,7 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses
+from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses, sleeping
 from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
@@ -412,23 +412,6 @@ class Keeper:
 
     # --- using ----------------------------------------------------------------------------------------------
 
-    async def wake(self, live: Live) -> None:
-        """A paused box runs again because somebody uses it."""
-        async with live.changing:
-            if live.record.state is State.PAUSED:
-                await live.running.resume()
-                await self.states.change(live.record, State.RUNNING, into=live, reason="used")
-
-    async def pause(self, live: Live, reason: str = "paused by a call") -> None:
-        async with live.changing:
-            self.check_ours(live)
-            if live.record.state is State.PAUSED:
-                return
-            if live.pins:
-                raise Conflict(f"box {live.record.id} is working: {live.pins} operations run", retryable=True)
-            await live.running.pause()
-            await self.states.change(live.record, State.PAUSED, into=live, reason=reason)
-
     async def restore(self, live: Live) -> None:
         """A stopped persistent box runs again, with its files (P16)."""
         async with live.changing:
@@ -473,7 +456,7 @@ class Keeper:
             await self.endings.destroy(live, reason)
             return
         try:
-            await self.pause(live, reason)
+            await sleeping.pause(self, live, reason)
         except Unsupported:
             await self.endings.destroy(live, reason)
         else:
