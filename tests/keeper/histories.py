@@ -27,6 +27,7 @@ from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.keeper import sleeping
 from hutch.keeper.clocks import Clocks
+from hutch.keeper.endings import Unless
 from hutch.keeper.engines import Engines
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.heartbeat import Heartbeat
@@ -235,10 +236,10 @@ class History:
             return
         ended: list[str] = []
 
-        async def watched(which: Live, reason: str) -> None:
+        async def watched(which: Live, reason: str, unless: Unless) -> None:
             if self.engine.flying.get(id(which), 0):  # it may have landed while the clock was waiting its turn
                 ended.append(reason)
-            await destroying(which, reason)
+            await destroying(which, reason, unless)
 
         clocks = Clocks(lambda: (), watched, keeper._warn, keeper.renew, 600.0)
         await clocks.look(live, now)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from hutch.errors import Conflict, EngineError, QuotaExceeded
+from hutch.errors import BoxBusy, Conflict, EngineError, LeaseLost, QuotaExceeded
 from hutch.keeper import sleeping
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -134,3 +134,21 @@ async def test_a_box_that_could_not_be_paused_runs(tmp_path: Path) -> None:
             await box.pause()
         assert await box.state() is State.RUNNING
         assert (await box.exec("true")).ok
+
+
+@pytest.mark.parametrize("by", ["handle", "id"])
+async def test_a_box_that_is_taken_over_while_its_end_waits_its_turn_lives(by: str, tmp_path: Path) -> None:
+    """P6, lesson 5: whose the box is, is asked when its end begins."""
+    engine, store = Engine(), GatedStore()
+    async with opened(engine, tmp_path, store=store) as hutch:
+        box = await hutch.create()
+        gate = store.gates.shut("replace")
+        taking = asyncio.create_task(hutch.for_session("other").attach(box.id, takeover=True))
+        await gate.reached.wait()
+        ending = asyncio.create_task(box.destroy() if by == "handle" else hutch.destroy(box.id))
+        await asyncio.sleep(0)  # it waits
+        store.gates.spare("replace")
+        gate.open.set()
+        with pytest.raises(LeaseLost if by == "handle" else BoxBusy):
+            await ending
+        assert (await (await taking).exec("true")).ok

@@ -269,10 +269,9 @@ class BoxHandle:
 
     async def destroy(self) -> None:
         """LeaseLost if another session has the box by now: it is not ours to end any more."""
-        if self._live.held_by_another(self._session):
+        if not await self._keeper.destroy(self.id, unless=lambda live: live.held_by_another(self._session)):
             raise taken_over(self._live.record)
         self.close()
-        await self._keeper.destroy(self._live.record.id)
 
     def close(self) -> None:
         """Let go of this handle only: the session keeps its lease until it runs out."""

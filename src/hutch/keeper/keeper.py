@@ -24,7 +24,7 @@ from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
-from hutch.keeper.endings import Endings, Hook
+from hutch.keeper.endings import Endings, Hook, Unless
 from hutch.keeper.engines import Engines
 from hutch.keeper.health import Health
 from hutch.keeper.live import Live
@@ -437,28 +437,28 @@ class Keeper:
 
     # --- ending ---------------------------------------------------------------------------------------------
 
-    async def destroy(self, box_id: str, reason: str = "destroyed by a call") -> None:
-        """Destroying what is being destroyed waits for it; what is gone already is fine."""
+    async def destroy(self, box_id: str, reason: str = "destroyed by a call", unless: Unless | None = None) -> bool:
+        """Destroying what is being destroyed waits for it; what is gone already is fine. False: `unless` spared it."""
         try:
             live = await self.live(box_id)
         except Gone:
-            return
-        await self.endings.destroy(live, reason)
+            return True
+        return await self.endings.destroy(live, reason, unless)
 
     # --- what the clocks ask for ----------------------------------------------------------------------------
 
-    async def _end_by_clock(self, live: Live, reason: str) -> None:
+    async def _end_by_clock(self, live: Live, reason: str, unless: Unless) -> None:
         """Idle boxes may sleep first, and end only if nobody wakes them for as long again."""
         pausable = (
             self.config.idle_action == "pause" and reason.startswith("idle") and live.record.state is State.RUNNING
         )
         if not pausable:
-            await self.endings.destroy(live, reason)
+            await self.endings.destroy(live, reason, unless)
             return
         try:
             await sleeping.pause(self, live, reason)
         except Unsupported:
-            await self.endings.destroy(live, reason)
+            await self.endings.destroy(live, reason, unless)
         else:
             live.used = time.monotonic()
 
