@@ -8,6 +8,7 @@ import pytest
 
 from hutch.errors import BoxBusy, Conflict, EngineError, LeaseLost, QuotaExceeded
 from hutch.keeper import sleeping
+from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once
@@ -152,3 +153,22 @@ async def test_a_box_that_is_taken_over_while_its_end_waits_its_turn_lives(by: s
         with pytest.raises(LeaseLost if by == "handle" else BoxBusy):
             await ending
         assert (await (await taking).exec("true")).ok
+
+
+async def test_nobody_makes_a_box_before_the_keeper_has_started(tmp_path: Path) -> None:
+    """Lesson 10: a box of a keeper that is not claimed looks abandoned to every other."""
+    engine, store = Engine(), GatedStore()
+    hutch = Hutch(keeper=keeper_on(engine, tmp_path, store=store))
+    gate = store.gates.shut("all")
+    first = asyncio.create_task(hutch.create())
+    await gate.reached.wait()
+    second = asyncio.create_task(hutch.create())
+    for _ in range(20):  # as far as it comes
+        await asyncio.sleep(0)
+    assert not engine.log
+    first.cancel()
+    store.gates.spare("all")
+    box = await second
+    assert await hutch._keeper.liveness.alive(hutch._keeper.id)
+    assert (await box.exec("true")).ok
+    await hutch.close()

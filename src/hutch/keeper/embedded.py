@@ -55,12 +55,8 @@ class Hutch:
 
     async def _start(self) -> None:
         if not self._started:
+            await self._keeper.start()
             self._started = True
-            try:
-                await self._keeper.start()
-            except BaseException:
-                self._started = False
-                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -87,6 +87,9 @@ class Keeper:
         self._taking = asyncio.Lock()
         """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
         self._started = False
+        self._starting = asyncio.Lock()
+        """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
+        which is not claimed yet looks abandoned."""
         self.volumes = Volumes(store, config.state_dir / "volumes")
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_boxes = SkillBoxes(
@@ -112,7 +115,12 @@ class Keeper:
         """Claim this keeper's name and take over what dead keepers left."""
         if self._started or not self.config.enabled:
             return
-        self._started = True
+        async with self._starting:
+            if not self._started:
+                await self._start()
+                self._started = True
+
+    async def _start(self) -> None:
         directories.make(self.config.state_dir)
         directories.make(self.config.run_dir)
         try:
@@ -121,7 +129,6 @@ class Keeper:
             await self.liveness.sweep()
         except BaseException:  # a store that is away now may be there at the next try
             await self.liveness.release()
-            self._started = False
             raise
         telemetry.join()
         if not self.visiting:
