@@ -102,6 +102,7 @@ class FaultyInstance(Instance):
         await self._engine.step("resume", self.record.box_id)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        await self._engine.gates.passed("limits")
         return ()
 
     async def close(self) -> None:

@@ -55,3 +55,8 @@ class GatedStore(MemoryStore):
         records = await super().all()
         await self.gates.passed("all")
         return records
+
+    async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
+        written = await super().put_note(kind, key, body, new=new)
+        await self.gates.passed("put_note")
+        return written

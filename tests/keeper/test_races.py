@@ -18,6 +18,12 @@ from tests.keeper.house import crash, keeper_on, opened
 PATIENCE = 30.0
 
 
+async def as_far_as_it_comes() -> None:
+    """Whoever should wait does so however long this takes; whoever does not is given the time to show it."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
 @pytest.mark.parametrize("limits", [{"quotas": {"*": {"boxes": 1}}}, {"max_boxes": 1, "quotas": {"*": {"boxes": 9}}}])
 async def test_a_box_made_while_another_looks_for_room_counts(limits: dict[str, Any], tmp_path: Path) -> None:
     """B15: what the store said before another box was on record is not believed after."""
@@ -163,8 +169,7 @@ async def test_nobody_makes_a_box_before_the_keeper_has_started(tmp_path: Path) 
     first = asyncio.create_task(hutch.create())
     await gate.reached.wait()
     second = asyncio.create_task(hutch.create())
-    for _ in range(20):  # as far as it comes
-        await asyncio.sleep(0)
+    await as_far_as_it_comes()
     assert not engine.log
     first.cancel()
     store.gates.spare("all")
@@ -172,3 +177,75 @@ async def test_nobody_makes_a_box_before_the_keeper_has_started(tmp_path: Path) 
     assert await hutch._keeper.liveness.alive(hutch._keeper.id)
     assert (await box.exec("true")).ok
     await hutch.close()
+
+
+@pytest.mark.parametrize(("step", "way"), [("replace", "attach"), ("put_note", "switch")])
+async def test_a_lease_is_not_released_under_a_handle_that_is_on_its_way(step: str, way: str, tmp_path: Path) -> None:
+    """P6, lesson 5: the last handle went, but the next one of the same session was coming."""
+    engine, store = Engine(), GatedStore()
+    async with opened(engine, tmp_path, store=store) as hutch:
+        bot = hutch.for_session("bot")
+        first = await bot.create()
+        gate = store.gates.shut(step)
+        coming = asyncio.create_task(getattr(bot, way)(first.id))
+        await gate.reached.wait()
+        releasing = asyncio.create_task(first.release())
+        await asyncio.sleep(0)
+        store.gates.spare(step)
+        gate.open.set()
+        await releasing
+        second = await coming
+        with pytest.raises(BoxBusy):
+            await hutch.for_session("other").attach(first.id)
+        assert (await second.exec("true")).ok
+
+
+async def test_a_key_whose_box_is_being_destroyed_gives_a_new_one(tmp_path: Path) -> None:
+    """Lesson 3: whoever creates waits for the end of what is ending."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        old = await hutch.create(key="k")
+        gate = engine.gates.shut("destroy")
+        ending = asyncio.create_task(old.destroy())
+        await gate.reached.wait()
+        making = asyncio.create_task(hutch.create(key="k"))
+        await asyncio.sleep(0)
+        gate.open.set()
+        new = await making
+        await ending
+        assert new.id != old.id
+        assert (await new.exec("true")).ok
+
+
+async def test_two_changes_at_once_do_not_undo_each_other(tmp_path: Path) -> None:
+    """B14."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create()
+        gate = engine.gates.shut("limits")
+        one = asyncio.create_task(box.change(memory_mb=77))
+        await gate.reached.wait()
+        other = asyncio.create_task(box.change(pids=55))
+        await asyncio.sleep(0)
+        gate.open.set()
+        await asyncio.gather(one, other)
+        assert (box.spec.limits.memory_mb, box.spec.limits.pids) == (77, 55)
+
+
+async def test_a_keeper_that_goes_waits_for_the_ends_that_are_under_way(tmp_path: Path) -> None:
+    """Lesson 2: what is half destroyed is not left behind."""
+    engine = Engine()
+    keeper = keeper_on(engine, tmp_path)
+    await keeper.start()
+    live = await keeper.create(Spec(), session="s")
+    gate = engine.gates.shut("destroy")
+    ending = asyncio.create_task(keeper.destroy(live.record.id))
+    await gate.reached.wait()
+    going = asyncio.create_task(keeper.detach())
+    await as_far_as_it_comes()
+    gate.open.set()
+    assert await ending
+    await going
+    assert not engine.boxes
+    async with opened(engine, tmp_path) as hutch:
+        assert await hutch.boxes() == ()

@@ -259,8 +259,7 @@ class BoxHandle:
     async def release(self) -> None:
         """Give up the lease with the last handle; the box goes on until its clocks end it."""
         self.close()
-        if self._session not in self._live.handles:
-            await self._keeper.release(self._live, self._session)
+        await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 
     async def export(self, file: str | Path) -> Moved:
         from hutch.keeper import moving  # with archives and compression, which few need

@@ -216,11 +216,13 @@ class Keeper:
         Until one comes they live by their dead-man's clock (`orphan_grace_sec`)."""
         await self._clocks.stop()
         await self.pool.stop()
-        for live in self._live.values():
-            if live.instance is not None:
-                await live.instance.close()
-            self.receipts.left(live.record)
-        self._live.clear()
+        for live in list(self._live.values()):
+            async with live.changing:  # what is under way with a box comes to its end first
+                if self._live.pop(live.record.id, None) is None:
+                    continue
+                if live.instance is not None:
+                    await live.instance.close()
+                self.receipts.left(live.record)
         await self._let_go()
 
     async def _let_go(self) -> None:
@@ -278,7 +280,10 @@ class Keeper:
         existing = await self.store.by_key(owner, key)
         if existing is not None:
             with suppress(Gone):  # lost with its dead keeper: the key is free again
-                return await self.live(existing.id)
+                live = await self.live(existing.id)
+                if not live.record.doomed:
+                    return live
+                await self.endings.destroy(live, live.record.reason)  # waits for the end that is under way
         return await self._create(spec, session, owner, key)
 
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
@@ -383,19 +388,23 @@ class Keeper:
         """Give `session` the lease: BoxBusy if another live one holds it, unless it is taken over."""
         live = await self.live(box_id)
         decide: Decide = leases.taken_over if takeover else leases.acquired
-        async with live.changing:
-            fields = decide(live.record, session, time.time(), self.config.lease_sec)
-            kind = "lease" if "epoch" in fields else ""  # a renewal is no event
-            reason = f"taken over by {session}" if takeover else f"held by {session}"
-            await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
-        if live.record.state is State.STOPPED:
-            await self.restore(live)
-        await self.skill_boxes.arrived(live)
-        await self._greet(live)
+        with live.coming(session):
+            async with live.changing:
+                fields = decide(live.record, session, time.time(), self.config.lease_sec)
+                kind = "lease" if "epoch" in fields else ""  # a renewal is no event
+                reason = f"taken over by {session}" if takeover else f"held by {session}"
+                await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
+            if live.record.state is State.STOPPED:
+                await self.restore(live)
+            await self.skill_boxes.arrived(live)
+            await self._greet(live)
         return live
 
-    async def release(self, live: Live, session: str) -> None:
+    async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:
+        """Give up the session's lease. `unless` is asked as at an ending."""
         async with live.changing:
+            if unless is not None and unless(live):
+                return
             lease = live.record.lease
             if lease is not None and lease.holder == session and live.record.id in self._live:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)

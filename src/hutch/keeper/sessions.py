@@ -28,8 +28,10 @@ class Sessions:
 
     async def switch(self, session: str, box_id: str, owner: str = LOCAL_OWNER, *, takeover: bool = False) -> Live:
         """Make a box current; the session holds its lease from now on (P6)."""
-        live = await self._keeper.acquire(box_id, session, takeover=takeover)
-        await self._store.put_note(CURRENT, f"{owner}/{session}", box_id.encode())
+        live = await self._keeper.live(box_id)
+        with live.coming(session):
+            await self._keeper.acquire(box_id, session, takeover=takeover)
+            await self._store.put_note(CURRENT, f"{owner}/{session}", box_id.encode())
         return live
 
     async def leave(self, session: str, owner: str = LOCAL_OWNER) -> None:
