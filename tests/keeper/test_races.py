@@ -249,3 +249,19 @@ async def test_a_keeper_that_goes_waits_for_the_ends_that_are_under_way(tmp_path
     assert not engine.boxes
     async with opened(engine, tmp_path) as hutch:
         assert await hutch.boxes() == ()
+
+
+async def test_two_first_calls_of_a_session_work_in_one_box(tmp_path: Path) -> None:
+    """P7, lesson 9: the second finds what the first made, and another session waits for neither."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        gate = engine.gates.shut("create")
+        calls = [asyncio.create_task(hutch.working()) for _ in range(2)]
+        await gate.reached.wait()
+        await as_far_as_it_comes()
+        engine.gates.spare("create")
+        other = await hutch.for_session("other").working()
+        gate.open.set()
+        first, second = await asyncio.gather(*calls)
+        assert first.id == second.id == await hutch.current()
+        assert set(engine.boxes) == {first.id, other.id}
