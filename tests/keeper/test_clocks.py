@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper import clocks
+from hutch.keeper import claiming, clocks
+from hutch.keeper.leases import granted
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.whole import whole
 from hutch.model.results import JobInfo, JobState
@@ -142,7 +143,7 @@ async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_
         gate = engine.gates.shut("jobs")
         looking = asyncio.create_task(keeper._clocks.look(live, time.time()))
         await gate.reached.wait()
-        assert await keeper._claimed(live, Spec(), "s", LOCAL_OWNER, "")
+        assert await claiming.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
         gate.open.set()
         await looking
         assert live.record.id in engine.boxes

@@ -265,3 +265,40 @@ async def test_two_first_calls_of_a_session_work_in_one_box(tmp_path: Path) -> N
         first, second = await asyncio.gather(*calls)
         assert first.id == second.id == await hutch.current()
         assert set(engine.boxes) == {first.id, other.id}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+async def test_a_name_is_given_once(pooled: bool, tmp_path: Path) -> None:
+    """Lesson 3: both found it free."""
+    engine, store = Engine(), GatedStore()
+    pool = {"default": 1} if pooled else {}
+    async with opened(engine, tmp_path, store=store, pool=pool) as hutch:
+        while sum(hutch._keeper.pool.waiting().values()) < len(pool):
+            await asyncio.sleep(0.01)
+        gate = store.gates.shut("all")
+        late = asyncio.create_task(hutch.create(name="web"))
+        await gate.reached.wait()
+        store.gates.spare("all")
+        box = await hutch.create(name="web", memory_mb=99)
+        gate.open.set()
+        with pytest.raises(Conflict, match="called web"):
+            await late
+        assert (await hutch.find("web")).id == box.id
+        assert [each.id for each in await hutch.boxes()] == [box.id]
+        assert sum(hutch._keeper.pool.claims.values()) == len(pool)
+
+
+async def test_a_name_is_not_given_to_two_boxes_that_are_renamed(tmp_path: Path) -> None:
+    """Lesson 3."""
+    engine, store = Engine(), GatedStore()
+    async with opened(engine, tmp_path, store=store) as hutch:
+        one, other = await hutch.create(), await hutch.create()
+        gate = store.gates.shut("all")
+        late = asyncio.create_task(one.rename("web"))
+        await gate.reached.wait()
+        store.gates.spare("all")
+        await other.rename("web")
+        gate.open.set()
+        with pytest.raises(Conflict, match="called web"):
+            await late
+        assert (await hutch.find("web")).id == other.id

@@ -19,7 +19,7 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses, sleeping
+from hutch.keeper import changing, claiming, leases, naming, ownership, receipt_losses, sleeping
 from hutch.keeper.callers import NOBODY, called_by
 from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
@@ -289,8 +289,8 @@ class Keeper:
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         if spec.name:
             await naming.check_free(self.store, spec.name, owner)
-        live = self.pool.claim(spec, self.config.profile)
-        if live is None or not await self._claimed(live, spec, session, owner, key):
+        live = await claiming.claim(self, spec, self._lease(session), owner, key)
+        if live is None:
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
             await self.skill_boxes.settle(live)
@@ -313,27 +313,6 @@ class Keeper:
                 await hook(live.record)
             async with live.changing:
                 await self.states.update(live.record, into=live, greeted=True)
-
-    async def _claimed(self, live: Live, spec: Spec, session: str, owner: str, key: str) -> bool:
-        """Give a box of the pool to its first owner, in one compare-and-set."""
-        now = time.time()
-        if live.record.spec.ttl_sec:  # it is counted from now, and the box itself counts from its birth
-            try:
-                await deadlines.push(live.running, live.record.but(created_at=now))
-            except HutchError as error:
-                await self.endings.destroy(live, f"broken in the pool: {error.message}")
-                return False
-        async with live.changing:
-            if live.record.state is not State.RUNNING:
-                return False
-            given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
-            await self.states.update(
-                live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=self._lease(session),
-                idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
-            )  # fmt: skip
-        live.used = time.monotonic()
-        await self.skill_boxes.claimed(live)
-        return True
 
     async def _make_for_pool(self, spec: Spec) -> Live:
         return await self._maker.make(spec, None, POOL_OWNER, "")
