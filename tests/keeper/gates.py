@@ -43,6 +43,7 @@ class GatedStore(MemoryStore):
         self.gates = Gates()
 
     async def insert(self, record: BoxRecord, event: Event) -> None:
+        await self.gates.passed("before insert")
         await super().insert(record, event)
         await self.gates.passed("insert")
 

@@ -90,14 +90,15 @@ class Keeper:
         self._starting = asyncio.Lock()
         """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
         which is not claimed yet looks abandoned."""
-        self.volumes = Volumes(store, config.state_dir / "volumes")
+        census = Census(store, self._live)
+        self.volumes = Volumes(store, config.state_dir / "volumes", census)
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_boxes = SkillBoxes(
             self.skills, store, self.states, self.engines, self._live, self.create,
             lambda live, reason: self.endings.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
-        self.room = Room(config, Census(store, self._live), visiting=visiting)
+        self.room = Room(config, census, visiting=visiting)
         self._maker = Maker(
             self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.room, self._live,
             self.liveness,
