@@ -94,7 +94,7 @@ class Keeper:
         self.volumes = Volumes(store, config.state_dir / "volumes", census)
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_boxes = SkillBoxes(
-            self.skills, store, self.states, self.engines, self._live, self.create,
+            self.skills, store, self.states, self.engines, self._live, census, self.create,
             lambda live, reason: self.endings.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
