@@ -16,6 +16,7 @@ from hutch.model.limits import EnforcedBy, Grades, Limits
 from hutch.model.results import JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
 from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
+from tests.keeper.gates import Gates
 
 Fault = Callable[[str, BoxId], HutchError | None]
 CGROUP = EnforcedBy.CGROUP
@@ -32,6 +33,8 @@ class Engine:
         self.fault: Fault = lambda op, box_id: None
         """Asked before every step; an error it returns is raised there."""
         self.delay = 0.0
+        self.gates = Gates()
+        """Steps that wait until the test lets them go on."""
         self.log: list[tuple[str, BoxId]] = []
         self.orders: list[Order] = []
         self.restored: list[Order] = []
@@ -43,6 +46,7 @@ class Engine:
     async def step(self, op: str, box_id: BoxId) -> None:
         self.log.append((op, box_id))
         await asyncio.sleep(self.delay)
+        await self.gates.passed(op)
         error = self.fault(op, box_id)
         if error is not None:
             raise error
@@ -70,6 +74,7 @@ class FaultyInstance(Instance):
         raise Unsupported("the faulty engine has no jobs")
 
     async def jobs(self) -> tuple[JobInfo, ...]:
+        await self._engine.gates.passed("jobs")
         return self._engine.jobs.get(self.record.box_id, ())
 
     async def job(self, job_id: str) -> Process:
@@ -97,6 +102,7 @@ class FaultyInstance(Instance):
         await self._engine.step("resume", self.record.box_id)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        await self._engine.gates.passed("limits")
         return ()
 
     async def close(self) -> None:

@@ -25,7 +25,9 @@ import psycopg
 
 from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
+from hutch.keeper import sleeping
 from hutch.keeper.clocks import Clocks
+from hutch.keeper.endings import Unless
 from hutch.keeper.engines import Engines
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.heartbeat import Heartbeat
@@ -234,10 +236,10 @@ class History:
             return
         ended: list[str] = []
 
-        async def watched(which: Live, reason: str) -> None:
+        async def watched(which: Live, reason: str, unless: Unless) -> None:
             if self.engine.flying.get(id(which), 0):  # it may have landed while the clock was waiting its turn
                 ended.append(reason)
-            await destroying(which, reason)
+            await destroying(which, reason, unless)
 
         clocks = Clocks(lambda: (), watched, keeper._warn, keeper.renew, 600.0)
         await clocks.look(live, now)
@@ -255,7 +257,7 @@ class History:
 
     async def _pause(self, who: int, which: int) -> None:
         keeper = self._keeper(who)
-        await keeper.pause(await keeper.live(self._box_id(which)))
+        await sleeping.pause(keeper, await keeper.live(self._box_id(which)))
 
     async def _fail(self, who: int, which: int) -> None:
         """The engine fails once, somewhere."""

@@ -13,15 +13,17 @@ from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store import Store
 from tests.keeper.faulty import Engine, FaultyProvider
 
 
-def keeper_on(engine: Engine, state: Path, **settings: Any) -> Keeper:
+def keeper_on(engine: Engine, state: Path, *, store: Store | None = None, **settings: Any) -> Keeper:
     """One more keeper on the same machine and state directory, as another process would be."""
     config = Config.load(
         environ={}, cwd=state, state_dir=str(state / "s"), run_dir=str(state / "r"), provider="faulty", **settings
     )
-    return Keeper(config, SqliteStore(state / "s" / "hutch.db"), Engines(config, {"faulty": FaultyProvider(engine)}))
+    store = store or SqliteStore(state / "s" / "hutch.db")
+    return Keeper(config, store, Engines(config, {"faulty": FaultyProvider(engine)}))
 
 
 @asynccontextmanager

@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper import clocks
+from hutch.keeper import claiming, clocks
+from hutch.keeper.leases import granted
+from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.whole import whole
 from hutch.model.results import JobInfo, JobState
+from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
 from tests.keeper.house import opened
@@ -111,3 +114,70 @@ async def test_whatever_fails_at_one_box_the_clocks_go_on(tmp_path: Path, monkey
                 await asyncio.sleep(0.01)
         assert troubled.id in engine.boxes
         monkeypatch.undo()
+
+
+async def test_an_idle_box_that_somebody_attaches_to_while_it_is_asked_for_its_jobs_lives(tmp_path: Path) -> None:
+    """Lesson 5: the clock decides by what is so when the end begins, not by what it saw before."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create(idle_timeout_sec=60)
+        await box.release()
+        live = await hutch._keeper.live(box.id)
+        live.used -= 61
+        gate = engine.gates.shut("jobs")
+        looking = asyncio.create_task(hutch._keeper._clocks.look(live, time.time()))
+        await gate.reached.wait()
+        again = await hutch.attach(box.id)
+        gate.open.set()
+        await looking
+        assert (await again.exec("true")).ok
+
+
+async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_lives(tmp_path: Path) -> None:
+    """Lesson 5."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        keeper = hutch._keeper
+        live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
+        live.used -= 61
+        gate = engine.gates.shut("jobs")
+        looking = asyncio.create_task(keeper._clocks.look(live, time.time()))
+        await gate.reached.wait()
+        assert await claiming.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
+        gate.open.set()
+        await looking
+        assert live.record.id in engine.boxes
+
+
+async def test_a_box_that_is_stopped_while_it_is_asked_for_its_jobs_keeps_its_files(tmp_path: Path) -> None:
+    """P16: a stopped box has no idle clock."""
+    engine = Engine()
+    async with opened(engine, tmp_path) as hutch:
+        box = await hutch.create(idle_timeout_sec=60, retention="persistent")
+        await box.release()
+        live = await hutch._keeper.live(box.id)
+        live.used -= 61
+        gate = engine.gates.shut("jobs")
+        looking = asyncio.create_task(hutch._keeper._clocks.look(live, time.time()))
+        await gate.reached.wait()
+        await box.stop()
+        gate.open.set()
+        await looking
+        assert box.id in engine.stopped
+
+
+async def test_an_operation_that_begins_while_the_clock_waits_its_turn_gets_its_grace(tmp_path: Path) -> None:
+    """Lesson 6."""
+    engine = Engine()
+    async with opened(engine, tmp_path, lease_sec=0) as hutch:  # nothing to renew
+        box = await hutch.create(ttl_sec=100)
+        live = await hutch._keeper.live(box.id)
+        runs = engine.gates.shut("run")
+        async with live.changing:
+            looking = asyncio.create_task(hutch._keeper._clocks.look(live, live.record.created_at + 101))
+            await asyncio.sleep(0)  # it waits
+            working = asyncio.create_task(box.exec("true"))
+            await runs.reached.wait()
+        await looking
+        runs.open.set()
+        assert (await working).ok

@@ -64,6 +64,31 @@ async def test_a_newer_schema_is_refused(database: str) -> None:
     await later.close()
 
 
+async def test_boxes_of_one_name_from_an_older_release_stay_usable(database: str) -> None:
+    """As on SQLite."""
+    boxes = [(box := record()).but(spec=box.spec.but(name=name)) for name in ("web", "web", "")]
+    older = PostgresStore(database)
+    for box in boxes:
+        plain = box.but(spec=box.spec.but(name=""))
+        await older.insert(plain, event(plain))
+    await older.close()
+    with psycopg.connect(database, autocommit=True) as db:
+        db.execute("ALTER TABLE hutch.boxes DROP COLUMN name")
+        db.execute("UPDATE hutch.schema_version SET version = 3")
+        for box in boxes:
+            db.execute("UPDATE hutch.boxes SET body = %s WHERE id = %s", (box.to_json(), box.id))
+    store = PostgresStore(database)
+    kept = await store.all()
+    assert sorted(box.spec.name for box in kept) == ["", "", "web"]
+    assert {box.id for box in kept} == {box.id for box in boxes}
+    for box in kept:
+        assert await store.replace(box.but(version=2), 1, None)
+    twin = record().but(spec=boxes[0].spec)
+    with pytest.raises(Conflict, match="called web"):
+        await store.insert(twin, event(twin))
+    await store.close()
+
+
 async def test_whoever_follows_events_misses_none(database: str) -> None:
     """Numbers are drawn in one order and appear in another: a reader must not step over one that is on its way."""
     store, reader = PostgresStore(database), PostgresStore(database)

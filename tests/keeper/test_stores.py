@@ -10,6 +10,7 @@ import pytest
 from hutch.errors import Conflict, Unavailable
 from hutch.keeper.postgres import PostgresStore
 from hutch.keeper.records import BoxRecord, Tombstone
+from hutch.keeper.schema import STEPS, migrate
 from hutch.keeper.sqlite import SqliteStore
 from hutch.keeper.store import MemoryStore, Store
 from hutch.model.boxes import Event
@@ -93,6 +94,34 @@ async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:
     await store.close()
 
 
+async def test_a_name_is_given_once_to_the_boxes_of_an_owner(opened: Open) -> None:
+    """Lesson 3: decided where the record is written, whoever writes at the same moment."""
+    store = opened()
+
+    def named(name: str) -> BoxRecord:
+        return (box := record()).but(spec=box.spec.but(name=name))
+
+    twins = [named("web") for _ in range(10)]
+    tries = await asyncio.gather(*(store.insert(box, event(box)) for box in twins), return_exceptions=True)
+    refused = [error for error in tries if error is not None]
+    assert len(refused) == 9
+    assert all(isinstance(error, Conflict) and "called web" in error.message for error in refused)
+    first = twins[tries.index(None)]
+    other = named("")
+    await store.insert(other, event(other))
+    renamed = other.but(version=2, spec=first.spec)
+    for told in (None, event(other)):
+        with pytest.raises(Conflict, match="called web"):
+            await store.replace(renamed, 1, told)
+    assert await store.get(other.id) == other
+    assert await store.replace(first.but(version=2, reason="changed"), 1, None), "it may keep its own"
+    stranger = named("web").but(owner="somebody else")
+    await store.insert(stranger, event(stranger))
+    await store.remove(Tombstone(id=first.id, owner=first.owner, reason="", at=1.0), 2, event(first))
+    assert await store.replace(renamed, 1, None), "the name is free again"
+    await store.close()
+
+
 async def test_events_are_numbered_in_order(opened: Open) -> None:
     store = opened()
     box = record()
@@ -147,6 +176,25 @@ async def test_two_stores_on_one_file_see_each_other(tmp_path: Path) -> None:
     assert sorted(won) == [False, True]
     await one.close()
     await two.close()
+
+
+async def test_boxes_of_one_name_from_an_older_release_stay_usable(tmp_path: Path) -> None:
+    """Of two that share a name one keeps it; the other has none, and can be changed like any box."""
+    path = tmp_path / "hutch.db"
+    boxes = [(box := record()).but(spec=box.spec.but(name=name)) for name in ("web", "web", "")]
+    with sqlite3.connect(path, isolation_level=None) as db:
+        migrate(db, STEPS[:1])
+        for box in boxes:
+            row = (box.id, box.owner, box.keeper, str(box.state), box.version, box.to_json())
+            db.execute("INSERT INTO boxes (id, owner, keeper, state, version, body) VALUES (?, ?, ?, ?, ?, ?)", row)
+    store = SqliteStore(path)
+    kept = await store.all()
+    assert sorted(box.spec.name for box in kept) == ["", "", "web"]
+    plain = [box.but(spec=box.spec.but(name="")) for box in boxes]
+    assert [box.but(spec=box.spec.but(name="")) for box in kept] == sorted(plain, key=lambda box: box.id)
+    for box in kept:
+        assert await store.replace(box.but(version=2), 1, None)
+    await store.close()
 
 
 async def test_a_newer_schema_is_refused_with_a_remedy(tmp_path: Path) -> None:

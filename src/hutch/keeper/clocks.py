@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from hutch.keeper.callers import unasked
 from hutch.keeper.deadlines import GRACE_SECONDS
-from hutch.keeper.leases import renewed, worth_writing
+from hutch.keeper.leases import worth_writing
 from hutch.keeper.live import Live
 from hutch.logs import log
 from hutch.model.results import JobState
@@ -15,8 +15,11 @@ from hutch.model.state import State
 
 TICK_SECONDS = 1.0
 WARNING_SECONDS = 60.0
+UP = (State.RUNNING, State.PAUSED)
+"""Only such boxes have a clock: a stopped one keeps its files until somebody ends it."""
 
-End = Callable[[Live, str], Awaitable[None]]
+End = Callable[[Live, str, Callable[[Live], bool]], Awaitable[None]]
+"""Which box, why, and what would still spare it: somebody may come until its end has begun."""
 Warn = Callable[[Live, str], Awaitable[None]]
 Renew = Callable[[Live], Awaitable[None]]
 
@@ -59,22 +62,20 @@ class Clocks:
     async def look(self, live: Live, now: float) -> None:
         """What the clocks say of one box at `now` (Unix time)."""
         record = live.record
-        if record.state not in (State.RUNNING, State.PAUSED):
+        if record.state not in UP:
             return
         await self._trouble(live)
         lease = record.lease
         if lease is not None and live.held and worth_writing(lease, now, self._lease_sec):
             await self._renew(live)
-            lease = renewed(lease, now, self._lease_sec)
-        if record.spec.ttl_sec and await self._ttl(live, record.created_at + record.spec.ttl_sec, now):
+        if live.record.spec.ttl_sec and await self._ttl(live, now):
             return
-        idle_for = time.monotonic() - live.used
-        held = lease is not None and lease.live(now) and live.held
-        if record.spec.idle_timeout_sec and not live.pins and not held and idle_for > record.spec.idle_timeout_sec:
-            if await self._works(live):
-                live.used = time.monotonic()
-                return
-            await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s")
+        if not _idle(live, now):
+            return
+        if await self._works(live):
+            live.used = time.monotonic()
+            return
+        await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s", lambda live: not _idle(live, now))
 
     async def _trouble(self, live: Live) -> None:
         trouble = live.instance.trouble() if live.instance is not None else ""
@@ -82,17 +83,17 @@ class Clocks:
             await self._warn(live, trouble)
         live.trouble = trouble
 
-    async def _ttl(self, live: Live, deadline: float, now: float) -> bool:
-        left = deadline - now
+    async def _ttl(self, live: Live, now: float) -> bool:
+        left, ttl = _left(live, now), live.record.spec.ttl_sec
         if left > 0:
             if left < WARNING_SECONDS and live.record.id not in self._warned:
                 self._warned.add(live.record.id)
-                await self._warn(live, f"ends in {left:.0f} s: its time to live of {live.record.spec.ttl_sec:g} s")
+                await self._warn(live, f"ends in {left:.0f} s: its time to live of {ttl:g} s")
             return False
-        if live.pins and -left < GRACE_SECONDS:
+        if not _outlived(live, now):
             return False
         self._warned.discard(live.record.id)
-        await self._end(live, f"lived its time of {live.record.spec.ttl_sec:g} s")
+        await self._end(live, f"lived its time of {ttl:g} s", lambda live: not _outlived(live, now))
         return True
 
     async def _works(self, live: Live) -> bool:
@@ -100,3 +101,21 @@ class Clocks:
         if live.instance is None or live.record.state is State.PAUSED:
             return False
         return any(job.state is JobState.RUNNING for job in await live.instance.jobs())
+
+
+def _idle(live: Live, now: float) -> bool:
+    """Nobody works with the box or holds it, and that for as long as it may last."""
+    limit, lease = live.record.spec.idle_timeout_sec, live.record.lease
+    if not limit or live.pins or (lease is not None and lease.live(now) and live.held):
+        return False
+    return live.record.state in UP and time.monotonic() - live.used > limit
+
+
+def _outlived(live: Live, now: float) -> bool:
+    """Its time is over; operations in flight have had their grace."""
+    left = _left(live, now)
+    return live.record.state in UP and left <= 0 and (not live.pins or -left >= GRACE_SECONDS)
+
+
+def _left(live: Live, now: float) -> float:
+    return live.record.created_at + live.record.spec.ttl_sec - now

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Self
 
 from hutch import logs
 from hutch.config import Config
-from hutch.errors import Gone, LeaseLost
+from hutch.errors import LeaseLost
 from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.live import Live
 from hutch.keeper.opening import open_ledger, open_store
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.showing import all_shown, condition, shown_anywhere
@@ -54,12 +55,8 @@ class Hutch:
 
     async def _start(self) -> None:
         if not self._started:
+            await self._keeper.start()
             self._started = True
-            try:
-                await self._keeper.start()
-            except BaseException:
-                self._started = False
-                raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -188,13 +185,12 @@ class Hutch:
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         """BoxBusy while another session holds it, unless forced. Destroying what is gone already is fine."""
         await self._start()
-        if not force:
-            try:
-                live = await self._keeper.live(box_id)
-            except Gone:
-                return
-            leases.acquired(live.record, self.session, time.time())
-        await self._keeper.destroy(box_id)
+
+        def held(live: Live) -> bool:
+            leases.acquired(live.record, self.session, time.time())  # or BoxBusy
+            return False
+
+        await self._keeper.destroy(box_id, unless=None if force else held)
 
     @property
     def volumes(self) -> "OwnVolumes":

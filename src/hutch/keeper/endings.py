@@ -16,6 +16,8 @@ from hutch.model.spec import Retention
 from hutch.model.state import State
 
 Hook = Callable[[BoxRecord], Awaitable[None]]
+Unless = Callable[[Live], bool]
+"""True: the box stays. It may raise instead, to say why."""
 
 TRIES = 3
 
@@ -32,14 +34,17 @@ class Endings:
         self.gone: list[Callable[[Live], None]] = []
         """The keeper's own parts that must know at once."""
 
-    async def destroy(self, live: Live, reason: str) -> None:
-        """Whoever comes second waits for the first, and finds the box gone."""
-        await whole(self._destroy(live, reason))
+    async def destroy(self, live: Live, reason: str, unless: Unless | None = None) -> bool:
+        """Whoever comes second waits for the first, and finds the box gone. `unless` is asked when no other change is
+        under way: what was true before may be so no more. False: it was, and the box lives."""
+        return await whole(self._destroy(live, reason, unless))
 
-    async def _destroy(self, live: Live, reason: str) -> None:
+    async def _destroy(self, live: Live, reason: str, unless: Unless | None) -> bool:
         async with live.changing:
             if live.record.id not in self._boxes:
-                return
+                return True
+            if unless is not None and unless(live):
+                return False
             if live.record.state is not State.STOPPING:
                 await self._states.change(live.record, State.STOPPING, into=live, reason=reason, doomed=True)
             elif not live.record.doomed:  # a stop that failed half-way
@@ -52,6 +57,7 @@ class Endings:
             told(live)
         for hook in self.hooks:
             await self._call(hook, live.record)
+        return True
 
     async def stop(self, live: Live, reason: str) -> None:
         """End a persistent box's processes and keep its files."""

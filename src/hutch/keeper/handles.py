@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper import changing
+from hutch.keeper import changing, sleeping
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live, taken_over
 from hutch.keeper.operations import Operation
@@ -73,7 +73,7 @@ class BoxHandle:
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:
-                await self._keeper.wake(live)
+                await sleeping.wake(self._keeper, live)
             except BaseException:
                 live.unpin()
                 raise
@@ -226,10 +226,10 @@ class BoxHandle:
         return self._live.record.state
 
     async def pause(self) -> None:
-        await self._keeper.pause(self._live)
+        await sleeping.pause(self._keeper, self._live)
 
     async def resume(self) -> None:
-        await self._keeper.wake(self._live)
+        await sleeping.wake(self._keeper, self._live)
 
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""
@@ -259,8 +259,7 @@ class BoxHandle:
     async def release(self) -> None:
         """Give up the lease with the last handle; the box goes on until its clocks end it."""
         self.close()
-        if self._session not in self._live.handles:
-            await self._keeper.release(self._live, self._session)
+        await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 
     async def export(self, file: str | Path) -> Moved:
         from hutch.keeper import moving  # with archives and compression, which few need
@@ -269,10 +268,9 @@ class BoxHandle:
 
     async def destroy(self) -> None:
         """LeaseLost if another session has the box by now: it is not ours to end any more."""
-        if self._live.held_by_another(self._session):
+        if not await self._keeper.destroy(self.id, unless=lambda live: live.held_by_another(self._session)):
             raise taken_over(self._live.record)
         self.close()
-        await self._keeper.destroy(self._live.record.id)
 
     def close(self) -> None:
         """Let go of this handle only: the session keeps its lease until it runs out."""

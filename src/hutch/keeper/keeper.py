@@ -19,11 +19,12 @@ from hutch.errors import (
     Unavailable,
     Unsupported,
 )
-from hutch.keeper import changing, deadlines, leases, naming, ownership, receipt_losses
+from hutch.keeper import changing, claiming, leases, naming, ownership, receipt_losses, sleeping
 from hutch.keeper.callers import NOBODY, called_by
+from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
 from hutch.keeper.drift import changed_limits, fixed_differences
-from hutch.keeper.endings import Endings, Hook
+from hutch.keeper.endings import Endings, Hook, Unless
 from hutch.keeper.engines import Engines
 from hutch.keeper.health import Health
 from hutch.keeper.live import Live
@@ -86,14 +87,18 @@ class Keeper:
         self._taking = asyncio.Lock()
         """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
         self._started = False
-        self.volumes = Volumes(store, config.state_dir / "volumes")
+        self._starting = asyncio.Lock()
+        """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
+        which is not claimed yet looks abandoned."""
+        census = Census(store, self._live)
+        self.volumes = Volumes(store, config.state_dir / "volumes", census)
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_boxes = SkillBoxes(
-            self.skills, store, self.states, self.engines, self._live, self.create,
+            self.skills, store, self.states, self.engines, self._live, census, self.create,
             lambda live, reason: self.endings.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
-        self.room = Room(config, store, None if visiting else self.boxes)
+        self.room = Room(config, census, visiting=visiting)
         self._maker = Maker(
             self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.room, self._live,
             self.liveness,
@@ -111,7 +116,12 @@ class Keeper:
         """Claim this keeper's name and take over what dead keepers left."""
         if self._started or not self.config.enabled:
             return
-        self._started = True
+        async with self._starting:
+            if not self._started:
+                await self._start()
+                self._started = True
+
+    async def _start(self) -> None:
         directories.make(self.config.state_dir)
         directories.make(self.config.run_dir)
         try:
@@ -120,7 +130,6 @@ class Keeper:
             await self.liveness.sweep()
         except BaseException:  # a store that is away now may be there at the next try
             await self.liveness.release()
-            self._started = False
             raise
         telemetry.join()
         if not self.visiting:
@@ -208,11 +217,13 @@ class Keeper:
         Until one comes they live by their dead-man's clock (`orphan_grace_sec`)."""
         await self._clocks.stop()
         await self.pool.stop()
-        for live in self._live.values():
-            if live.instance is not None:
-                await live.instance.close()
-            self.receipts.left(live.record)
-        self._live.clear()
+        for live in list(self._live.values()):
+            async with live.changing:  # what is under way with a box comes to its end first
+                if self._live.pop(live.record.id, None) is None:
+                    continue
+                if live.instance is not None:
+                    await live.instance.close()
+                self.receipts.left(live.record)
         await self._let_go()
 
     async def _let_go(self) -> None:
@@ -270,14 +281,17 @@ class Keeper:
         existing = await self.store.by_key(owner, key)
         if existing is not None:
             with suppress(Gone):  # lost with its dead keeper: the key is free again
-                return await self.live(existing.id)
+                live = await self.live(existing.id)
+                if not live.record.doomed:
+                    return live
+                await self.endings.destroy(live, live.record.reason)  # waits for the end that is under way
         return await self._create(spec, session, owner, key)
 
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         if spec.name:
             await naming.check_free(self.store, spec.name, owner)
-        live = self.pool.claim(spec, self.config.profile)
-        if live is None or not await self._claimed(live, spec, session, owner, key):
+        live = await claiming.claim(self, spec, self._lease(session), owner, key)
+        if live is None:
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
             await self.skill_boxes.settle(live)
@@ -300,27 +314,6 @@ class Keeper:
                 await hook(live.record)
             async with live.changing:
                 await self.states.update(live.record, into=live, greeted=True)
-
-    async def _claimed(self, live: Live, spec: Spec, session: str, owner: str, key: str) -> bool:
-        """Give a box of the pool to its first owner, in one compare-and-set."""
-        now = time.time()
-        if live.record.spec.ttl_sec:  # it is counted from now, and the box itself counts from its birth
-            try:
-                await deadlines.push(live.running, live.record.but(created_at=now))
-            except HutchError as error:
-                await self.endings.destroy(live, f"broken in the pool: {error.message}")
-                return False
-        async with live.changing:
-            if live.record.state is not State.RUNNING:
-                return False
-            given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
-            await self.states.update(
-                live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=self._lease(session),
-                idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
-            )  # fmt: skip
-        live.used = time.monotonic()
-        await self.skill_boxes.claimed(live)
-        return True
 
     async def _make_for_pool(self, spec: Spec) -> Live:
         return await self._maker.make(spec, None, POOL_OWNER, "")
@@ -375,19 +368,23 @@ class Keeper:
         """Give `session` the lease: BoxBusy if another live one holds it, unless it is taken over."""
         live = await self.live(box_id)
         decide: Decide = leases.taken_over if takeover else leases.acquired
-        async with live.changing:
-            fields = decide(live.record, session, time.time(), self.config.lease_sec)
-            kind = "lease" if "epoch" in fields else ""  # a renewal is no event
-            reason = f"taken over by {session}" if takeover else f"held by {session}"
-            await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
-        if live.record.state is State.STOPPED:
-            await self.restore(live)
-        await self.skill_boxes.arrived(live)
-        await self._greet(live)
+        with live.coming(session):
+            async with live.changing:
+                fields = decide(live.record, session, time.time(), self.config.lease_sec)
+                kind = "lease" if "epoch" in fields else ""  # a renewal is no event
+                reason = f"taken over by {session}" if takeover else f"held by {session}"
+                await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
+            if live.record.state is State.STOPPED:
+                await self.restore(live)
+            await self.skill_boxes.arrived(live)
+            await self._greet(live)
         return live
 
-    async def release(self, live: Live, session: str) -> None:
+    async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:
+        """Give up the session's lease. `unless` is asked as at an ending."""
         async with live.changing:
+            if unless is not None and unless(live):
+                return
             lease = live.record.lease
             if lease is not None and lease.holder == session and live.record.id in self._live:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
@@ -410,23 +407,6 @@ class Keeper:
         return await self.store.events(after, limit)
 
     # --- using ----------------------------------------------------------------------------------------------
-
-    async def wake(self, live: Live) -> None:
-        """A paused box runs again because somebody uses it."""
-        async with live.changing:
-            if live.record.state is State.PAUSED:
-                await live.running.resume()
-                await self.states.change(live.record, State.RUNNING, into=live, reason="used")
-
-    async def pause(self, live: Live, reason: str = "paused by a call") -> None:
-        async with live.changing:
-            self.check_ours(live)
-            if live.record.state is State.PAUSED:
-                return
-            if live.pins:
-                raise Conflict(f"box {live.record.id} is working: {live.pins} operations run", retryable=True)
-            await live.running.pause()
-            await self.states.change(live.record, State.PAUSED, into=live, reason=reason)
 
     async def restore(self, live: Live) -> None:
         """A stopped persistent box runs again, with its files (P16)."""
@@ -453,28 +433,28 @@ class Keeper:
 
     # --- ending ---------------------------------------------------------------------------------------------
 
-    async def destroy(self, box_id: str, reason: str = "destroyed by a call") -> None:
-        """Destroying what is being destroyed waits for it; what is gone already is fine."""
+    async def destroy(self, box_id: str, reason: str = "destroyed by a call", unless: Unless | None = None) -> bool:
+        """Destroying what is being destroyed waits for it; what is gone already is fine. False: `unless` spared it."""
         try:
             live = await self.live(box_id)
         except Gone:
-            return
-        await self.endings.destroy(live, reason)
+            return True
+        return await self.endings.destroy(live, reason, unless)
 
     # --- what the clocks ask for ----------------------------------------------------------------------------
 
-    async def _end_by_clock(self, live: Live, reason: str) -> None:
+    async def _end_by_clock(self, live: Live, reason: str, unless: Unless) -> None:
         """Idle boxes may sleep first, and end only if nobody wakes them for as long again."""
         pausable = (
             self.config.idle_action == "pause" and reason.startswith("idle") and live.record.state is State.RUNNING
         )
         if not pausable:
-            await self.endings.destroy(live, reason)
+            await self.endings.destroy(live, reason, unless)
             return
         try:
-            await self.pause(live, reason)
+            await sleeping.pause(self, live, reason)
         except Unsupported:
-            await self.endings.destroy(live, reason)
+            await self.endings.destroy(live, reason, unless)
         else:
             live.used = time.monotonic()
 

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 from hutch.errors import BoxBroken, Conflict, Detail, LeaseLost
 from hutch.keeper.records import BoxRecord
@@ -57,6 +58,15 @@ class Live:
         self.handles[session] -= 1
         if not self.handles[session]:
             del self.handles[session]
+
+    @contextmanager
+    def coming(self, session: str) -> Iterator[None]:
+        """A handle of this session is on its way, and counts: what is decided meanwhile must not pass it by."""
+        self.opened_by(session)
+        try:
+            yield
+        finally:
+            self.closed_by(session)
 
     @property
     def held(self) -> bool:

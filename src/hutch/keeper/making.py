@@ -73,10 +73,30 @@ class Maker:
     async def _make(
         self, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
     ) -> Live:
+        box_id = new_box_id()
+        with telemetry.step("hutch.create.record"):
+            # Room first: the order names places, which must not go before the box is counted among their users.
+            async with self._room.reserve(box_id, owner, effective):
+                live, order = await self._open(box_id, provider, effective, lease, owner, key)
+        try:
+            await self._boot(live, provider, order)
+        except BaseException as error:
+            if box_id in self._boxes:
+                await whole(self._abandon(live, provider, error))
+            elif live.instance is not None:
+                # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
+                await whole(provider.destroy(live.instance.record))
+            raise
+        return live
+
+    async def _open(
+        self, box_id: BoxId, provider: Provider, effective: EffectiveSpec, lease: Lease | None, owner: str, key: str
+    ) -> tuple[Live, Order]:
+        """The box on record, and what the engine is to make."""
         now = time.time()
-        order = await self.order(new_box_id(), effective, owner, now)
+        order = await self.order(box_id, effective, owner, now)
         record = BoxRecord(
-            id=order.box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
+            id=box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
             instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
             labels=effective.labels, place="" if provider.portable else self._liveness.place,
             grace_sec=order.orphan_grace_sec, skills_mounted=shows_skills(order),
@@ -86,23 +106,17 @@ class Maker:
 
         def opened() -> None:
             """From then on the box is ours to make or to clean up."""
-            self._boxes[record.id] = live
+            self._boxes[box_id] = live
 
         try:
-            with telemetry.step("hutch.create.record"):
-                async with self._room.reserve(owner, effective.limits):
-                    await self._states.open(record, opened)
-            await self._boot(live, provider, order)
+            await self._states.open(record, opened)
         except BaseException as error:
-            if record.id in self._boxes:
+            if box_id in self._boxes:
                 await whole(self._abandon(live, provider, error))
-            elif live.instance is not None:
-                # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
-                await whole(provider.destroy(live.instance.record))
             else:
-                await whole(self._skills.gone(record))  # there was no room for it, and its places were ready
+                await whole(self._skills.gone(record))  # it is not on record, and its places were ready
             raise
-        return live
+        return live, order
 
     async def order(
         self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float = 0.0

@@ -27,7 +27,8 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
 
 
 async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
-    """Conflict if another live box of this owner than `but` has the name."""
+    """Conflict if another live box of this owner than `but` has the name. That is early and says which; of two at once
+    the store refuses the second, when its record is written."""
     if not is_name(name):
         raise Invalid(
             f"{name!r} is no name for a box",

@@ -12,7 +12,7 @@ import psycopg
 from hutch.errors import Conflict
 from hutch.keeper.connections import EVENTS_LOCK, PATIENCE_SECONDS, Connection, Connections
 from hutch.keeper.records import BoxRecord, Tombstone
-from hutch.keeper.store import TOMBSTONE_SECONDS
+from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.reading import remembered
@@ -23,9 +23,12 @@ EVENTS_KEPT = 100_000
 # this lock, shared, from before they draw until they have committed: whoever gets it alone has waited for all of them.
 _WRITER = f"WITH writer AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK}))"
 _TELL = "INSERT INTO hutch.events (box_id, at, body) SELECT %s, %s, %s FROM writer, done RETURNING seq"
-_INSERT = "INSERT INTO hutch.boxes (id, owner, keeper, state, version, key, body) VALUES (%s, %s, %s, %s, %s, %s, %s)"
+_INSERT = (
+    "INSERT INTO hutch.boxes (id, owner, keeper, state, version, key, name, body)"
+    " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
+)
 _REPLACE = (
-    "UPDATE hutch.boxes SET owner = %s, keeper = %s, state = %s, version = %s, key = %s, body = %s"
+    "UPDATE hutch.boxes SET owner = %s, keeper = %s, state = %s, version = %s, key = %s, name = %s, body = %s"
     " WHERE id = %s AND version = %s"
 )
 _REMOVE = "DELETE FROM hutch.boxes WHERE id = %s AND version = %s"
@@ -54,7 +57,7 @@ class PostgresStore:
             except psycopg.errors.UniqueViolation as error:
                 if again and _holds(db, record):
                     return
-                raise Conflict(f"box {record.id} or its idempotency key exists", op="create") from error
+                raise _taken(record, error) from error
             _trim(db, told)
 
         await self.connections.run(work)
@@ -67,7 +70,7 @@ class PostgresStore:
             try:
                 cursor = db.execute(_REPLACE, values) if event is None else db.execute(query, (*values, *_told(event)))
             except psycopg.errors.UniqueViolation as error:
-                raise Conflict(f"the idempotency key of box {record.id} exists", op="create") from error
+                raise _taken(record, error) from error
             if cursor.rowcount and event is not None:
                 _trim(db, cursor.fetchone())
             return bool(cursor.rowcount) or (again and _holds(db, record))
@@ -147,9 +150,13 @@ class PostgresStore:
         await self.connections.close()
 
 
-def _columns(record: BoxRecord) -> tuple[str, str, str, str, int, str | None, bytes]:
-    key = record.idempotency_key or None
-    return record.id, record.owner, record.keeper, str(record.state), record.version, key, record.to_json()
+def _columns(record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+    key, name = record.idempotency_key or None, record.spec.name or None
+    return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, record.to_json()
+
+
+def _taken(record: BoxRecord, error: psycopg.errors.UniqueViolation) -> Conflict:
+    return name_taken(record) if error.diag.constraint_name == "boxes_by_name" else key_taken(record)
 
 
 def _told(event: Event) -> tuple[str, float, bytes]:

@@ -1,67 +1,70 @@
 """Room for one more box: the keeper's own limit, the owner's quota, and the queue of those who wait for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from hutch.config import Config
 from hutch.errors import QuotaExceeded
-from hutch.keeper.records import BoxRecord
-from hutch.keeper.store import Store
+from hutch.keeper.census import Census
+from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
+from hutch.model.spec import EffectiveSpec
 from hutch.policy.quotas import Quota, Shortage, shortage
 
 
 class Room:
     """Counts live things only: boxes that exist and creations that are under way (lesson 8)."""
 
-    def __init__(self, config: Config, store: Store, live: Callable[[], Iterable[BoxRecord]] | None) -> None:
-        """`live` tells the keeper's own boxes; without it all there are count: none stays in a visitor's hands."""
+    def __init__(self, config: Config, census: Census, *, visiting: bool) -> None:
+        """`visiting`: all boxes there are count for the keeper's own limit, because none stays in a visitor's hands."""
         self._config = config
-        self._store = store
-        self._live = live
-        self._making: list[tuple[str, Limits]] = []
+        self._census = census
+        self._visiting = visiting
         self._freed = asyncio.Event()
+        """Of the next box that goes. Each has its own, so that nobody can take it from those who wait for it."""
 
     @asynccontextmanager
-    async def reserve(self, owner: str, limits: Limits) -> AsyncIterator[None]:
+    async def reserve(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AsyncIterator[None]:
         """Room for a box until its record is written. Waits `queue_sec` at the limit, then QuotaExceeded."""
-        mine = (owner, limits)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.queue_sec
-        while (lack := await self._lack(owner, limits)) is not None:
-            self._freed.clear()
+        freed = self._freed  # before the look: what goes while we look wakes us
+        while (lack := await self._lack(owner, spec.limits)) is not None:
             left = deadline - loop.time()
             if left <= 0:
                 raise _refusal(lack, owner)
             try:
                 async with asyncio.timeout(left):
-                    await self._freed.wait()
+                    await freed.wait()
             except TimeoutError:
                 continue
-        self._making.append(mine)
-        try:
-            yield
-        finally:
-            self._making.remove(mine)
+            freed = self._freed
+        with self._census.expecting(box_id, owner, spec):
+            try:
+                yield
+            except BaseException:
+                self.freed()  # it will not be
+                raise
 
     def freed(self) -> None:
         """A box is gone: whoever waits may look again."""
         self._freed.set()
+        self._freed = asyncio.Event()
 
     async def _lack(self, owner: str, limits: Limits) -> Shortage | None:
+        """Holds until the next `await`, as what the census says. Where there is no quota, nothing is waited for."""
+        quota = self._config.quotas.get(owner) or self._config.quotas.get("*") or Quota()
         limit = self._config.max_boxes
-        live = self._live() if self._live is not None else await self._store.all()
-        count = sum(1 for _ in live) + len(self._making)
-        if limit and count >= limit:
-            return Shortage(what="boxes", limit=limit, used=count, asked=1)
-        quota = self._config.quotas.get(owner) or self._config.quotas.get("*")
-        if quota is None or quota == Quota():
-            return None
-        # Other keepers on the same store may hold boxes of this owner too.
-        others = [record.spec.limits for record in await self._store.all() if record.owner == owner]
-        making = [wanted for who, wanted in self._making if who == owner]
-        return shortage(quota, [*others, *making], limits)
+        if quota == Quota() and not (limit and self._visiting):
+            return self._full(limit, self._census.size()) if limit else None
+        boxes = await self._census.all()
+        if limit and (full := self._full(limit, len(boxes) if self._visiting else self._census.size())):
+            return full
+        return shortage(quota, [box.spec.limits for box in boxes.values() if box.owner == owner], limits)
+
+    def _full(self, limit: int, count: int) -> Shortage | None:
+        return Shortage(what="boxes", limit=limit, used=count, asked=1) if count >= limit else None
 
 
 def _refusal(lack: Shortage, owner: str) -> QuotaExceeded:

@@ -6,6 +6,7 @@ from hutch.errors import BoxBusy, Conflict, Gone, HeldElsewhere, NotFound
 from hutch.keeper.live import Live
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.store import Store
+from hutch.keeper.turns import Turns
 from hutch.model.spec import Spec
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ class Sessions:
     def __init__(self, keeper: "Keeper", store: Store) -> None:
         self._keeper = keeper
         self._store = store
+        self._finding = Turns()
+        """By owner and session, while a call finds its box: of two at once the second finds what the first made."""
 
     async def current(self, session: str, owner: str = LOCAL_OWNER) -> str | None:
         """Its id; it may have gone meanwhile."""
@@ -28,8 +31,10 @@ class Sessions:
 
     async def switch(self, session: str, box_id: str, owner: str = LOCAL_OWNER, *, takeover: bool = False) -> Live:
         """Make a box current; the session holds its lease from now on (P6)."""
-        live = await self._keeper.acquire(box_id, session, takeover=takeover)
-        await self._store.put_note(CURRENT, f"{owner}/{session}", box_id.encode())
+        live = await self._keeper.live(box_id)
+        with live.coming(session):
+            await self._keeper.acquire(box_id, session, takeover=takeover)
+            await self._store.put_note(CURRENT, f"{owner}/{session}", box_id.encode())
         return live
 
     async def leave(self, session: str, owner: str = LOCAL_OWNER) -> None:
@@ -55,6 +60,10 @@ class Sessions:
 
         A box that is busy, broken or gone is not a crash: the next one is tried, and the notes say so (P7).
         """
+        async with self._finding.of(owner, session):
+            return await self._working(session, spec, owner)
+
+    async def _working(self, session: str, spec: Spec, owner: str) -> tuple[Live, tuple[str, ...]]:
         notes: list[str] = []
         candidates = (("current", await self.current(session, owner)), ("default", await self.default(owner)))
         for kind, box_id in candidates:

@@ -13,6 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch.errors import FileThere, HutchError
+from hutch.keeper.census import Census, Counted
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.pool import POOL_OWNER
@@ -20,6 +21,7 @@ from hutch.keeper.records import BoxRecord
 from hutch.keeper.skills import Skills, in_thread
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
+from hutch.keeper.turns import Turns
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
@@ -52,17 +54,22 @@ class SkillBoxes:
 
     def __init__(
         self, skills: Skills, store: Store, states: States, engines: Engines, boxes: dict[BoxId, Live],
-        make: "Make", end: "End",
+        census: Census, make: "Make", end: "End",
     ) -> None:  # fmt: skip
         self._skills = skills
         self._store = store
         self._states = states
         self._engines = engines
         self._boxes = boxes
+        self._census = census
         self._make = make
         self._end = end
         self._copied: dict[BoxId, dict[str, str]] = {}
         """Where they are not mounted: which version of which skill each box has."""
+        self._copying = Turns()
+        """By box, while its copies are brought up to date: two at once would remove what the other brings."""
+        self._mount_points = Turns()
+        """By workspace, while its mount point and the note of it are made or removed: they are there together."""
         skills.followers.append(self._follow)
 
     @cached_property
@@ -132,30 +139,37 @@ class SkillBoxes:
         if record.spec.workspace.source == "own":
             return
         for real, body in (await self._store.notes(KIND)).items():
-            if _works_in(record, real, body) and not await self._used_by_another(record, real, body):
-                await self._store.drop_note(KIND, real)
-                with suppress(OSError):  # not empty any more, or gone: then it is not ours to remove
-                    os.rmdir(os.path.join(real, MOUNT_POINT))
-
-    async def _used_by_another(self, record: BoxRecord, real: str, body: bytes) -> bool:
-        """Removed under a live mount, the directory would take the mount with it."""
-        return any(_works_in(each, real, body) for each in await self._store.all() if each.id != record.id)
+            if _works_in(record, real, body):
+                await self._drop_mount_point(record.id, real, body)
 
     # --- a workspace of the host ----------------------------------------------------------------------------
+
+    async def _drop_mount_point(self, box_id: BoxId, real: str, body: bytes) -> None:
+        """Unless another box has it, or has been told that it is there: removed under a live mount, the directory
+        would take the mount with it."""
+        async with self._mount_points.of(real):
+            boxes = await self._census.all()
+            if any(_works_in(box, real, body) for other, box in boxes.items() if other != box_id):
+                return
+            # Without an `await` since the look: whoever comes next makes it anew.
+            with suppress(OSError):  # not empty any more, or gone: then it is not ours to remove
+                os.rmdir(os.path.join(real, MOUNT_POINT))
+            await self._store.drop_note(KIND, real)
 
     async def _mount_point(self, workspace: CheckedMount, spec: EffectiveSpec, box_id: BoxId, owner: str) -> bool:
         """Whether there is an empty directory to mount on, made now if need be. What people keep under that name is
         never covered."""
-        try:
-            made = _make_mount_point(workspace)
-        except (OSError, HutchError) as error:
-            reason = getattr(error, "message", None) or f"{MOUNT_POINT} cannot be made there: {error}"
-            await self._warn(box_id, owner, f"{workspace.real} shows no skills: {reason}")
-            return False
-        if made:
-            note = MountPoint(source=spec.workspace.source, owner=owner)
-            await self._store.put_note(KIND, workspace.real, note.to_json())
-        return True
+        async with self._mount_points.of(workspace.real):
+            try:
+                made = _make_mount_point(workspace)
+            except (OSError, HutchError) as error:
+                reason = getattr(error, "message", None) or f"{MOUNT_POINT} cannot be made there: {error}"
+                await self._warn(box_id, owner, f"{workspace.real} shows no skills: {reason}")
+                return False
+            if made:
+                note = MountPoint(source=spec.workspace.source, owner=owner)
+                await self._store.put_note(KIND, workspace.real, note.to_json())
+            return True
 
     # --- copies, where nothing can be mounted ---------------------------------------------------------------
 
@@ -170,7 +184,7 @@ class SkillBoxes:
         """Best effort: a box without its skills is still a box, and an event says what is missing."""
         record = live.record
         try:
-            async with asyncio.timeout(COPY_SECONDS):
+            async with asyncio.timeout(COPY_SECONDS), self._copying.of(record.id):
                 await self._bring(live)
         except (HutchError, OSError, TimeoutError) as error:
             reason = str(error) or f"it took more than {COPY_SECONDS:g} s"
@@ -224,10 +238,10 @@ def shows_skills(order: Order) -> bool:
     return any(mount.target == INSTALLED_AT for mount in order.places.mounts)
 
 
-def _works_in(record: BoxRecord, real: str, body: bytes) -> bool:
-    source = record.spec.workspace.source
+def _works_in(box: BoxRecord | Counted, real: str, body: bytes) -> bool:
+    source = box.spec.workspace.source
     if source.startswith("volume:"):
-        return MountPoint.from_json(body) == MountPoint(source=source, owner=record.owner)
+        return MountPoint.from_json(body) == MountPoint(source=source, owner=box.owner)
     return source != "own" and os.path.realpath(source) == real
 
 

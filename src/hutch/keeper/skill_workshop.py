@@ -41,7 +41,7 @@ class Make(Protocol):
     def __call__(self, spec: Spec, *, session: str, owner: str) -> Awaitable[Live]: ...
 
 
-End = Callable[[Live, str], Awaitable[None]]
+End = Callable[[Live, str], Awaitable[object]]
 
 
 class Workshop:

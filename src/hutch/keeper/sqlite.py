@@ -8,7 +8,7 @@ from pathlib import Path
 from hutch.errors import Conflict
 from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.sqlite_writing import SqliteWriter
-from hutch.keeper.store import TOMBSTONE_SECONDS
+from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.reading import remembered
@@ -27,11 +27,12 @@ class SqliteStore:
         def work(db: sqlite3.Connection) -> None:
             try:
                 db.execute(
-                    "INSERT INTO boxes (id, owner, keeper, state, version, key, body) VALUES (?, ?, ?, ?, ?, ?, ?)",
-                    (*_columns(record), record.idempotency_key or None, record.to_json()),
+                    "INSERT INTO boxes (id, owner, keeper, state, version, key, name, body) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    _columns(record),
                 )
             except sqlite3.IntegrityError as error:
-                raise Conflict(f"box {record.id} or its idempotency key exists", op="create") from error
+                raise _taken(record, error) from error
             _append(db, event)
 
         return self._do(work)
@@ -40,12 +41,12 @@ class SqliteStore:
         def work(db: sqlite3.Connection) -> bool:
             try:
                 changed = db.execute(
-                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, body = ? "
+                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, name = ?, body = ? "
                     "WHERE id = ? AND version = ?",
-                    (*_columns(record)[1:], record.idempotency_key or None, record.to_json(), record.id, expected),
+                    (*_columns(record)[1:], record.id, expected),
                 ).rowcount
             except sqlite3.IntegrityError as error:
-                raise Conflict("the idempotency key is another box's", op="create") from error
+                raise _taken(record, error) from error
             if changed and event is not None:
                 _append(db, event)
             return bool(changed)
@@ -110,8 +111,14 @@ class SqliteStore:
         return BoxRecord.from_json(row[0]) if row else None
 
 
-def _columns(record: BoxRecord) -> tuple[str, str, str, str, int]:
-    return record.id, record.owner, record.keeper, str(record.state), record.version
+def _columns(record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+    key, name = record.idempotency_key or None, record.spec.name or None
+    return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, record.to_json()
+
+
+def _taken(record: BoxRecord, error: sqlite3.IntegrityError) -> Conflict:
+    """SQLite tells only in words which index it was."""
+    return name_taken(record) if "boxes.name" in str(error) else key_taken(record)
 
 
 def _append(db: sqlite3.Connection, event: Event) -> None:

@@ -19,11 +19,12 @@ class Store(Protocol):
     """
 
     def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
-        """A new box. Conflict if the id, or the owner's idempotency key, is taken."""
+        """A new box. Conflict if the id, or the owner's idempotency key or name for it, is taken."""
         ...
 
     def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
-        """Compare-and-set: False, and nothing written, unless the stored version is `expected`."""
+        """Compare-and-set: False, and nothing written, unless the stored version is `expected`. Conflict if the owner's
+        idempotency key or name for it is another box's."""
         ...
 
     def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
@@ -69,7 +70,8 @@ class MemoryStore:
     async def insert(self, record: BoxRecord, event: Event) -> None:
         key = (record.owner, record.idempotency_key)
         if record.id in self._boxes or (record.idempotency_key and key in self._keys):
-            raise Conflict(f"box {record.id} or its idempotency key exists", op="create")
+            raise key_taken(record)
+        self._check_name(record)
         self._boxes[record.id] = record
         if record.idempotency_key:
             self._keys[key] = record.id
@@ -79,6 +81,8 @@ class MemoryStore:
         current = self._boxes.get(record.id)
         if current is None or current.version != expected:
             return False
+        if (record.owner, record.spec.name) != (current.owner, current.spec.name):
+            self._check_name(record)
         self._boxes[record.id] = record
         if record.idempotency_key:
             self._keys[(record.owner, record.idempotency_key)] = record.id
@@ -132,6 +136,12 @@ class MemoryStore:
     async def close(self) -> None:
         self._boxes.clear()
 
+    def _check_name(self, record: BoxRecord) -> None:
+        name = record.spec.name
+        others = (other for other in self._boxes.values() if other.id != record.id and other.owner == record.owner)
+        if name and any(other.spec.name == name for other in others):
+            raise name_taken(record)
+
     def _append(self, event: Event) -> None:
         self._sequence += 1
         self._events.append(event.but(seq=self._sequence))
@@ -146,3 +156,15 @@ class MemoryStore:
             if oldest.at >= limit and len(self._tombstones) <= 10_000:
                 return
             del self._tombstones[oldest.id]
+
+
+def key_taken(record: BoxRecord) -> Conflict:
+    return Conflict(f"box {record.id} or its idempotency key exists", op="create")
+
+
+def name_taken(record: BoxRecord) -> Conflict:
+    return Conflict(
+        f"another box is called {record.spec.name} already",
+        details={"name": record.spec.name},
+        remedy="choose another name, or rename or destroy that box",
+    )

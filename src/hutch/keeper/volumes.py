@@ -3,11 +3,14 @@
 import asyncio
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
-from hutch.errors import Conflict, Invalid, NotFound
+from hutch.errors import Conflict, HutchError, Invalid, NotFound
+from hutch.keeper.census import Census
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.store import Store
+from hutch.keeper.whole import whole
 from hutch.model.boxes import VolumeInfo
 from hutch.model.digests import digest
 from hutch.model.ids import is_name
@@ -33,11 +36,13 @@ class Volume(Record, frozen=True, kw_only=True):
 
 
 class Volumes:
-    """Creates, finds and removes them. The directory is made before the note, and removed after it."""
+    """Creates, finds and removes them. The directory is made before the note, and taken away before it: under another
+    name, so that what is made anew is not removed with it."""
 
-    def __init__(self, store: Store, directory: Path) -> None:
+    def __init__(self, store: Store, directory: Path, census: Census) -> None:
         self._store = store
         self._directory = directory
+        self._census = census
 
     async def create(self, name: str, owner: str = LOCAL_OWNER) -> Volume:
         if not is_name(name):
@@ -49,6 +54,7 @@ class Volumes:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         if not await self._store.put_note(KIND, _key(owner, name), volume.to_json(), new=True):
             raise Conflict(f"volume {name} exists", op="volume create")
+        path.mkdir(exist_ok=True, mode=0o700)  # a removal may have taken the one that was there before the note
         return volume
 
     async def all(self, owner: str | None = LOCAL_OWNER) -> tuple[Volume, ...]:
@@ -60,18 +66,22 @@ class Volumes:
         """NotFound also for another owner's volume: its existence is not this owner's business."""
         body = (await self._store.notes(KIND)).get(_key(owner, name))
         if body is None:
-            raise NotFound(f"no volume {name}", remedy=f"see `hutch volume list`, or `hutch volume create {name}`")
+            raise _missing(name)
         return Volume.from_json(body)
 
     async def place(self, name: str, mode: MountMode, owner: str = LOCAL_OWNER) -> CheckedMount:
         """The volume as a box's workspace, pinned to the inode that is there now."""
         volume = await self.get(name, owner)
-        found = os.stat(volume.path, follow_symlinks=False)
+        try:
+            found = os.stat(volume.path, follow_symlinks=False)
+        except FileNotFoundError:  # it is being removed
+            raise _missing(name) from None
         return CheckedMount(real=volume.path, target="/workspace", mode=mode, dev=found.st_dev, ino=found.st_ino)
 
     async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
-        """The volumes that the owner's boxes work in."""
-        sources = {record.spec.workspace.source for record in await self._store.all() if record.owner == owner}
+        """The volumes that the owner's boxes work in, or will; it holds until the next `await`."""
+        boxes = (await self._census.all()).values()
+        sources = {box.spec.workspace.source for box in boxes if box.owner == owner}
         return frozenset(source.removeprefix(PREFIX) for source in sources if source.startswith(PREFIX))
 
     async def remove(self, name: str, owner: str = LOCAL_OWNER) -> None:
@@ -79,10 +89,27 @@ class Volumes:
         volume = await self.get(name, owner)
         if name in await self.in_use(owner):
             raise Conflict(f"volume {name} is in use by a box", retryable=True, remedy="destroy the box first")
-        await self._store.drop_note(KIND, _key(owner, name))
+        taken = f"{volume.path}.{os.urandom(6).hex()}"
+        # Without an `await` since the look: a box that is ordered from now on does not find it.
+        with suppress(FileNotFoundError):  # by a removal that did not come to its end
+            os.rename(volume.path, taken)
+        await whole(self._forget(volume, taken))
+
+    async def _forget(self, volume: Volume, taken: str) -> None:
+        try:
+            await self._store.drop_note(KIND, _key(volume.owner, volume.name))
+        except HutchError:
+            with suppress(FileNotFoundError):
+                os.rename(taken, volume.path)
+            raise
         from shutil import rmtree  # rarely needed, and slow to load
 
-        await asyncio.to_thread(rmtree, volume.path)
+        if os.path.isdir(taken):
+            await asyncio.to_thread(rmtree, taken)
+
+
+def _missing(name: str) -> NotFound:
+    return NotFound(f"no volume {name}", remedy=f"see `hutch volume list`, or `hutch volume create {name}`")
 
 
 def _key(owner: str, name: str) -> str:

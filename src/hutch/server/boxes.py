@@ -6,7 +6,7 @@ import msgspec
 
 from hutch.errors import Gone, Invalid
 from hutch.keeper import naming
-from hutch.keeper.live import taken_over
+from hutch.keeper.live import Live, taken_over
 from hutch.keeper.showing import all_shown, shown, shown_anywhere
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
@@ -105,11 +105,15 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
         live = await find(call)
     except Gone:
         return Reply(status=204)
-    if call.header("hutch-lease") and not call.caller.over_all and live.held_by_another(call.caller.session):
-        raise taken_over(live.record)
-    if not query.force:
-        refuse_if_busy(call, live)
-    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}")
+
+    def held(live: Live) -> bool:
+        if call.header("hutch-lease") and not call.caller.over_all and live.held_by_another(call.caller.session):
+            raise taken_over(live.record)
+        if not query.force:
+            refuse_if_busy(call, live)
+        return False
+
+    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", held)
     return Reply(status=204)
 
 
