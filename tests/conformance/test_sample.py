@@ -76,8 +76,10 @@ async def main():
         await box.destroy()
 asyncio.run(main())
 """
+    # Not the state directory of other tests, which may have left skills: boxes would show them.
+    alone = installed | {"HUTCH_STATE_DIR": str(tmp_path / "state")}
     ran = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=installed, cwd=tmp_path, timeout=60
+        [sys.executable, "-c", script], capture_output=True, text=True, env=alone, cwd=tmp_path, timeout=60
     )
     assert ran.returncode == 0, ran.stderr
     who, has_tool, wall, guidance = json.loads(ran.stdout)
