@@ -49,6 +49,20 @@ async def test_many_at_once_get_no_more_than_the_quota(tmp_path: Path) -> None:
         assert len(engine.boxes) == 3
 
 
+async def test_boxes_of_the_pool_count_for_whoever_gets_them(tmp_path: Path) -> None:
+    """B15: a ready box is quicker to get, not another way around a quota; nor does a quota hold up the pool."""
+    engine = Engine()
+    async with opened(engine, tmp_path, pool={"default": 3}, quotas={"*": {"boxes": 2}}) as hutch:
+        pool = hutch._keeper.pool
+        async with asyncio.timeout(PATIENCE):
+            await hutch.boxes()
+            while pool.waiting()["default"] < 3:
+                await asyncio.sleep(0.01)
+        results = await asyncio.gather(*(hutch.create() for _ in range(5)), return_exceptions=True)
+        assert sum(isinstance(result, QuotaExceeded) for result in results) == 3
+        assert pool.claims["default"] == 2, "who is refused takes no ready box from others"
+
+
 async def test_room_that_comes_free_while_somebody_looks_is_not_missed(tmp_path: Path) -> None:
     """B15: the queue is for those who find no room, not for those who looked too early."""
     engine, store = Engine(), GatedStore()

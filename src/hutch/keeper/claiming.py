@@ -16,11 +16,14 @@ if TYPE_CHECKING:
 
 async def claim(keeper: "Keeper", spec: Spec, lease: Lease, owner: str, key: str) -> Live | None:
     """A ready box for exactly this spec, now the owner's; None if there is none, or it broke while it waited."""
+    if (first := keeper.pool.next(spec, keeper.config.profile)) is not None:
+        await keeper.room.await_share(owner, first.record.spec.limits)
     live = keeper.pool.claim(spec, keeper.config.profile)
     if live is None:
         return None
     try:
-        return live if await give(keeper, live, spec, lease, owner, key) else None
+        with keeper.room.giving(live.record.id, owner, live.record.spec):
+            return live if await give(keeper, live, spec, lease, owner, key) else None
     except Conflict:  # its name or key was given to another meanwhile, and a box of the pool is never given back
         await keeper.endings.destroy(live, "its claim failed")
         raise

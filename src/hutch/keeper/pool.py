@@ -48,16 +48,25 @@ class Pool:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def next(self, spec: Spec, default_profile: str) -> Live | None:
+        """The ready box that `claim` would give now."""
+        ready = self._ready.get(self._profile(spec, default_profile))
+        return ready[0] if ready else None
+
     def claim(self, spec: Spec, default_profile: str) -> Live | None:
         """A ready box for exactly this spec, or None. It is the caller's alone: it was taken from the queue."""
-        profile = spec.profile or default_profile
-        plain = spec.but(profile=None, labels={}, name=None)
-        if profile not in self._ready or plain != Spec():
+        profile = self._profile(spec, default_profile)
+        if profile not in self._ready:
             return None
         live = self._ready[profile].pop(0) if self._ready[profile] else None
         (self.misses if live is None else self.claims)[profile] += 1
         self._refill(profile)
         return live
+
+    def _profile(self, spec: Spec, default: str) -> str:
+        """Whose boxes are like what the spec asks for; none is called ""."""
+        plain = spec.but(profile=None, labels={}, name=None)
+        return spec.profile or default if plain == Spec() else ""
 
     def forget(self, live: Live) -> None:
         """A waiting box ended by itself."""

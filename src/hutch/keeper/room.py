@@ -1,12 +1,13 @@
 """Room for one more box: the keeper's own limit, the owner's quota, and the queue of those who wait for it."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 
 from hutch.config import Config
 from hutch.errors import QuotaExceeded
-from hutch.keeper.census import Census
+from hutch.keeper.census import Census, Counted
+from hutch.keeper.pool import POOL_OWNER
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
@@ -27,10 +28,29 @@ class Room:
     @asynccontextmanager
     async def reserve(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AsyncIterator[None]:
         """Room for a box until its record is written. Waits `queue_sec` at the limit, then QuotaExceeded."""
+        await self._wait(owner, lambda: self._lack(owner, spec.limits))
+        with self._census.expecting(box_id, owner, spec):
+            try:
+                yield
+            except BaseException:
+                self.freed()  # it will not be
+                raise
+
+    async def await_share(self, owner: str, limits: Limits) -> None:
+        """Room in the owner's quota for a box that is there already, of the pool. Holds until the next `await`."""
+        await self._wait(owner, lambda: self._short(owner, limits))
+
+    @contextmanager
+    def giving(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> Iterator[None]:
+        """A box of the pool counts as the owner's, who is about to get it."""
+        with self._census.expecting(box_id, owner, spec):
+            yield
+
+    async def _wait(self, owner: str, look: Callable[[], Awaitable[Shortage | None]]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.queue_sec
         freed = self._freed  # before the look: what goes while we look wakes us
-        while (lack := await self._lack(owner, spec.limits)) is not None:
+        while (lack := await look()) is not None:
             left = deadline - loop.time()
             if left <= 0:
                 raise _refusal(lack, owner)
@@ -40,12 +60,6 @@ class Room:
             except TimeoutError:
                 continue
             freed = self._freed
-        with self._census.expecting(box_id, owner, spec):
-            try:
-                yield
-            except BaseException:
-                self.freed()  # it will not be
-                raise
 
     def freed(self) -> None:
         """A box is gone: whoever waits may look again."""
@@ -54,17 +68,29 @@ class Room:
 
     async def _lack(self, owner: str, limits: Limits) -> Shortage | None:
         """Holds until the next `await`, as what the census says. Where there is no quota, nothing is waited for."""
-        quota = self._config.quotas.get(owner) or self._config.quotas.get("*") or Quota()
-        limit = self._config.max_boxes
+        quota, limit = self._quota(owner), self._config.max_boxes
         if quota == Quota() and not (limit and self._visiting):
             return self._full(limit, self._census.size()) if limit else None
         boxes = await self._census.all()
         if limit and (full := self._full(limit, len(boxes) if self._visiting else self._census.size())):
             return full
-        return shortage(quota, [box.spec.limits for box in boxes.values() if box.owner == owner], limits)
+        return _over(quota, boxes, owner, limits)
+
+    async def _short(self, owner: str, limits: Limits) -> Shortage | None:
+        quota = self._quota(owner)
+        return _over(quota, await self._census.all(), owner, limits) if quota != Quota() else None
+
+    def _quota(self, owner: str) -> Quota:
+        if owner == POOL_OWNER:
+            return Quota()  # its boxes are nobody's yet, and count when somebody gets them
+        return self._config.quotas.get(owner) or self._config.quotas.get("*") or Quota()
 
     def _full(self, limit: int, count: int) -> Shortage | None:
         return Shortage(what="boxes", limit=limit, used=count, asked=1) if count >= limit else None
+
+
+def _over(quota: Quota, boxes: Mapping[BoxId, Counted], owner: str, limits: Limits) -> Shortage | None:
+    return shortage(quota, [box.spec.limits for box in boxes.values() if box.owner == owner], limits)
 
 
 def _refusal(lack: Shortage, owner: str) -> QuotaExceeded:
