@@ -145,6 +145,12 @@ class Guards:
             self._disk.stir(box_id)
             self._cpu.stir(box_id)
 
+    async def settled(self, box_id: str) -> None:
+        """Until writers that an earlier instance of the box was to end are ended: they must not be taken for those who
+        come now."""
+        if ending := self._endings.get(box_id):
+            await asyncio.wait([ending])
+
     def forget(self, box_id: str) -> None:
         if self._boxes.pop(box_id, None) is None:
             return

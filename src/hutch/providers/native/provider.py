@@ -316,6 +316,7 @@ class NativeProvider(Provider):
         process = leftovers.process_of(record)
         if process is None or not process.alive():
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
+        await self._guards.settled(record.box_id)
         instance = self._instance(record, spec)
         try:
             with contextlib.suppress(Unsupported):
