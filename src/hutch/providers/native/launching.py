@@ -13,8 +13,8 @@ import sys
 
 _SOURCE = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 _SOCKET = 3
-# What can fail while the spawner starts is told on its socket: it has no terminal. It collects garbage while it imports:
-# what is made in the holes lies closer together then, and each box has a tenth of a megabyte less of its own.
+# What can fail while the spawner starts is told on its socket: it has no terminal. It collects garbage while it
+# imports: what lives on lies closer together then, and each box has a tenth of a megabyte less of its own.
 _BOOTSTRAP = f"""
 import os, sys
 sys.path.append(sys.argv[1])
