@@ -3,13 +3,17 @@
 import asyncio
 import errno
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from hutch.errors import Conflict
 from hutch.keeper import claiming, clocks
+from hutch.keeper.keeper import Keeper
 from hutch.keeper.leases import granted
+from hutch.keeper.live import Live
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.whole import whole
 from hutch.model.results import JobInfo, JobState
@@ -116,20 +120,26 @@ async def test_whatever_fails_at_one_box_the_clocks_go_on(tmp_path: Path, monkey
         monkeypatch.undo()
 
 
+@asynccontextmanager
+async def asked_for_its_jobs(engine: Engine, keeper: Keeper, live: Live) -> AsyncIterator[None]:
+    """The clock has found the box idle and asks for its jobs; at the end it gets its answer, and decides."""
+    live.used -= 61
+    gate = engine.gates.shut("jobs")
+    looking = asyncio.create_task(keeper._clocks.look(live, time.time()))
+    await gate.reached.wait()
+    yield
+    gate.open.set()
+    await looking
+
+
 async def test_an_idle_box_that_somebody_attaches_to_while_it_is_asked_for_its_jobs_lives(tmp_path: Path) -> None:
     """Lesson 5: the clock decides by what is so when the end begins, not by what it saw before."""
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create(idle_timeout_sec=60)
         await box.release()
-        live = await hutch._keeper.live(box.id)
-        live.used -= 61
-        gate = engine.gates.shut("jobs")
-        looking = asyncio.create_task(hutch._keeper._clocks.look(live, time.time()))
-        await gate.reached.wait()
-        again = await hutch.attach(box.id)
-        gate.open.set()
-        await looking
+        async with asked_for_its_jobs(engine, hutch._keeper, await hutch._keeper.live(box.id)):
+            again = await hutch.attach(box.id)
         assert (await again.exec("true")).ok
 
 
@@ -139,13 +149,8 @@ async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_
     async with opened(engine, tmp_path) as hutch:
         keeper = hutch._keeper
         live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
-        live.used -= 61
-        gate = engine.gates.shut("jobs")
-        looking = asyncio.create_task(keeper._clocks.look(live, time.time()))
-        await gate.reached.wait()
-        assert await claiming.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
-        gate.open.set()
-        await looking
+        async with asked_for_its_jobs(engine, keeper, live):
+            assert await claiming.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
         assert live.record.id in engine.boxes
 
 
@@ -155,14 +160,8 @@ async def test_a_box_that_is_stopped_while_it_is_asked_for_its_jobs_keeps_its_fi
     async with opened(engine, tmp_path) as hutch:
         box = await hutch.create(idle_timeout_sec=60, retention="persistent")
         await box.release()
-        live = await hutch._keeper.live(box.id)
-        live.used -= 61
-        gate = engine.gates.shut("jobs")
-        looking = asyncio.create_task(hutch._keeper._clocks.look(live, time.time()))
-        await gate.reached.wait()
-        await box.stop()
-        gate.open.set()
-        await looking
+        async with asked_for_its_jobs(engine, hutch._keeper, await hutch._keeper.live(box.id)):
+            await box.stop()
         assert box.id in engine.stopped
 
 

@@ -1,8 +1,8 @@
 """Room for one more box: the keeper's own limit, the owner's quota, and the queue of those who wait for it."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AbstractContextManager, asynccontextmanager
 
 from hutch.config import Config
 from hutch.errors import QuotaExceeded
@@ -40,11 +40,9 @@ class Room:
         """Room in the owner's quota for a box that is there already, of the pool. Holds until the next `await`."""
         await self._wait(owner, lambda: self._short(owner, limits))
 
-    @contextmanager
-    def giving(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> Iterator[None]:
+    def giving(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AbstractContextManager[None]:
         """A box of the pool counts as the owner's, who is about to get it."""
-        with self._census.expecting(box_id, owner, spec):
-            yield
+        return self._census.expecting(box_id, owner, spec)
 
     async def _wait(self, owner: str, look: Callable[[], Awaitable[Shortage | None]]) -> None:
         loop = asyncio.get_running_loop()
