@@ -10,18 +10,21 @@ from typing import Any
 
 import pytest
 
-from hutch.config import Config, directories
+from hutch.config import Config, directories, trust
 from hutch.config.file import lines_of
 from hutch.errors import ConfigError, NotFound
 from hutch.model.spec import NetworkMode
 
 
 def load(cwd: Path, text: str | None = None, environ: dict[str, str] | None = None, **arguments: Any) -> Config:
-    """With this hutch.toml in the working directory and nothing else of the machine."""
+    """With this hutch.toml in the working directory, which the user has accepted, and nothing else of the machine."""
+    surroundings = {"HOME": str(cwd / "home"), "XDG_RUNTIME_DIR": "/run/user/1"} | (environ or {})
+    file = cwd / "hutch.toml"
     if text is not None:
-        (cwd / "hutch.toml").write_text(text)
-    home = {"HOME": str(cwd / "home"), "XDG_RUNTIME_DIR": "/run/user/1"}
-    return Config.load(environ=home | (environ or {}), cwd=cwd, **arguments)
+        file.write_text(text)
+    if file.exists():
+        trust.trust(file, file.read_bytes(), surroundings)
+    return Config.load(environ=surroundings, cwd=cwd, **arguments)
 
 
 def complaint(cwd: Path, text: str | None = None, environ: dict[str, str] | None = None, **arguments: Any) -> str:
@@ -66,6 +69,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_QUEUE_SEC": "3", "HUTCH_FALLBACK": "podman:e2b", "HUTCH_IDLE_ACTION": "pause",
             "HUTCH_SERVER_URL": "unix:/x", "HUTCH_SERVER_CA": "/ca", "HUTCH_KEY_FILE": "key",
             "HUTCH_RECEIPTS": "strict", "HUTCH_RECEIPTS_DAYS": "1.5", "HUTCH_RECEIPTS_ROWS": "9",
+            "HUTCH_STATE_KEY_FILE": "/k",
         },
     )  # fmt: skip
     assert not config.enabled, "B20"
@@ -78,6 +82,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     assert config.fallback == ("podman", "e2b")
     assert (config.receipts, config.receipts_days, config.receipts_rows) == ("strict", 1.5, 9)
     assert (config.server_url, config.server_ca, config.key_file) == ("unix:/x", Path("/ca"), tmp_path / "key")
+    assert config.state_key_file == Path("/k") and Path("/k") in config.never_mounted
     assert load(tmp_path, None, {"HUTCH_SERVER": "unix:/y"}).server_url == "unix:/y"
     shown = config.show()
     assert all(each.origin == f"HUTCH_{each.key.upper()}" for each in shown)
@@ -177,22 +182,53 @@ def test_a_file_that_is_not_text_or_not_readable_is_an_error(tmp_path: Path) -> 
     assert "cannot be read" in complaint(tmp_path)
 
 
-def test_a_found_file_that_others_can_write_is_refused_but_a_named_one_is_trusted(tmp_path: Path) -> None:
-    """Anybody may leave a hutch.toml in /tmp and wait."""
-    file = tmp_path / "hutch.toml"
-    file.write_text('provider = "evil"')
-    file.chmod(0o666)
+@pytest.mark.parametrize("mode", [0o666, 0o660])
+def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, rootless: bool) -> None:
+    """Lesson 44: also a named one, and the user's own; group-writable ones if the group is another's."""
+    if rootless and mode == 0o660:
+        pytest.skip("giving a file to another group needs root")
+    own = tmp_path / "home" / ".config" / "hutch" / "hutch.toml"
+    own.parent.mkdir(parents=True)
+    for file in (own, tmp_path / "named.toml"):
+        file.write_text('provider = "evil"')
+        if not rootless:
+            os.chown(file, -1, 12345)
+        file.chmod(mode)
     assert "others may have written it" in complaint(tmp_path)
-    assert load(tmp_path, config=file).provider == "evil"
+    own.chmod(0o644)
+    assert load(tmp_path).provider == "evil"
+    assert "others may have written it" in complaint(tmp_path, config=tmp_path / "named.toml")
 
 
 def test_a_strangers_file_is_refused(tmp_path: Path, rootless: bool) -> None:
     if rootless:
         pytest.skip("giving a file away needs root")
-    file = tmp_path / "hutch.toml"
+    file = tmp_path / "named.toml"
     file.write_text('provider = "evil"')
     os.chown(file, 12345, 12345)
-    assert "belongs to user 12345" in complaint(tmp_path)
+    assert "belongs to user 12345" in complaint(tmp_path, config=file)
+
+
+def test_a_file_of_the_working_directory_counts_once_it_is_accepted(tmp_path: Path) -> None:
+    """Lesson 44: by its digest, until a byte of it changes; what is ignored is known to the configuration."""
+    home, file = {"HOME": str(tmp_path / "home")}, tmp_path / "hutch.toml"
+    own = tmp_path / "home" / ".config" / "hutch"
+    own.mkdir(parents=True)
+    (own / "hutch.toml").write_text('profile = "code"')
+    file.write_text("max_boxes = 3")
+    config = Config.load(environ=home, cwd=tmp_path)
+    assert (config.max_boxes, config.profile, config.config_ignored) == (1024, "code", str(file))
+    trust.trust(file, file.read_bytes(), home)
+    assert (own / trust.LIST).stat().st_mode & 0o777 == 0o600
+    config = Config.load(environ=home, cwd=tmp_path)
+    assert (config.max_boxes, config.profile, config.config_ignored) == (3, "default", "")
+    file.write_text("max_boxes = 4")
+    assert Config.load(environ=home, cwd=tmp_path).max_boxes == 1024
+    trust.trust(file, file.read_bytes(), home)
+    assert Config.load(environ=home, cwd=tmp_path).max_boxes == 4
+    assert trust.forget(file, home) and not trust.forget(file, home)
+    assert Config.load(environ=home, cwd=tmp_path).max_boxes == 1024
+    assert Config.load(environ=home, cwd=own).profile == "code", "the user's own, from where it lies"
 
 
 def test_lines_are_found_past_strings_comments_and_quoted_names() -> None:
@@ -235,6 +271,23 @@ memory_mb = 2048
         config.resolve_profile("none")
 
 
+def test_rights_of_owners_are_read_and_checked(tmp_path: Path) -> None:
+    """Lesson 45: what an operator writes for keys, and the line of what makes no sense."""
+    text = 'profile = "mine"\n[profiles.mine]\nlocked = ["network"]\n[rights."*"]\nroot = true\n'
+    config = load(
+        tmp_path, f'{text}[rights.acme]\nprofiles = ["code"]\nactions = ["create"]\nmaxima = {{ cpus = 2 }}\n'
+    )
+    acme, other = config.rights_of("acme"), config.rights_of("other")
+    assert (acme.profiles, acme.root, acme.maxima.cpus, sorted(acme.actions)) == (("code",), True, 2, ["create"])
+    assert (other.profiles, other.root) == (("mine",), True)
+    assert "rights.acme" in {each.key for each in config.show()}
+    file = tmp_path / "hutch.toml"
+    assert f"{file}:4: there is no profile 'none'" in complaint(tmp_path, f'{text}profiles = ["none"]\n')
+    assert f"{file}:6: unknown key rights.*.rooot" in complaint(tmp_path, f"{text}rooot = true\n")
+    assert "rights.*.actions" in complaint(tmp_path, f'{text}actions = ["fly"]\n')
+    assert "memory_mb is 1" in complaint(tmp_path, f"{text}maxima = {{ memory_mb = 1 }}\n")
+
+
 def test_settings_of_a_provider_reach_it_and_it_alone(tmp_path: Path) -> None:
     text = '[providers.e2b]\napi_key = "hunter2"\nregion = "eu"\n[providers.native]\nstems = 3'
     config = load(tmp_path, text, None, state_dir="/s", run_dir="/r", providers={"e2b": {"region": "us"}})
@@ -256,7 +309,7 @@ def test_show_hides_secrets(tmp_path: Path) -> None:
 
 def test_our_own_directories_are_never_mounted(tmp_path: Path) -> None:
     config = load(tmp_path, None, state_dir="/s", run_dir="/r", mount_refused=["/n"])
-    assert config.never_mounted == (Path("/s"), Path("/r"), Path("/n"))
+    assert config.never_mounted == (Path("/s"), Path("/r"), tmp_path / "home" / ".config" / "hutch", Path("/n"))
 
 
 # --- directories ----------------------------------------------------------------------------------------------

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from mcp import MCPError
 
+from hutch import front
 from hutch.config.mcp import McpTable
-from hutch.errors import Conflict, Invalid, NotFound, ServerFailed
+from hutch.errors import Conflict, Invalid, NotFound, Refused, ServerFailed
 from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, Phase, ServerState, Share, Start
@@ -51,6 +52,22 @@ async def test_files_are_mounted_and_arguments_follow(tmp_path: Path) -> None:
         assert found["argv"] == ["/mnt/project/server.py", "--data=/mnt/data", "/mnt/data/note.txt", arguments[3]]
         info = await hosted.info("plain")
         assert info.files == {str(place): "/mnt/project", str(data): "/mnt/data"}
+
+
+async def test_the_same_over_a_launched_hutch(tmp_path: Path) -> None:
+    """B22, B33: whoever registers a server opens its project to that server's box, also where another process keeps
+    the boxes; nothing else is opened by it, and what is always refused stays refused."""
+    place, other = project(tmp_path / "proj"), project(tmp_path / "other")
+    async with front.Hutch.launch(mount_roots=()) as hutch:
+        async with Hosted(hutch, directory=tmp_path / "registry", settings=QUICK) as hosted:
+            await hosted.add("plain", McpServer(command="/usr/bin/python3", args=(str(place / "server.py"),)))
+            assert where(await hosted.call("plain", "where"))["cwd"] == "/mnt/project"
+            for path in (other, Path("/etc")):
+                with pytest.raises(Refused):
+                    await hutch.create(mounts=[f"{path}:/mnt/other"])
+            await hosted.add("etc", McpServer(command="/usr/bin/python3", args=("/etc/hostname",), host_path="/etc"))
+            with pytest.raises(ServerFailed, match="/etc"):
+                await hosted.start("etc")
 
 
 async def test_only_what_was_opened_is_shown(tmp_path: Path) -> None:
@@ -180,11 +197,14 @@ async def test_box_destroyed_behind_its_back(tmp_path: Path) -> None:
 
 
 async def test_pipeline_shares_a_box(tmp_path: Path) -> None:
-    """B10: the servers of one group have one box, their files at /workspace/.mcp/NAME; it ends with the last."""
+    """B10: the servers of one group have one box, their files at /workspace/.mcp/NAME; it ends with the last. A choice
+    that is written as plain text is the same choice, and one that is none is refused."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
-            for name in ("one", "two"):
-                await hosted.add(name, plain(tmp_path / name, share=Share.PIPELINE, group="etl"))
+            for name, share in (("one", Share.PIPELINE), ("two", "pipeline")):
+                await hosted.add(name, plain(tmp_path / name, share=share, group="etl"))
+            with pytest.raises(Invalid, match="share"):
+                await hosted.add("three", plain(tmp_path / "three", share="pipelines"))
             one, two = await asyncio.gather(hosted.start("one"), hosted.start("two"))
             assert one.box == two.box
             assert where(await hosted.call("two", "where"))["file"] == "/workspace/.mcp/two/server.py"

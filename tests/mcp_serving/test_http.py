@@ -124,6 +124,32 @@ async def test_two_clients_of_one_scope_have_boxes_of_their_own(server: Server) 
         assert "other live client" in (second.instructions or "")
 
 
+async def test_an_agent_does_not_reach_other_boxes_of_its_owner(server: Server) -> None:
+    """P6, P15: neither a person's box nor that of another client with the same key; `?box=` gives one."""
+    key = server.key("user", "shared")
+    async with Hutch(server.announcement["url"], key=key, session="person") as hutch:
+        box = await hutch.create(name="person", retention="persistent")
+        await box.files.write("secret", "4711")
+        for era in ERAS:
+            async with over_http(server, key)(era, name="one") as one, over_http(server, key)(era, name="two") as two:
+                other = (await run(one, "echo 4711 > secret"))["box"]
+                await run(two, "true")
+                await one.call_tool("box_lifecycle", {"action": "release"})
+                listed = text(await two.call_tool("box_query", {"action": "list"}))
+                assert other not in listed and box.id not in listed and "person" not in listed
+                for name in (other, other[:6], box.id, "person"):
+                    for action in ("switch", "takeover", "destroy"):
+                        refused = await two.call_tool("box_lifecycle", {"action": action, "box": name})
+                        assert refused.is_error and "take it over" not in text(refused), text(refused)
+                    copy = {"action": "copy_file", "source_box": name, "source_path": "secret"}
+                    assert (await two.call_tool("box_operation", copy)).is_error
+            async with over_http(server, key, "?box=person&scope=given")(era) as given:
+                assert "person" in text(await given.call_tool("box_query", {"action": "list"}))
+                assert (await given.call_tool("box_lifecycle", {"action": "destroy", "box": "person"})).is_error
+        assert (await box.exec("cat secret")).stdout == "4711", "its lease, too, is the person's still"
+        await box.destroy()
+
+
 async def test_an_observer_only_looks(server: Server) -> None:
     """P8: read-only tools only, on a box that is there, without its lease."""
     owner, observer = server.key("user", "seen"), server.key("observer", "seen")
@@ -133,6 +159,8 @@ async def test_an_observer_only_looks(server: Server) -> None:
             async with over_http(server, observer, query)("auto") as watcher:
                 names = {tool.name for tool in (await watcher.list_tools()).tools}
                 assert "read" in names and not names & {"exec", "write", "edit", "job", "box_lifecycle"}
+                listed = await watcher.call_tool("box_query", {"action": "list"})
+                assert not listed.is_error and (box in text(listed)) == bool(query), text(listed)
                 seen = await watcher.call_tool("read", {"path": "file"})
                 assert not seen.is_error and "look" in text(seen), text(seen)
                 for name, given in (("exec", {"command": "ls"}), ("write", {"path": "x", "content": "y"})):

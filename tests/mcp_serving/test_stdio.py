@@ -1,11 +1,17 @@
 """`hutch mcp`: whose box it is, what of the machine it shows, and how it bears a bad client and its own end."""
 
+import os
 import signal
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mcp import Client
 
-from tests.mcp_serving.connecting import run, stdio, text
+from tests.mcp_serving.connecting import HUTCH, environ, run, stdio, text
 from tests.mcp_serving.leaving import boxes, hutch
 from tests.mcp_serving.raw import Raw
 from tests.server.serving import PATIENCE, serving
@@ -124,6 +130,60 @@ async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
         assert refused.is_error and "/etc" in text(refused)
 
 
+async def test_an_agent_does_not_reach_the_box_of_a_person(top: Path) -> None:
+    """P6, P15: a client of MCP neither lists, enters, copies from nor destroys a person's box; its owner may say that
+    it may (`--allow`, `--box`, hutch.toml), each thing by itself, and an answer says whose files it got."""
+    mine = hutch(top, "box", "create", "--name", "mine", "--persistent")["id"]
+    (top / "secret").write_text("4711\n")
+    hutch(top, "box", "cp", str(top / "secret"), "mine:/workspace/secret")
+    asked: list[tuple[str, dict[str, str]]] = [
+        ("box_lifecycle", {"action": action, "box": box})
+        for action, box in (("switch", "mine"), ("switch", mine[:8]), ("takeover", mine), ("destroy", "mine"))
+    ]
+    asked.append(("box_operation", {"action": "copy_file", "source_box": "mine", "source_path": "secret"}))
+    async with stdio(top)("auto") as client:
+        await run(client, "true")
+        listed = await client.call_tool("box_query", {"action": "list"})
+        assert "mine" not in text(listed) and mine not in text(listed), text(listed)
+        for name, given in asked:
+            refused = await client.call_tool(name, given)
+            assert refused.is_error and "no box" in text(refused) and "take it over" not in text(refused), text(refused)
+        (lifecycle,) = [tool for tool in (await client.list_tools()).tools if tool.name == "box_lifecycle"]
+        assert "takeover" not in str(lifecycle)
+    async with stdio(top, "--box", "mine", "--scope", "given")("auto") as client:
+        assert [each["name"] for each in await listing(client)] == ["mine"]
+        assert (await client.call_tool("box_lifecycle", {"action": "destroy", "box": "mine"})).is_error
+    async with stdio(top, "--allow", "list_others,takeover", "--scope", "granted")("auto") as client:
+        assert "mine" in [each["name"] for each in await listing(client)]
+        assert (await client.call_tool("box_lifecycle", {"action": "destroy", "box": "mine"})).is_error
+        taken = await client.call_tool("box_lifecycle", {"action": "takeover", "box": "mine"})
+        assert not taken.is_error and "another conversation's" in text(taken), text(taken)
+        assert (await run(client, "cat secret"))["stdout"] == "4711\n"
+    assert "mine" in [box["name"] for box in boxes(top)]
+
+
+async def listing(client: Client) -> list[dict[str, Any]]:
+    found: dict[str, Any] = (await client.call_tool("box_query", {"action": "list"})).structured_content
+    boxes: list[dict[str, Any]] = found["boxes"]
+    return boxes
+
+
+def test_without_a_client_it_ends(top: Path) -> None:
+    """Lesson 12: nothing to read, and nowhere to write, ends it at once; epoll(7) knows no /dev/null."""
+    ping = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
+    for said, heard in ((b"", subprocess.PIPE), (ping, subprocess.DEVNULL)):
+        with tempfile.TemporaryFile() if said else open(os.devnull, "rb") as wire:
+            if said:
+                wire.write(said)
+                wire.seek(0)
+            done = subprocess.run(
+                [sys.executable, *HUTCH], env=environ(top), cwd=top, stdin=wire, stdout=heard, stderr=subprocess.PIPE,
+                timeout=PATIENCE,
+            )  # fmt: skip
+        assert (done.returncode, done.stdout or b"") == (0, b""), done.stderr
+        assert b"Traceback" not in done.stderr, done.stderr
+
+
 async def test_only_some_tools(top: Path) -> None:
     async with stdio(top, "--tools", "read,exec", "--profile", "code")("auto") as client:
         assert {tool.name for tool in (await client.list_tools()).tools} == {"read", "exec"}
@@ -140,7 +200,9 @@ async def test_everything_that_changes_something_can_be_made_to_ask(top: Path) -
         assert not (await client.call_tool("box_query", {"action": "list"})).is_error
 
 
-@pytest.mark.parametrize("words", [("--tools", "nonsense"), ("--permissions", "nobody"), ("--profile", "no such")])
+@pytest.mark.parametrize(
+    "words", [("--tools", "nonsense"), ("--allow", "everything"), ("--permissions", "nobody"), ("--profile", "no such")]
+)
 def test_a_wrong_option_is_told_at_once(words: tuple[str, str], top: Path) -> None:
     with Raw(top, *words) as raw:
         _, said = raw.process.communicate(timeout=PATIENCE)

@@ -319,7 +319,8 @@ def test_a_clock_that_makes_no_sense_is_invalid(name: str, bad: Any) -> None:
         ({"allow_private": ("0.0.0.0/0",)}, "private range"),
         ({"allow_private": ("8.8.8.0/24",)}, "private range"),
         ({"allow_private": ("127.0.0.0/8",)}, "private range"),
-        ({"allow_private": ("::/0",)}, "private range"),
+        ({"allow_private": ("::/0",)}, "no IPv6"),
+        ({"allow_private": ("10.0.0.0/8", "fd00::/8")}, "no IPv6"),
         ({"workspace": Workspace(source="notes")}, "'own', 'volume:NAME'"),
         ({"workspace": Workspace(source="volume:../x")}, "does not name a volume"),
         ({"limits": LimitsAsked(memory_mb="512")}, "memory_mb"),  # type: ignore[arg-type]

@@ -22,6 +22,7 @@ from hutch.model.spec import Spec
 from hutch.providers.native.provider import NativeProvider
 from hutch.skills import calling
 from hutch.skills.sources import Directory
+from hutch.tools import Tools
 from tests.skills.making import manifest, run_dir, skill
 from tests.skills.wheels import npm_archive, wheel
 
@@ -228,13 +229,55 @@ class Mountless(NativeProvider):
         return (await super().probe()).but(mounts=False)
 
 
-async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
-    """P11: synchronised after boot, and again when skills change; what fails is a warning event, not a broken box."""
-    config = Config.load(state_dir=tmp_path / "state", run_dir=run_dir(tmp_path))
+@pytest.mark.parametrize("mounts", [True, False])
+async def test_a_skill_that_came_later_does_not_run_changed(tmp_path: Path, mounts: bool, rootless: bool) -> None:
+    """B12, B38, lesson 40: the owner's first skill is in the boxes that are older than it. Where it can be mounted into
+    a live box it is read-only there; where it can only be copied, the box's user owns the copy, and a tool of the skill
+    runs what was installed all the same."""
+    more = "hutch: {tools: [{name: say, description: Says it, command: [./run]}]}\n"
+    package = skill(tmp_path, "demo", more, run="#!/bin/sh\necho mine\n")
+    async with opened(tmp_path) if mounts else mountless(tmp_path) as hutch:
+        tools = Tools(hutch)
+        box = (await tools.call("exec", {"command": "true"})).structured["box"]
+        await hutch.skills.install(package)
+        handle = await hutch.attach(box)
+        assert await said(handle, f"ls {AT}") == "demo\n"
+        assert not (await tools.call("activate_skill", {"name": "demo"})).is_error
+        plant = f"rm {AT}/demo/run; echo 'echo planted' > {AT}/demo/run; echo planted > {AT}/demo/extra; mv {AT} moved"
+        told = await said(handle, plant)
+        if mounts and not rootless:
+            assert told.count("Read-only file system") == 3 and "busy" in told, told
+        ran = await tools.call("demo__say", {})
+        assert ran.structured.get("stdout") == "mine\n" and ran.structured["box"] == box, ran.text
+        await hutch.skills.write_file("demo", "run", "#!/bin/sh\necho newer\n")
+        assert (await tools.call("demo__say", {})).structured["stdout"] == "newer\n"
+        await tools.close()
+
+
+async def test_what_a_box_keeps_where_skills_would_be_is_not_covered(tmp_path: Path) -> None:
+    """B12: a directory that the box has filled itself stays as it is; the skill is copied beside what is there. A link
+    there leads nobody out of it."""
+    async with opened(tmp_path) as hutch:
+        async with hutch.box() as full, hutch.box() as linked:
+            await said(full, f"mkdir {AT}; echo mine > {AT}/mine")
+            await said(linked, f"mkdir elsewhere; ln -s elsewhere {AT}")
+            await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
+            assert await said(full, f"ls {AT}; {AT}/demo/run") == "demo\nmine\none\n"
+            assert "skills" not in await said(linked, "grep elsewhere /proc/self/mountinfo")
+
+
+@asynccontextmanager
+async def mountless(top: Path) -> AsyncIterator[Hutch]:
+    config = Config.load(state_dir=top / "state", run_dir=run_dir(top))
     provider = Mountless()
     provider.configure(config.for_provider("native"))
-    keeper = Keeper(config, MemoryStore(), engines=Engines(config, {"native": provider}))
-    async with Hutch(keeper=keeper) as hutch:
+    async with Hutch(keeper=Keeper(config, MemoryStore(), engines=Engines(config, {"native": provider}))) as hutch:
+        yield hutch
+
+
+async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
+    """P11: synchronised after boot, and again when skills change; what fails is a warning event, not a broken box."""
+    async with mountless(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
         async with hutch.box() as box:
             assert await said(box, f"{AT}/demo/run") == "one\n"

@@ -7,10 +7,20 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from hutch.errors import ConfigError
+from hutch.logs import log
 
+CONFIG_FILE = "hutch.toml"
 _SOCKET_PATH = 107
 """Bytes of sun_path in sockaddr_un (108) without the NUL, see unix(7)."""
 _LONGEST_SOCKET = "/" + 20 * "x" + "/deputy"
+_OURS = frozenset({"keepers", "hutch.db", "receipts.db", "server.lock"})
+"""Each state or run directory that a keeper has used has one of these."""
+_ALSO_OURS = frozenset({"boxes", "cache", "images", "instance", "mcp", "skills", "volumes"})
+"""What a state directory may have before a keeper comes: an engine that was only looked at makes its own part."""
+_SHARED = frozenset(
+    {"/", "/etc", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/lib", "/var/run"}
+)
+"""Their mode is the machine's business, whatever somebody has put there."""
 
 
 def is_root() -> bool:
@@ -34,12 +44,29 @@ def run_dir(environ: Mapping[str, str]) -> Path:
     return Path(f"/tmp/hutch-{os.getuid() if hasattr(os, 'getuid') else 'user'}")
 
 
-def config_files(environ: Mapping[str, str], cwd: Path) -> tuple[Path, ...]:
-    """Where a configuration is looked for when none is named; the first one there is used."""
-    return (
-        cwd / "hutch.toml",
-        _xdg(environ, "XDG_CONFIG_HOME", ".config") / "hutch" / "hutch.toml",
-        Path("/etc/hutch/hutch.toml"),
+def config_dir(environ: Mapping[str, str]) -> Path:
+    """The user's own configuration, which is never shown in a box."""
+    return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "hutch"
+
+
+def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
+    """Where a configuration is looked for when none is named and none in the working directory is trusted; the first
+    one there is used."""
+    return (config_dir(environ) / CONFIG_FILE, Path("/etc/hutch") / CONFIG_FILE)
+
+
+def check_author(path: Path, found: os.stat_result) -> None:
+    """Raises ConfigError if a stranger may have written an open file that configures us. Where nobody can write, on a
+    read-only mount, it does not matter whose it is: so containers are given their configuration."""
+    if not hasattr(os, "geteuid") or os.statvfs(path).f_flag & os.ST_RDONLY:
+        return
+    owned = found.st_uid in (0, os.geteuid())
+    grouped = found.st_mode & stat.S_IWGRP and found.st_gid not in (0, os.getegid())
+    if owned and not grouped and not found.st_mode & stat.S_IWOTH:
+        return
+    raise ConfigError(
+        f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: others may have written it",
+        remedy=f"look at it, then: chown {os.geteuid()} {path} && chmod go-w {path}",
     )
 
 
@@ -57,9 +84,11 @@ def check_run_dir(path: Path, origin: str) -> None:
 
 
 def make(path: Path, mode: int = 0o700) -> None:
-    """Make a directory of ours, or check that the one there is ours and that nobody else can write to it.
+    """Make a directory of ours, or check that the one there is ours alone.
 
-    /tmp/hutch-1000 may have been made by somebody who waits for us to put sockets into it.
+    /tmp/hutch-1000 may have been made by somebody who waits for us to put sockets into it: what others can write to, or
+    own, is refused. What others can only look into is closed to them, because it holds commands, keys' digests and the
+    files of boxes; the directories above it stay as they are.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,6 +108,24 @@ def make(path: Path, mode: int = 0o700) -> None:
             f"into it",
             remedy=f"remove it or chown it to {os.geteuid()} with mode {mode:o}, or configure another",
         )
+    if found.st_mode & 0o077 & ~mode:
+        _close(path, found, mode)
+
+
+def _close(path: Path, found: os.stat_result, mode: int) -> None:
+    """Take the rights of others from a directory that only Hutch uses; ConfigError if it serves anything else too."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        entries = set(os.listdir(descriptor)) - {"lost+found"}
+        if str(path) in _SHARED or path == Path.home() or not (entries & _OURS or entries <= _ALSO_OURS):
+            raise ConfigError(
+                f"others can look into {path} (mode {stat.S_IMODE(found.st_mode):o}), and Hutch is not its only user",
+                remedy=f"configure a directory of Hutch's own, or `chmod {mode:o} {path}`",
+            )
+        os.fchmod(descriptor, mode)
+    finally:
+        os.close(descriptor)
+    log("config").warning("others could look into a directory; they no longer can", path=path, was=f"{found.st_mode:o}")
 
 
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:

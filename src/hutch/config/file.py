@@ -1,16 +1,17 @@
-"""Reading `hutch.toml`: the first file found, who may have written it, and the line on which each key stands."""
+"""Reading `hutch.toml`: which file counts, who may have written it, and the line on which each key stands."""
 
 import os
 import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from hutch.config import directories
 from hutch.errors import ConfigError
+from hutch.logs import log
 from hutch.model.record import Record
 
+MOST_BYTES = 4 << 20
 # Patterns are texts, and `re` compiles them at first use: most processes find no file to read.
 _NAME = r"""(?:[A-Za-z0-9_-]+|"[^"]*"|'[^']*')"""
 _DOTTED = rf"{_NAME}(?:\s*\.\s*{_NAME})*"
@@ -35,27 +36,78 @@ class ConfigFile(Record, frozen=True, kw_only=True):
         return self.path
 
 
-def find(named: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> ConfigFile | None:
-    """The named file, that of HUTCH_CONFIG, or the first there is; None if there is none."""
+class Found(Record, frozen=True, kw_only=True):
+    """Which file counts, and which one in the working directory does not."""
+
+    file: ConfigFile | None = None
+    pinned: bool = False
+    """It counts by the digest of its content."""
+    ignored: str = ""
+
+
+def find(named: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Found:
+    """The named file, that of HUTCH_CONFIG, one in the working directory that the user has accepted, or the first of
+    the user's and the machine's own."""
     chosen = named or environ.get("HUTCH_CONFIG")
     if chosen:
         path = cwd / Path(chosen).expanduser()
         if not path.is_file():
             raise ConfigError(f"there is no configuration file {path}", remedy="check --config and HUTCH_CONFIG")
-        return read(path)
-    for path in directories.config_files(environ, cwd):
+        return Found(file=parse(path, content_of(path, own=True)))
+    ignored = ""
+    own = directories.config_files(environ)
+    here = cwd / directories.CONFIG_FILE
+    if here not in own and here.is_file():
+        from hutch.config import trust  # rarely needed: most directories have no configuration
+
+        content = content_of(here, own=False)
+        if trust.is_trusted(here, content, environ):
+            return Found(file=parse(here, content), pinned=True)
+        ignored = str(here)
+        _warn(ignored)
+    for path in own:
         if path.is_file():
-            _check_author(path)
-            return read(path)
-    return None
+            return Found(file=parse(path, content_of(path, own=True)), ignored=ignored)
+    return Found(ignored=ignored)
 
 
-def read(path: Path) -> ConfigFile:
+_warned: set[str] = set()
+
+
+def _warn(ignored: str) -> None:
+    """Once in a process: a command loads its configuration more than once."""
+    if ignored not in _warned:
+        _warned.add(ignored)
+        log("config").warning(
+            "a hutch.toml in the working directory is ignored: a box may have written it", file=ignored,
+            accept=f"hutch config trust {ignored}",
+        )  # fmt: skip
+
+
+def content_of(path: Path, *, own: bool) -> bytes:
+    """Whole, from one descriptor, so that what is checked is what is read. `own`: nobody else may have written it; one
+    in the working directory is accepted by its digest, whoever wrote it."""
+    try:
+        # O_NONBLOCK: a pipe in its place would keep us waiting for a writer.
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            if own:
+                directories.check_author(path, os.fstat(file.fileno()))
+            content = file.read(MOST_BYTES + 1)
+    except ConfigError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error}") from error
+    if len(content) > MOST_BYTES:
+        raise ConfigError(f"{path} has more than {MOST_BYTES >> 20} MB")
+    return content
+
+
+def parse(path: Path, content: bytes) -> ConfigFile:
     import tomllib
 
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = content.decode()
+    except UnicodeDecodeError as error:
         raise ConfigError(f"{path} cannot be read: {error}") from error
     try:
         plain = tomllib.loads(text)
@@ -101,17 +153,3 @@ def _mark(lines: dict[str, int], key: tuple[str, ...], number: int) -> None:
 
 def _split(dotted: str) -> tuple[str, ...]:
     return tuple(bare or double or single for bare, double, single in re.findall(_PARTS, dotted))
-
-
-def _check_author(path: Path) -> None:
-    """A file that was merely found must not be a stranger's: it could mount this user's files into boxes, and anybody
-    may leave a hutch.toml in /tmp. A file that was named by the caller is trusted."""
-    if not hasattr(os, "geteuid"):
-        return
-    found = path.stat()
-    if found.st_uid in (0, os.geteuid()) and not found.st_mode & stat.S_IWOTH:
-        return
-    raise ConfigError(
-        f"{path} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: others may have written it",
-        remedy=f"if you trust it, name it: HUTCH_CONFIG={path}",
-    )

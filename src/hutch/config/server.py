@@ -14,7 +14,13 @@ _NUMBERS = (
     "body_total_sec",
     "answer_sec",
     "drain_sec",
+    "held_mb_per_key",
+    "held_mb",
+    "read_timeout_sec",
+    "max_connections",
 )
+LEAST_HELD_MB = 16
+"""Less would refuse ordinary results."""
 
 
 class ServerTable(Record, frozen=True, kw_only=True):
@@ -42,6 +48,15 @@ class ServerTable(Record, frozen=True, kw_only=True):
     """How long a body may stand still, and how long the headers before it may take, until the request is given up."""
     body_total_sec: float = 600.0
     """How long a whole body may take, and one second more for each 64 KB of it that have come; 0: no limit."""
+    held_mb_per_key: int = 128
+    """What the server holds for one key at most: answers that were not read, bodies that were not used. 0: no limit."""
+    held_mb: int = 512
+    """The same for all keys together. 0: no limit."""
+    read_timeout_sec: float = 60.0
+    """How long an answer may stand unread until its connection is cut, and one second more for each 16 KB that were
+    read; 0: for ever."""
+    max_connections: int = 0
+    """Connections at once; the oldest idle ones make room for new ones. 0: as many as there are descriptors for."""
     answer_sec: float = 60.0
     """How long an agent waits until one of its owner's people has answered its question; 0: nobody is asked."""
     pulls: str = "admin"
@@ -62,6 +77,11 @@ class ServerTable(Record, frozen=True, kw_only=True):
         for field in _NUMBERS:
             if getattr(self, field) < 0:
                 raise ConfigError(f"{origin}: server.{field} is negative", details={"field": f"server.{field}"})
+        for field in ("held_mb_per_key", "held_mb"):
+            if 0 < getattr(self, field) < LEAST_HELD_MB:
+                raise ConfigError(
+                    f"{origin}: server.{field} is less than {LEAST_HELD_MB}", details={"field": f"server.{field}"}
+                )
 
 
 def from_text(key: str, text: str) -> str | list[str]:

@@ -1,7 +1,7 @@
 """`Config`: every setting, its meaning, its value and where the value came from.
 
-Later wins: default, `hutch.toml` (one file, see `file.find`), `HUTCH_*`, keyword arguments. Relative paths in a file
-start at that file's directory, all others at the working directory.
+Later wins: default, `hutch.toml` (one file, see `file.find`; never one that a box may have written), `HUTCH_*`,
+keyword arguments. Relative paths in a file start at that file's directory, all others at the working directory.
 """
 
 import os
@@ -16,14 +16,16 @@ from hutch.config import directories, file, server
 from hutch.config.decode import Source, decode, unknown_key
 from hutch.config.mcp import McpTable
 from hutch.config.server import ServerTable
-from hutch.errors import ConfigError, HutchError, NotFound
+from hutch.errors import ConfigError, HutchError, Invalid, NotFound
 from hutch.images.settings import ImageSettings
 from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
+from hutch.model.places import CheckedMount
 from hutch.model.record import Record
-from hutch.policy import profiles
+from hutch.policy import mounts, profiles
 from hutch.policy.profiles import Profile, ProfileTable
 from hutch.policy.quotas import Quota
+from hutch.policy.rights import Rights, RightsTable, check_table, of_owner
 
 if TYPE_CHECKING:
     from hutch.policy.permissions import AgentPermissions
@@ -51,6 +53,7 @@ class Written(Record, frozen=True, kw_only=True):
     queue_sec: float | None = None
     idle_action: str | None = None
     strict: bool | None = None
+    state_key_file: str | None = None
     receipts: str | None = None
     receipts_days: float | None = None
     receipts_rows: int | None = None
@@ -62,11 +65,11 @@ class Written(Record, frozen=True, kw_only=True):
 
 
 _KEYS = Written.__struct_fields__
-_TABLES = ("profiles", "providers", "quotas", "pool", "server", "images", "permissions", "mcp")
+_TABLES = ("profiles", "providers", "quotas", "rights", "pool", "server", "images", "permissions", "mcp")
 _VARIABLES = frozenset({"HUTCH_CONFIG", "HUTCH_KEY"})
 """What else the environment says to Hutch."""
 _LISTS = ("mount_roots", "mount_refused", "fallback")
-_PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file")
+_PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file", "state_key_file")
 
 _PASSWORD = r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*"
 """In an address: `scheme://user:HERE@host/name?password=HERE`."""
@@ -107,6 +110,9 @@ class Config(Record, frozen=True, kw_only=True):
     """How long a box lives on without any keeper."""
     store: str = ""
     """Where records live: empty for `hutch.db` in the state directory, "memory", or postgresql://…"""
+    state_key_file: Path | None = None
+    """The key that seals values in records and proves commands in receipts. Default: `state.key` in the state
+    directory. Servers that share a PostgreSQL database need the same one; without it they seal nothing."""
     lease_sec: float = 600.0
     """How long a session holds a box after its last operation; 0: until it releases it."""
     queue_sec: float = 0.0
@@ -120,7 +126,7 @@ class Config(Record, frozen=True, kw_only=True):
     receipts_days: float = 30.0
     """How long the receipts of a gone box are kept."""
     receipts_rows: int = 1_000_000
-    """How many receipts are kept; past that, those of the boxes that went first are removed."""
+    """How many receipts are kept of each owner; past that, those of his boxes that went first are removed."""
     log_level: str = "warning"
     """debug, info, warning, error or off."""
     log_format: str = "text"
@@ -138,6 +144,8 @@ class Config(Record, frozen=True, kw_only=True):
     """`[providers.NAME]`: settings of each provider, which alone knows their meaning."""
     quotas: dict[str, Quota] = msgspec.field(default_factory=dict)
     """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
+    rights: dict[str, RightsTable] = msgspec.field(default_factory=dict)
+    """`[rights.OWNER]`: what each owner's keys may ask of a server; `[rights."*"]` for all others."""
     pool: dict[str, int] = msgspec.field(default_factory=dict)
     """`[pool]`: how many boxes of each profile wait ready."""
     permissions: "dict[str, AgentPermissions]" = msgspec.field(default_factory=dict)
@@ -150,6 +158,14 @@ class Config(Record, frozen=True, kw_only=True):
     """`[mcp]` and `[mcp.servers.NAME]`: MCP servers that run in boxes."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
     """From a key to where its value was written; a key that is absent has its default."""
+    config_file: Path | None = None
+    """The file that was read; none: there was none."""
+    config_pinned: bool = False
+    """It lies in the working directory, and counts as long as nobody changes it."""
+    config_ignored: str = ""
+    """A `hutch.toml` of the working directory that the user has not accepted (`hutch config trust`)."""
+    config_dir: Path | None = None
+    """The user's own configuration directory."""
 
     @classmethod
     def load(
@@ -164,8 +180,9 @@ class Config(Record, frozen=True, kw_only=True):
         environ = os.environ if environ is None else environ
         cwd = cwd or Path.cwd()
         loading = _Loading(cwd)
-        if found := file.find(config, environ, cwd):
-            loading.add_file(found)
+        found = file.find(config, environ, cwd)
+        if found.file is not None:
+            loading.add_file(found.file)
         loading.add_environment(environ)
         loading.add_arguments(arguments)
         values, origins = loading.values, loading.origins
@@ -177,12 +194,17 @@ class Config(Record, frozen=True, kw_only=True):
             profiles=loading.profiles,
             providers=loading.providers,
             quotas=loading.quotas,
+            rights=loading.rights,
             pool=loading.pool,
             permissions=loading.permissions,
             server=_table(ServerTable, loading.server, "server"),
             images=_table(ImageSettings, loading.images, "images"),
             mcp=_table(McpTable, loading.mcp, "mcp"),
             origins=origins,
+            config_file=Path(found.file.path) if found.file is not None else None,
+            config_pinned=found.pinned,
+            config_ignored=found.ignored,
+            config_dir=directories.config_dir(environ),
         )
         made._check()
         return made
@@ -190,6 +212,10 @@ class Config(Record, frozen=True, kw_only=True):
     def resolve_profile(self, name: str | None = None) -> Profile:
         """The profile of that name, or the default one, with all it inherits. NotFound if there is none."""
         return profiles.resolve(name or self.profile, self.profiles)
+
+    def rights_of(self, owner: str) -> Rights:
+        """What the owner's keys of role user may ask for."""
+        return of_owner(owner, self.rights, self.profile, self.profiles)
 
     def for_provider(self, name: str) -> dict[str, Any]:
         """What `Provider.configure` is given. The native engine's boxes live in our own directories."""
@@ -203,7 +229,17 @@ class Config(Record, frozen=True, kw_only=True):
     @property
     def never_mounted(self) -> tuple[Path, ...]:
         """For `policy.mounts.check`: our own directories, so also other boxes, and what the configuration adds."""
-        return (self.state_dir, self.run_dir, *self.mount_refused)
+        own = (self.state_key_file, self.config_dir)
+        return (self.state_dir, self.run_dir, *(path for path in own if path is not None), *self.mount_refused)
+
+    @property
+    def never_writable(self) -> tuple[Path, ...]:
+        """For `policy.mounts.check`: the file that configures us, unless it counts by its digest (lesson 44)."""
+        return () if self.config_file is None or self.config_pinned else (self.config_file,)
+
+    def host_place(self, source: str, what: str) -> CheckedMount:
+        """A path that a caller names, as policy allows this process to read it for him; Refused if it does not."""
+        return mounts.check_source(source, what, roots=self.mount_roots, refused=self.never_mounted)
 
     def origin(self, key: str) -> str:
         return self.origins.get(key, "default")
@@ -217,6 +253,7 @@ class Config(Record, frozen=True, kw_only=True):
             changed = {key: value for key, value in written.items() if value != defaults[key]}
             shown.append(_shown_table(f"profiles.{name}", changed, self))
         shown += [_shown_table(f"providers.{name}", table, self) for name, table in sorted(self.providers.items())]
+        shown += [_shown_table(f"rights.{name}", table.to_plain(), self) for name, table in sorted(self.rights.items())]
         if "server" in self.origins:
             shown.append(_shown_table("server", self.server.to_plain(), self))
         if "images" in self.origins:
@@ -260,6 +297,12 @@ class Config(Record, frozen=True, kw_only=True):
             self.resolve_profile(name)
         if self.permissions:
             self._check_permissions()
+        for name, rights in self.rights.items():
+            try:
+                check_table(rights, self.profiles)
+            except Invalid as error:
+                place = self.origin(f"rights.{name}")
+                raise ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details) from error
         for name in self.profiles:
             try:
                 profiles.resolve(name, self.profiles)
@@ -302,6 +345,7 @@ class _Loading:
         self.profiles: dict[str, ProfileTable] = {}
         self.providers: dict[str, dict[str, Any]] = {}
         self.quotas: dict[str, Quota] = {}
+        self.rights: dict[str, RightsTable] = {}
         self.pool: dict[str, int] = {}
         self.permissions: dict[str, AgentPermissions] = {}
         self.server: dict[str, Any] = {}
@@ -351,6 +395,9 @@ class _Loading:
         for name, table in decode(dict[str, dict[str, Any]], plain.get("quotas", {}), source, "quotas").items():
             self.quotas[name] = decode(Quota, table, source, "quotas", name)
             self.origins[f"quotas.{name}"] = source.origin("quotas", name)
+        for name, table in decode(dict[str, dict[str, Any]], plain.get("rights", {}), source, "rights").items():
+            self.rights[name] = decode(RightsTable, table, source, "rights", name)
+            self.origins[f"rights.{name}"] = source.origin("rights", name)
         self.pool |= decode(dict[str, int], plain.get("pool", {}), source, "pool")
         if "permissions" in plain:
             self._add_permissions(plain["permissions"], source)

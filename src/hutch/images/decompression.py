@@ -8,7 +8,7 @@ import hashlib
 import lzma
 import zlib
 from collections.abc import Callable
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 from hutch.errors import HutchError, Invalid, Refused, Unsupported
 from hutch.images.settings import Bounds
@@ -38,10 +38,16 @@ class _Unpacker(Protocol):
     def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
 
 
+class Readable(Protocol):
+    """What of a file is needed here."""
+
+    def read(self, count: int = -1, /) -> bytes: ...
+
+
 class Unpacked:
     """The bytes of a packed file, read forward."""
 
-    def __init__(self, packed: BinaryIO, bounds: Bounds) -> None:
+    def __init__(self, packed: Readable, bounds: Bounds) -> None:
         self._packed = packed
         self._bounds = bounds
         self._sha = hashlib.sha256()

@@ -62,7 +62,7 @@ def effective(
     for other, reason in (passed or {}).items():
         ledger.note("provider", other, provider, reason)
     workspace = _workspace(spec, profile, ledger)
-    limits = _limits(spec, profile, ledger)
+    limits = _within(_limits(spec, profile, ledger), spec, capabilities, ledger)
     answer = EffectiveSpec(
         profile=profile.name,
         provider=ledger.told("provider", spec.provider, provider),
@@ -205,6 +205,15 @@ def _limits(spec: Spec, profile: Profile, ledger: _Ledger) -> Limits:
         for field in values.LIMIT_NAMES
     }
     return Limits(**numbers, max_timeout_sec=longest)
+
+
+def _within(limits: Limits, spec: Spec, capabilities: Capabilities, ledger: _Ledger) -> Limits:
+    """A limit above what the machine has would hold nothing back: a caller who asked for more is told."""
+    most = capabilities.memory_mb
+    if spec.limits.memory_mb is None or not most or limits.memory_mb <= most:
+        return limits
+    ledger.note("memory_mb", limits.memory_mb, most, "that is all the memory of the machine")
+    return limits.but(memory_mb=most)
 
 
 def _image(spec: Spec, profile: Profile, ledger: _Ledger, default: str | None, last: str) -> str:

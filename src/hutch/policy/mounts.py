@@ -60,6 +60,11 @@ def granted(*roots: str) -> Iterator[None]:
         _granted.reset(token)
 
 
+def granted_roots() -> tuple[str, ...]:
+    """Those that hold here: a client of a server sends them along, and the server decides whether he may."""
+    return _granted.get()
+
+
 def check(
     mounts: Sequence[Mount],
     workspace: Workspace,
@@ -67,17 +72,19 @@ def check(
     *,
     roots: Sequence[str | Path],
     refused: Sequence[str | Path] = (),
+    unwritable: Sequence[str | Path] = (),
 ) -> CheckedMounts:
     """Raises Invalid (not an absolute path), FileMissing (no such source) or Refused.
 
-    `refused` are closed trees besides the system's: at least the state and the run directory.
+    `refused` are closed trees besides the system's: at least the state and the run directory. `unwritable` are files
+    that a box may be shown, but not so that it can change them: those that configure us.
     """
     rules: _Rules | None = None
 
     def checked(source: str, target: str, mode: MountMode, what: str = "mount source") -> CheckedMount:
         nonlocal rules
         # Made on first use: most boxes mount nothing, and then nothing has to be looked up.
-        rules = rules or _Rules(roots, refused)
+        rules = rules or _Rules(roots, refused, unwritable)
         return rules.check(source, target, mode, what)
 
     shown = [mount for mount in mounts if mount.mode is not MountMode.NONE]
@@ -90,6 +97,14 @@ def check(
         else None,
         image=checked(reference, "/", MountMode.RO, "image") if kind in ("dir", "tar") else None,
     )
+
+
+def check_source(
+    source: str, what: str, *, roots: Sequence[str | Path], refused: Sequence[str | Path] = ()
+) -> CheckedMount:
+    """For a file or directory that a keeper reads or copies for a caller: what a box may not be shown is not copied
+    into one either (lesson 43). `hutch.host_files.opened` opens what this allows. Raises as `check` does."""
+    return _Rules(roots, refused).check(source, "", MountMode.RO, what)
 
 
 def windows_refusal(path: str) -> str | None:
@@ -119,7 +134,12 @@ def windows_refusal(path: str) -> str | None:
 class _Rules:
     """Roots and refusals of one check, looked up once."""
 
-    def __init__(self, roots: Sequence[str | Path], refused: Sequence[str | Path]) -> None:
+    def __init__(
+        self, roots: Sequence[str | Path], refused: Sequence[str | Path], unwritable: Sequence[str | Path] = ()
+    ) -> None:
+        self.unwritable = {os.path.abspath(path) for path in unwritable} | {
+            os.path.realpath(path) for path in unwritable
+        }
         self.roots = [os.path.realpath(root) for root in (*roots, *_granted.get())]
         self.homes = _homes()
         closed = {
@@ -142,7 +162,17 @@ class _Rules:
                 f"{real} does not lie under an allowed root (roots: {allowed})",
                 f"add {_root_to_suggest(real, found)!r} to mount_roots in hutch.toml",
             )
+        if mode is MountMode.RW:
+            self._check_unwritable(source, real)
         return CheckedMount(real=real, target=target, mode=mode, dev=found.st_dev, ino=found.st_ino)
+
+    def _check_unwritable(self, source: str, real: str) -> None:
+        for file in sorted(self.unwritable):
+            if at_or_below(file, real):
+                raise _refusal(
+                    source, f"a box that may write in it could change {file}, which configures Hutch",
+                    "show it read-only (:ro), or keep the configuration elsewhere",
+                )  # fmt: skip
 
     def _check_kind(self, source: str, real: str, found: os.stat_result) -> None:
         if stat.S_ISREG(found.st_mode):

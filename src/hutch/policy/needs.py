@@ -15,6 +15,13 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
     """Refused if the wall is too weak, Unsupported with the provider's own reason if it cannot do something."""
     _check_isolation(spec, capabilities)
     _check_network(spec, capabilities)
+    if not spec.image:
+        name = capabilities.provider
+        raise Unsupported(
+            f"provider {name} makes boxes from images, and none is named",
+            remedy=f'name one: image="oci:debian:12" (--image), or image = "debian:12" in [providers.{name}]',
+            details={"field": "image", "provider": name},
+        )
     kind = values.check_image(spec.image, capabilities.images)
     if kind not in capabilities.images:
         raise _unsupported(capabilities, "image", f"images of kind {kind}", "images", kind)

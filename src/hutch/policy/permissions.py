@@ -27,6 +27,14 @@ class Decision(StrEnum):
     ASK = "ask"
 
 
+class Others(StrEnum):
+    """What an agent may do to boxes that are not its session's own. Nothing, unless its owner grants it."""
+
+    LIST = "list_others"
+    TAKEOVER = "takeover"
+    DESTROY = "destroy_others"
+
+
 class Access(StrEnum):
     READ = "read"
     WRITE = "write"
@@ -68,6 +76,18 @@ class AgentPermissions(Record, frozen=True, kw_only=True):
     """The first that matches wins over the tool's decision, unless the tool is denied."""
     paths: tuple[PathRule, ...] = ()
     """The first that matches wins over the tool's decision, unless the tool is denied."""
+    list_others: Decision = Decision.DENY
+    """Whether it sees that its owner's other boxes exist: names, states and limits, no files."""
+    takeover: Decision = Decision.DENY
+    """Whether it may work in boxes of other sessions, and so read and change their files: switch to one, copy from and
+    to one, and take one from a session that holds it."""
+    destroy_others: Decision = Decision.DENY
+    """Whether it may destroy, or change the retention of, a box that its own session has not made."""
+
+    def others(self, right: Others) -> Decision:
+        return {
+            Others.LIST: self.list_others, Others.TAKEOVER: self.takeover, Others.DESTROY: self.destroy_others,
+        }[right]  # fmt: skip
 
 
 class Ruling(NamedTuple):
@@ -109,6 +129,11 @@ def on_tool(permissions: AgentPermissions, tool: str, action: str = "") -> Rulin
     if whole is Decision.DENY:
         return ruling
     return Ruling(one, f"{tool}.{action}: {one}")
+
+
+def on_others(permissions: AgentPermissions, right: Others) -> Ruling:
+    decision = permissions.others(right)
+    return Ruling(decision, f"{right}: {decision}")
 
 
 def on_command(permissions: AgentPermissions, ruling: Ruling, command: str | Sequence[str]) -> Ruling:

@@ -14,6 +14,12 @@ LONGEST_NAME = 40
 MOST_SECRET = 64 << 10
 
 
+def read(server: McpServer) -> McpServer:
+    """A definition as a program wrote it, with each choice as the enum it is: `McpServer(share="pipeline")` is held
+    by nothing else to the types of its fields, and every decision compares enums."""
+    return McpServer.from_plain(server.to_plain())
+
+
 def check(name: str, server: McpServer) -> None:
     """Invalid, with the field."""
     if not is_name(name) or len(name) > LONGEST_NAME or SEPARATOR in name:

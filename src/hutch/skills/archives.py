@@ -1,5 +1,6 @@
 """Zip files of strangers, unpacked without trust in anything they say about themselves."""
 
+import io
 import os
 import stat
 import zipfile
@@ -23,17 +24,17 @@ _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
-def unpack(archive: Path, into: Path) -> None:
+def unpack(archive: bytes, name: str, into: Path) -> None:
     """Raises Refused, FileTooLarge or Invalid, with the entry's name; then `into` may hold a part."""
-    if archive.stat().st_size > MOST_BYTES:
+    if len(archive) > MOST_BYTES:
         raise FileTooLarge(f"the archive has more than {MOST_BYTES >> 20} MB", details={"limit": MOST_BYTES})
     # The library makes an object of each entry before anybody can ask how many there are, and a million is a gigabyte.
-    _check_count(archive.read_bytes().count(_CENTRAL))
+    _check_count(archive.count(_CENTRAL))
     try:
-        with zipfile.ZipFile(archive) as opened:
+        with zipfile.ZipFile(io.BytesIO(archive)) as opened:
             _unpack(opened, into)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError) as error:
-        raise Invalid(f"{archive.name} is not a zip file that can be read: {error}") from error
+        raise Invalid(f"{os.path.basename(name)} is not a zip file that can be read: {error}") from error
 
 
 def _unpack(archive: zipfile.ZipFile, into: Path) -> None:

@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hutch.errors import HutchError, Invalid, NotFound
+from hutch.host_files import Tree, opened_by_user
 from hutch.model.record import Record
 from hutch.model.skills import FoundSkill, SkillFile
-from hutch.skills.content import LEFT_OUT, Budget, copy_file, digest_of, measure, walk
+from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, Budget, digest_of, measure, walk, write_file
 from hutch.skills.manifest import MANIFEST, MOST_BYTES, Manifest, parse
 
 SCAN_DEPTH = 6
@@ -26,62 +27,57 @@ class Package(Record, frozen=True, kw_only=True):
         return sum(file.size for file in self.files)
 
 
-def find(top: Path) -> Iterator[Path]:
-    """Directories that hold a SKILL.md, sorted. What lies in a skill is a part of it, not another one."""
-    yield from _find(top, 0)
-
-
-def _find(place: Path, depth: int) -> Iterator[Path]:
-    if _is_file(place / MANIFEST):
+def find(tree: Tree, place: str = "", depth: int = 0) -> Iterator[str]:
+    """Directories that hold a SKILL.md, sorted, from the tree's top on. What lies in a skill is a part of it, not
+    another one. A manifest that is a link is none: it could lead to any file, and errors quote what they read."""
+    if tree.has_file(_join(place, MANIFEST)):
         yield place
         return
     if depth == SCAN_DEPTH:
         return
-    try:
-        with os.scandir(place) as entries:
-            inner = sorted(
-                entry.name for entry in entries if entry.is_dir(follow_symlinks=False) and entry.name not in LEFT_OUT
-            )
-    except (PermissionError, FileNotFoundError, NotADirectoryError):
-        return
-    for name in inner:
-        yield from _find(place / name, depth + 1)
+    for name in tree.directories(place):
+        if name not in LEFT_OUT:
+            yield from find(tree, _join(place, name), depth + 1)
 
 
-def _is_file(path: Path) -> bool:
-    """Itself, not through a link: that could lead to any file of the host, and errors quote what they read."""
-    return path.is_file() and not path.is_symlink()
+def _join(place: str, name: str) -> str:
+    return f"{place}/{name}" if place else name
 
 
-def choose(top: Path, path: str = "") -> Path:
+def choose(tree: Tree, path: str = "") -> str:
     """The one skill in a tree. Several need a `path` that says which."""
-    place = top
-    if path:
-        if not path.isprintable():
-            raise Invalid(f"{path[:200]!a} is no path in the source")
-        place = top / path
-        # The tree may be a stranger's, with links in it that lead anywhere.
-        if os.path.isabs(path) or not place.resolve().is_relative_to(top.resolve()):
-            raise Invalid(f"{path!r} does not lie in the source", remedy="name a directory in it")
-    found = [each for _, each in zip(range(MOST_FOUND), find(place), strict=False)]
+    place = os.path.normpath(path) if path else ""
+    if not path.isprintable() and path:
+        raise Invalid(f"{path[:200]!a} is no path in the source")
+    # The tree may be a stranger's, with links in it that lead anywhere: the opener follows none.
+    if place.startswith(("/", "..")):
+        raise Invalid(f"{path!r} does not lie in the source", remedy="name a directory in it")
+    place = "" if place == "." else place
+    found = [each for _, each in zip(range(MOST_FOUND), find(tree, place), strict=False)]
     if not found:
         raise NotFound(f"there is no {MANIFEST} in {path or 'the source'}", remedy="a skill is a directory with one")
     if len(found) > 1:
-        names = [os.path.relpath(each, top) for each in found]
         raise Invalid(
-            f"the source holds {len(found)} skills: {', '.join(names[:10])}",
+            f"the source holds {len(found)} skills: {', '.join(found[:10])}",
             remedy="say which one (--path)",
-            details={"paths": names[:100]},
+            details={"paths": found[:100]},
         )
     return found[0]
 
 
-def copy(source: Path, into: Path) -> None:
-    """The files of a skill's directory, within the limits."""
+def copy(tree: Tree, into: Path) -> None:
+    """The one skill's files, within the limits."""
     budget = Budget()
-    for file in walk(source):
+    for file in walk(tree):
         budget.file(file.name, file.size)
-        copy_file(file.path, os.path.join(into, file.name), executable=file.executable)
+        data = tree.read(file.name, most=MOST_BYTES_IN_FILE)
+        write_file(os.path.join(into, file.name), data, executable=file.executable)
+
+
+def take(tree: Tree, path: str, into: Path) -> None:
+    """The skill of a tree, into an empty directory."""
+    with tree.below(choose(tree, path)) as skill:
+        copy(skill, into)
 
 
 def check(staged: Path) -> Package:
@@ -106,20 +102,23 @@ def _check_programs(manifest: Manifest, files: dict[str, SkillFile]) -> None:
 
 
 def scan(top: Path) -> tuple[FoundSkill, ...]:
-    """Every skill in a tree of directories, with what stands in the way of those that cannot be installed (B38)."""
+    """Every skill in a tree of directories, with what stands in the way of those that cannot be installed (B38). For
+    the person who runs this process, with that person's rights."""
     if not top.is_dir():
         raise NotFound(f"there is no directory {top}", remedy="name one that is there")
-    return tuple(_looked_at(each) for _, each in zip(range(MOST_FOUND), find(top), strict=False))
+    with opened_by_user(os.fspath(top)) as tree:
+        found = [each for _, each in zip(range(MOST_FOUND), find(tree), strict=False)]
+        return tuple(_looked_at(tree, each) for each in found)
 
 
-def _looked_at(place: Path) -> FoundSkill:
-    path = str(place)
+def _looked_at(tree: Tree, place: str) -> FoundSkill:
+    path = os.path.join(tree.path, place).rstrip("/")
     try:
-        with open(place / MANIFEST, "rb") as file:
-            manifest = parse(file.read(MOST_BYTES + 1))
-        budget = Budget()
-        for each in walk(place):
-            budget.file(each.name, each.size)
+        with tree.below(place) as skill:
+            manifest = parse(skill.read(MANIFEST, most=MOST_BYTES))
+            budget = Budget()
+            for each in walk(skill):
+                budget.file(each.name, each.size)
     except HutchError as error:
         return FoundSkill(path=path, problem=error.message)
     except OSError as error:

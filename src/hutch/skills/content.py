@@ -6,13 +6,13 @@ and bytes are the same: owners, times and empty directories do not count.
 
 import hashlib
 import os
-import stat
 import unicodedata
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from hutch.errors import FileTooLarge, Refused
+from hutch.host_files import Tree, opened_by_user
 from hutch.model.skills import SkillFile
 
 MOST_BYTES = 64 << 20
@@ -85,54 +85,39 @@ def check_plain(name: str) -> None:
 
 
 class Source(NamedTuple):
-    """A regular file found in a tree, open for reading once."""
+    """A regular file found in a tree."""
 
     name: str
-    path: str
     size: int
     executable: bool
 
 
-def walk(top: Path, *, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Source]:
+def walk(tree: Tree, *, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Source]:
     """Every file of a tree, sorted. Links, pipes, devices and files with a second name are refused, not skipped: a
     package that needs them would be broken without."""
-    yield from _walk(os.fspath(top), "", 0, left_out)
-
-
-def _walk(top: str, below: str, depth: int, left_out: frozenset[str]) -> Iterator[Source]:
-    if depth > MOST_DEPTH:
-        raise Refused(f"{below[:200]!r} lies deeper than {MOST_DEPTH} levels")
-    with os.scandir(f"{top}/{below}") as entries:
-        found = sorted(entries, key=lambda entry: entry.name)
-    for entry in found:
-        name = f"{below}/{entry.name}" if below else entry.name
-        if entry.name in left_out:
-            continue
+    for found in tree.walk(left_out=left_out, depth=MOST_DEPTH):
+        name, facts = found
         try:
             name.encode()
         except UnicodeEncodeError as error:
             raise Refused(f"{name[:200]!a} is not UTF-8") from error
-        facts = entry.stat(follow_symlinks=False)
-        if stat.S_ISDIR(facts.st_mode):
-            yield from _walk(top, name, depth + 1, left_out)
-        elif not stat.S_ISREG(facts.st_mode):
-            kind = "symbolic link" if stat.S_ISLNK(facts.st_mode) else "special file"
+        if not found.is_file:
+            kind = "symbolic link" if found.is_link else "special file"
             raise Refused(f"{name} is a {kind}, and a skill holds only files", remedy="put a copy in its place")
-        elif facts.st_nlink > 1:
+        if facts.st_nlink > 1:
             raise Refused(f"{name} has a second name (a hard link) somewhere", remedy="put a copy in its place")
-        else:
-            yield Source(name, entry.path, facts.st_size, bool(facts.st_mode & 0o111))
+        yield Source(name, facts.st_size, bool(facts.st_mode & 0o111))
 
 
 def measure(top: Path) -> tuple[SkillFile, ...]:
     """The files of a staged package, each hashed, within the limits."""
     budget = Budget()
     found = []
-    for source in walk(top, left_out=frozenset()):
-        budget.file(source.name, source.size)
-        with open(source.path, "rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
-        found.append(SkillFile(path=source.name, size=source.size, digest=digest, executable=source.executable))
+    with opened_by_user(os.fspath(top)) as tree:
+        for source in walk(tree, left_out=frozenset()):
+            budget.file(source.name, source.size)
+            digest = hashlib.sha256(tree.read(source.name, most=MOST_BYTES_IN_FILE)).hexdigest()
+            found.append(SkillFile(path=source.name, size=source.size, digest=digest, executable=source.executable))
     return tuple(sorted(found, key=lambda file: file.path.encode()))
 
 
@@ -142,20 +127,6 @@ def digest_of(files: Iterable[SkillFile]) -> str:
     for file in sorted(files, key=lambda file: file.path.encode()):
         whole.update(f"{'x' if file.executable else '-'} {file.size} {file.digest} {file.path}\n".encode())
     return whole.hexdigest()
-
-
-def copy_file(source: str, target: str, *, executable: bool, limit: int = MOST_BYTES_IN_FILE) -> int:
-    """A regular file's bytes, however the source grows meanwhile; returns how many."""
-    # O_NONBLOCK: what was a file when it was looked at may be a pipe now, and opening one waits for its writer.
-    fd = os.open(source, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with open(fd, "rb") as reading:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise Refused(f"{source} was replaced while it was read")
-        data = reading.read(limit + 1)
-    if len(data) > limit:
-        raise FileTooLarge(f"{source} grew beyond {limit} bytes while it was read")
-    write_file(target, data, executable=executable)
-    return len(data)
 
 
 def write_file(target: str, data: bytes, *, executable: bool) -> None:

@@ -4,6 +4,7 @@ import hashlib
 import os
 import shlex
 import stat
+from collections.abc import Sequence
 from pathlib import Path
 
 from hutch.errors import FileTooLarge, Refused
@@ -13,20 +14,21 @@ from hutch.skills.content import RESERVED
 
 BUILD_AT = "/workspace/deps"
 SKILL_AT = "/workspace/skill"
+EMPTY_AT = "/workspace/empty"
+"""The working directory of installers."""
 MOST_MB = 2048
 
 
 def key_of(package: Package) -> str:
-    """What is prepared once: the same requirements give the same key. Empty: nothing is needed.
+    """Where the prepared dependencies of a version are kept; empty: it needs none.
 
-    A requirement that is a file of the skill counts with the skill's own digest, since its name says nothing of it.
+    What a skill brings along takes part in its installation: its own wheels run code, and `pip/` beside them once ran
+    in pip's place. So what one digest has prepared serves that digest alone, whatever others declare to need.
     """
     needed = package.manifest.dependencies
     if not needed.python and not needed.node:
         return ""
-    own_files = any(requirement.startswith("./") for requirement in (*needed.python, *needed.node))
-    told = needed.to_json() + (package.digest.encode() if own_files else b"")
-    return hashlib.sha256(b"dependencies 1\n" + told).hexdigest()
+    return hashlib.sha256(b"dependencies 2\n" + needed.to_json() + package.digest.encode()).hexdigest()
 
 
 def needs_network(needed: SkillDependencies) -> bool:
@@ -34,20 +36,29 @@ def needs_network(needed: SkillDependencies) -> bool:
 
 
 def commands(needed: SkillDependencies) -> list[str]:
-    """Shell commands, run in the skill's own directory in a box that is thrown away afterwards."""
+    """Shell commands, run in an empty directory of a box that is thrown away afterwards.
+
+    Python would import from the working directory before anything else, and npm would read its settings there: nothing
+    of the skill may stand in the place of the programs that install it (lesson 47).
+    """
     steps = []
     if needed.python:
-        names = " ".join(shlex.quote(name) for name in needed.python)
         offline = "" if needs_network(needed) else "--no-index "
         steps.append(
-            f"python3 -m pip install --quiet --no-input --disable-pip-version-check --no-cache-dir {offline}"
-            f"--target {BUILD_AT}/python -- {names}"
+            f"python3 -I -m pip install --quiet --no-input --disable-pip-version-check --no-cache-dir {offline}"
+            f"--target {BUILD_AT}/python -- {_words(needed.python)}"
         )
     if needed.node:
-        names = " ".join(shlex.quote(name) for name in needed.node)
         # Scripts of packages run here as they would anywhere: in a box, which is why this is one.
-        steps.append(f"npm install --silent --no-audit --no-fund --prefix {BUILD_AT}/node -- {names}")
+        steps.append(f"npm install --silent --no-audit --no-fund --prefix {BUILD_AT}/node -- {_words(needed.node)}")
     return steps
+
+
+def _words(requirements: Sequence[str]) -> str:
+    """For a shell; what is a file of the skill by its place in the box."""
+    return " ".join(
+        shlex.quote(f"{SKILL_AT}/{each.removeprefix('./')}" if each.startswith("./") else each) for each in requirements
+    )
 
 
 def environment(name: str, needed: SkillDependencies) -> dict[str, str]:

@@ -8,7 +8,7 @@ from hutch.errors import FileMissing, NotFound
 from hutch.logs import log
 from hutch.skills import staging
 from hutch.skills.collecting import Package
-from hutch.skills.content import check_plain, copy_file
+from hutch.skills.content import check_plain, write_file
 from hutch.skills.manifest import MANIFEST, split
 
 _ABOUT = "package.json"
@@ -64,8 +64,8 @@ class Packages:
     def copy(self, digest: str, into: Path) -> None:
         """All of it, as new files."""
         for file in self.get(digest).files:
-            source = self._root / digest / _CONTENT / file.path
-            copy_file(os.fspath(source), os.path.join(into, file.path), executable=file.executable)
+            data = (self._root / digest / _CONTENT / file.path).read_bytes()
+            write_file(os.path.join(into, file.path), data, executable=file.executable)
 
     def collect(self, used: Iterable[str], scratch: Path) -> None:
         """Drop what no version of anybody refers to."""

@@ -1,16 +1,23 @@
 """Where skills come from: a directory, a zip, a git URL, a local repository, files somebody wrote."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from hutch.errors import Invalid, NotFound
+from hutch import host_files
+from hutch.errors import FileMissing, Invalid, NotFound, Refused
+from hutch.host_files import Tree, opened_by_user
+from hutch.model.places import CheckedMount
 from hutch.skills import archives, collecting, git
-from hutch.skills.content import Budget, write_file
+from hutch.skills.content import MOST_BYTES, Budget, write_file
 from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.shelf import Origin
+
+Allow = Callable[[str], CheckedMount]
+"""Refuses a path of this machine, or pins it to what is there."""
 
 
 class Source(Protocol):
@@ -21,16 +28,17 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of this machine, for whoever may read it."""
+    """A directory of this machine: of the person who runs this process, or one that policy has allowed to a caller."""
 
     place: str
     path: str = ""
+    checked: CheckedMount | None = None
 
     def fetch(self, into: Path, scratch: Path) -> Origin:
-        top = Path(self.place)
-        if not top.is_dir():
-            raise NotFound(f"there is no directory {self.place}", remedy="name a directory, a zip file or a git URL")
-        collecting.copy(collecting.choose(top, self.path), into)
+        with _opened(self.place, self.checked) as tree:
+            if not tree.is_directory:
+                raise _nothing(self.place)
+            collecting.take(tree, self.path, into)
         return Origin(kind="directory", place=self.place, path=self.path)
 
 
@@ -41,20 +49,35 @@ class Zip:
     name: str
     content: bytes | None = field(default=None, repr=False)
     path: str = ""
+    checked: CheckedMount | None = None
 
     def fetch(self, into: Path, scratch: Path) -> Origin:
-        archive = Path(self.name)
-        if self.content is not None:
-            archive = scratch / "sent.zip"
-            archive.write_bytes(self.content)
-        elif not archive.is_file():
-            raise NotFound(f"there is no file {self.name}", remedy="name a zip file")
         unpacked = scratch / "unpacked"
         unpacked.mkdir()
-        archives.unpack(archive, unpacked)
-        collecting.copy(collecting.choose(unpacked, self.path), into)
+        archives.unpack(self._bytes(), self.name, unpacked)
+        with opened_by_user(os.fspath(unpacked)) as tree:
+            collecting.take(tree, self.path, into)
         # Bytes that were sent cannot be asked for again: their name is only for people.
         return Origin(kind="zip" if self.content is None else "upload", place=self.name, path=self.path)
+
+    def _bytes(self) -> bytes:
+        if self.content is not None:
+            return self.content
+        with _opened(self.name, self.checked) as file:
+            return file.read(most=MOST_BYTES)
+
+
+@contextmanager
+def _opened(place: str, checked: CheckedMount | None) -> Iterator[Tree]:
+    try:
+        with opened_by_user(place) if checked is None else host_files.opened(checked) as tree:
+            yield tree
+    except FileMissing as error:
+        raise _nothing(place) from error
+
+
+def _nothing(place: str) -> NotFound:
+    return NotFound(f"there is no skill at {place}", remedy="name a directory, a zip file or a git URL")
 
 
 @dataclass(frozen=True)
@@ -70,7 +93,8 @@ class Git:
         tree = scratch / "tree"
         tree.mkdir()
         commit = git.take(self.url, self.ref, scratch / "repository", tree, local=self.local)
-        collecting.copy(collecting.choose(tree, self.path), into)
+        with opened_by_user(os.fspath(tree)) as opened:
+            collecting.take(opened, self.path, into)
         kind = "repository" if self.local else "git"
         return Origin(kind=kind, place=self.url, path=self.path, ref=self.ref, commit=commit)
 
@@ -117,12 +141,23 @@ def of(text: str, *, path: str = "", ref: str = "", local_git: bool = False) -> 
     return Directory(place, path)
 
 
-def again(origin: Origin) -> Source:
-    """The source of a version, to look whether it has something newer."""
+def again(origin: Origin, allow: Allow | None = None) -> Source:
+    """The source of a version, to look whether it has something newer. `allow`: whoever asks did not name the place
+    himself, so policy has to allow it; a repository is never read for somebody else, since git runs in it."""
+    if origin.kind == "git":
+        return Git(origin.place, origin.ref, origin.path)
+    if origin.kind == "repository":
+        if allow is not None:
+            raise Refused(
+                f"{origin.place} is a repository on the server's machine, which is read by its own people only",
+                remedy="upgrade it there, or install it from a URL",
+            )
+        return Git(origin.place, origin.ref, origin.path, local=True)
+    if origin.kind not in ("directory", "zip"):
+        raise Invalid(
+            f"a skill that came by {origin.kind} has no place to ask for a newer one", remedy="install it again"
+        )
+    checked = allow(origin.place) if allow is not None else None
     if origin.kind == "directory":
-        return Directory(origin.place, origin.path)
-    if origin.kind == "zip":
-        return Zip(origin.place, path=origin.path)
-    if origin.kind in ("git", "repository"):
-        return Git(origin.place, origin.ref, origin.path, local=origin.kind == "repository")
-    raise Invalid(f"a skill that came by {origin.kind} has no place to ask for a newer one", remedy="install it again")
+        return Directory(origin.place, origin.path, checked)
+    return Zip(origin.place, path=origin.path, checked=checked)

@@ -31,7 +31,7 @@ from hutch.skills.dependencies import key_of, settle
 from hutch.skills.packages import Packages
 from hutch.skills.places import box_view
 from hutch.skills.shelf import Entry, Origin, Shelf, Version, digests_in_use
-from hutch.skills.sources import Source
+from hutch.skills.sources import Allow, Source
 from hutch.skills.views import Views
 
 POOL_OWNER = ""
@@ -221,10 +221,10 @@ class SkillStore:
         self._follow(owner, scratch)
         return self._shown(entry), before
 
-    def upgrade(self, owner: str, name: str) -> tuple[SkillInfo, str]:
-        """The newest from where the active version came."""
+    def upgrade(self, owner: str, name: str, allow: Allow | None = None) -> tuple[SkillInfo, str]:
+        """The newest from where the active version came; `allow` as `sources.again` has it."""
         origin = self.entry(owner, name).current.origin
-        return self.install(owner, sources.again(origin), name=name)
+        return self.install(owner, sources.again(origin, allow), name=name)
 
     def change_files(
         self, owner: str, name: str, changes: Mapping[str, bytes | None], *, expect: str = "", executable: bool = False

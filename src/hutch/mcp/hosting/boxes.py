@@ -1,35 +1,33 @@
 """The box a server runs in: its own, its pipeline's, or that of the conversation that uses it (B10, B33)."""
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Protocol
 
 from hutch.api import Box
+from hutch.config import Config
 from hutch.config.mcp import McpTable
-from hutch.errors import Conflict, Disabled, FileTooLarge, HutchError, NotFound, Unavailable
+from hutch.errors import Conflict, Disabled, HutchError, NotFound, Unavailable
 from hutch.logs import log
-from hutch.mcp.hosting import projects
+from hutch.mcp.hosting import project_files, projects
 from hutch.mcp.hosting.receipts import Notes
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import BoxInfo, VolumeInfo
-from hutch.model.mcp import McpServer, Share
+from hutch.model.mcp import Share
+from hutch.model.places import CheckedMount
 from hutch.model.skills import NO_SKILL
 from hutch.model.spec import Mount
 from hutch.model.spec_kinds import MountMode
 from hutch.model.status import Status
 from hutch.policy import mounts
+from hutch.policy.rights import UNBOUND, Rights, both, bound_by
 
 LABEL = "mcp-server"
 SHARED_AT = "/workspace/.mcp"
 """Files of servers that share a box: `/workspace/.mcp/NAME` (B10)."""
 MOUNTED_AT = "/mnt"
-MOST_COPIED = 512 << 20
-LEFT_OUT = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"})
-"""Not copied into a box: made anew there, or of no use."""
 
 
 class Cellar(Protocol):
@@ -42,6 +40,10 @@ class Cellar(Protocol):
 
 class Host(Protocol):
     """Of `hutch.api.Hutch`, what a server needs; `hutch serve` gives each owner one of his own."""
+
+    @property
+    def config(self) -> Config:
+        """Of the process that hosts the servers: it says which of its files they may have."""
 
     @property
     def volumes(self) -> Cellar: ...
@@ -64,6 +66,8 @@ class Room:
 
     box: Box
     places: projects.Places
+    root: CheckedMount | None
+    """The project's directory on the host, as policy has allowed it."""
     installing: asyncio.Lock
     """One installation at a time: servers of a pipeline share caches."""
 
@@ -88,9 +92,10 @@ async def check_usable(hutch: Host) -> None:
 class Boxes:
     """Makes and ends the boxes of one owner's servers."""
 
-    def __init__(self, hutch: Host, settings: McpTable) -> None:
+    def __init__(self, hutch: Host, settings: McpTable, rights: Rights = UNBOUND) -> None:
         self._hutch = hutch
         self._settings = settings
+        self._rights = rights
         self._pipelines: dict[str, _Pipeline] = {}
 
     @property
@@ -104,18 +109,28 @@ class Boxes:
         """A place for the server, until it is left. `box` is the conversation's, where it shares that one."""
         server = entry.server
         await check_usable(self._hutch)
+        with mounts.granted(*entry.roots):
+            # Before any box is made, and whichever box it is: a copy shows a file as a mount does.
+            sources = await asyncio.to_thread(self._allowed, project)
+        root = sources.get(project.root)
         if box is not None:
-            yield Room(box, await _copied(box, name, project), asyncio.Lock())
+            yield Room(box, await _copied(box, name, project, sources), root, asyncio.Lock())
         elif server.share is Share.PIPELINE:
             pipeline = self._pipelines.setdefault(server.group, _Pipeline())
-            async with self._joined(pipeline, server) as shared:
-                yield Room(shared, await _copied(shared, name, project), pipeline.installing)
+            async with self._joined(pipeline, entry) as shared:
+                yield Room(shared, await _copied(shared, name, project, sources), root, pipeline.installing)
         else:
-            async with self._own(name, entry, project) as own:
+            async with self._own(name, entry, project, root) as own:
                 yield own
 
+    def _allowed(self, project: projects.Project) -> dict[str, CheckedMount]:
+        """The host paths that the server needs, each pinned; Refused if one may not be shown in a box."""
+        return {source: self._hutch.config.host_place(source, "MCP server's path") for source in project.sources()}
+
     @asynccontextmanager
-    async def _own(self, name: str, entry: Entry, project: projects.Project) -> AsyncIterator[Room]:
+    async def _own(
+        self, name: str, entry: Entry, project: projects.Project, root: CheckedMount | None
+    ) -> AsyncIterator[Room]:
         server = entry.server
         mode = server.mount
         pairs = {shown.source: f"{MOUNTED_AT}/{shown.name}" for shown in project.data}
@@ -123,19 +138,18 @@ class Boxes:
             pairs[project.root] = f"{MOUNTED_AT}/project"
         shown = [Mount(source=source, target=target, mode=mode) for source, target in pairs.items()]
         with mounts.granted(*entry.roots):
-            box = await self._make(_volume(name), server, shown, {LABEL: name})
+            box = await self._make(_volume(name), entry, shown, {LABEL: name})
         try:
-            yield Room(box, projects.places(pairs), asyncio.Lock())
+            yield Room(box, projects.places(pairs), root, asyncio.Lock())
         finally:
             await _end(self._hutch, box)
 
     @asynccontextmanager
-    async def _joined(self, pipeline: "_Pipeline", server: McpServer) -> AsyncIterator[Box]:
+    async def _joined(self, pipeline: "_Pipeline", entry: Entry) -> AsyncIterator[Box]:
+        group = entry.server.group
         async with pipeline.changing:
             if pipeline.box is None or not await _alive(pipeline.box):
-                pipeline.box = await self._make(
-                    f"mcp-pipeline-{server.group}", server, [], {"mcp-pipeline": server.group}
-                )
+                pipeline.box = await self._make(f"mcp-pipeline-{group}", entry, [], {"mcp-pipeline": group})
             box = pipeline.box
             pipeline.users += 1
         try:
@@ -148,7 +162,8 @@ class Boxes:
                         ending, pipeline.box = pipeline.box, None
                         await _end(self._hutch, ending)
 
-    async def _make(self, volume: str, server: McpServer, shown: list[Mount], labels: dict[str, str]) -> Box:
+    async def _make(self, volume: str, entry: Entry, shown: list[Mount], labels: dict[str, str]) -> Box:
+        server = entry.server
         with suppress(Conflict):  # it is there from an earlier start: that is what it is for
             await self._hutch.volumes.create(volume)
         kept = [Mount(source=path, target=path, mode=MountMode.RO) for path in self._kept_paths()]
@@ -159,8 +174,14 @@ class Boxes:
         }  # fmt: skip
         limits = {key: getattr(server, key) for key in ("cpus", "memory_mb", "pids", "disk_mb")}
         asked |= {key: value for key, value in limits.items() if value is not None}
-        with mounts.granted(*self._kept_paths()):
+        # Nobody's request goes on here: the first that came began the task in which the server is kept alive.
+        with mounts.granted(*self._kept_paths()), bound_by(self._rights_of(entry)):
             return await self._hutch.create(**{key: value for key, value in asked.items() if value is not None})
+
+    def _rights_of(self, entry: Entry) -> Rights:
+        if entry.rights is None:
+            return self._rights
+        return UNBOUND if entry.rights == UNBOUND else both(self._rights, entry.rights)
 
     def _kept_paths(self) -> tuple[str, ...]:
         """Where packages come from, by the operator's word."""
@@ -220,7 +241,7 @@ async def _end(hutch: Host, box: Box) -> None:
         log("mcp").warning("box of a server not ended", box=box.id, error=error)
 
 
-async def _copied(box: Box, name: str, project: projects.Project) -> projects.Places:
+async def _copied(box: Box, name: str, project: projects.Project, sources: dict[str, CheckedMount]) -> projects.Places:
     """Host files as copies, in a box that others use too: it cannot be given mounts any more."""
     pairs: dict[str, str] = {}
     if project.root:
@@ -228,29 +249,5 @@ async def _copied(box: Box, name: str, project: projects.Project) -> projects.Pl
     for shown in project.data:
         pairs[shown.source] = f"{SHARED_AT}/{name}.data/{shown.name}"
     for source, target in pairs.items():
-        if os.path.isdir(source):
-            await box.files.mkdir(target)
-            for path, relative in await asyncio.to_thread(_files, source):
-                await box.files.copy_in(path, f"{target}/{relative}")
-        else:
-            await box.files.copy_in(source, target)
+        await project_files.copy_in(box, sources[source], target)
     return projects.places(pairs)
-
-
-def _files(top: str) -> list[tuple[Path, str]]:
-    """Of a project, without what is made anew in the box."""
-    found: list[tuple[Path, str]] = []
-    total = 0
-    for place, folders, names in os.walk(top):
-        folders[:] = sorted(set(folders) - LEFT_OUT)
-        for name in sorted(names):
-            path = Path(place, name)
-            if path.is_symlink() or not path.is_file():
-                continue
-            total += path.stat().st_size
-            if total > MOST_COPIED:
-                raise FileTooLarge(
-                    f"{top} has more than {MOST_COPIED >> 20} MB", remedy="give the server a box of its own"
-                )
-            found.append((path, os.path.relpath(path, top)))
-    return found

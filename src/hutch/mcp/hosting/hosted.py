@@ -27,6 +27,8 @@ from hutch.mcp.hosting.importing import Imported
 from hutch.mcp.hosting.registry import FILE, Entry, Registry
 from hutch.mcp.hosting.running import Supervisor
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool, Share, Start, Transport
+from hutch.policy import servers
+from hutch.policy.rights import UNBOUND, Rights, current
 
 GATEWAY = "gateway"
 
@@ -34,7 +36,7 @@ GATEWAY = "gateway"
 def configured(settings: McpTable, origin: str) -> dict[str, Entry]:
     """The servers of hutch.toml. Whoever writes that file may open any path, so theirs are open."""
     return {
-        name: Entry(server=server, roots=sources_of(server), origin=origin)
+        name: Entry(server=server, roots=sources_of(server), origin=origin, rights=UNBOUND)
         for name, server in settings.servers.items()
     }  # fmt: skip
 
@@ -59,12 +61,13 @@ class Hosted:
 
     def __init__(
         self, hutch: Host, *, directory: Path, settings: McpTable | None = None, origin: str = "hutch.toml",
-        include_configured: bool = True,
+        include_configured: bool = True, rights: Rights = UNBOUND,
     ) -> None:  # fmt: skip
+        """`rights`: what the owner's keys may have, for the boxes of servers that one of them registered."""
         self._settings = settings or McpTable()
         entries = configured(self._settings, origin) if include_configured else {}
         self.registry = Registry(directory / FILE, entries)
-        self._boxes = Boxes(hutch, self._settings)
+        self._boxes = Boxes(hutch, self._settings, rights)
         self._running: dict[tuple[str, str], Supervisor] = {}
         """By name and, for servers that share a conversation's box, that box's id."""
         self._fronts: dict[tuple[str, str], Front] = {}
@@ -99,11 +102,13 @@ class Hosted:
     # --- the registry ---------------------------------------------------------------------------------------------
 
     async def add(self, name: str, server: McpServer, *, trusted: bool = True, replace: bool = False) -> McpServerInfo:
-        """Register a server. `trusted`: whoever asks may open paths of this machine to it, which is written down."""
+        """Register a server within the rights of the caller. `trusted`: they may open paths of this machine to it,
+        which is written down."""
+        server = servers.read(server)
         roots = await asyncio.to_thread(sources_of, server) if trusted else ()
         for root in roots:
             log("mcp").warning("mount root added for an MCP server", server=name, root=root)
-        self.registry.add(name, server, roots, replace=replace)
+        self.registry.add(name, server, roots, replace=replace, rights=current())
         await self._forget(name)
         if _eager(server):
             self._supervisor(name).start()

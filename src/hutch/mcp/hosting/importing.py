@@ -14,9 +14,12 @@ from typing import Any
 
 import msgspec
 
-from hutch.errors import Invalid
+from hutch.errors import FileMissing, FileTooLarge, Invalid, Refused
+from hutch.host_files import opened_by_user
+from hutch.mcp.hosting import projects
 from hutch.model.mcp import McpServer, Transport
 from hutch.policy import servers
+from hutch.policy.values import at_or_below
 
 TABLES = ("mcpServers", "servers", "mcp_servers", "context_servers")
 _TYPES = {
@@ -43,13 +46,29 @@ class Imported:
 def from_file(path: Path, environ: Mapping[str, str] | None = None) -> Imported:
     """A file as it lies in another client's directory; comments and trailing commas are fine."""
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise Invalid(f"{path} is too large for a table of MCP servers")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
+        with opened_by_user(str(path)) as file:
+            text = file.read(most=MOST_BYTES).decode("utf-8-sig")
+    except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"{path} cannot be read: {error}") from error
-    folder = path.parent.parent if path.parent.name in (".vscode", ".cursor") else path.parent
-    return from_text(text, str(path), environ=environ, folder=str(folder))
+    return from_text(text, str(path), environ=environ, folder=str(folder_of(path)))
+
+
+def folder_of(path: Path) -> Path:
+    """The project that a client's file belongs to."""
+    return path.parent.parent if path.parent.name in (".vscode", ".cursor") else path.parent
+
+
+def outside(server: McpServer, folder: Path) -> tuple[str, ...]:
+    """The host paths that a definition names and that do not lie in its file's own project. A box may have written the
+    file, so it does not open them (lesson 44)."""
+    if server.transport is not Transport.STDIO:
+        return ()
+    try:
+        sources = projects.infer(server).sources()
+    except FileMissing:
+        return (server.host_path or server.cwd,)
+    top = os.path.realpath(folder)
+    return tuple(source for source in sources if not at_or_below(os.path.realpath(source), top))
 
 
 def from_text(
@@ -146,7 +165,7 @@ class _Entry:
         if "envFile" in entry and not self._folder:
             raise Invalid("has an envFile, which only its own machine has")
         if "envFile" in entry:
-            plain["env"] = _env_file(Path(self._folder, entry["envFile"])) | plain.get("env", {})
+            plain["env"] = _env_file(self._folder, str(entry["envFile"])) | plain.get("env", {})
         try:
             return msgspec.convert(plain, McpServer, strict=False)
         except msgspec.ValidationError as error:
@@ -177,13 +196,19 @@ class _Entry:
         value = self._environ.get(found[1], found[2])
         if value is None:
             raise Invalid(f"needs the variable {found[1]}, which is not set")
+        if found[1] in self._environ:
+            # Said, because the table may be a stranger's, and the variable a secret.
+            self.notes.append(f"{self.name}: is given the variable {found[1]} of this environment")
         return value
 
 
-def _env_file(path: Path) -> dict[str, str]:
+def _env_file(folder: str, name: str) -> dict[str, str]:
+    """One of the project's own: another's, or one behind a link, a planted table would hand to the server it plants."""
+    inner = os.path.relpath(os.path.join(folder, name), folder)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with opened_by_user(folder) as tree:
+            lines = tree.read(inner, most=MOST_BYTES).decode().splitlines()
+    except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"has an envFile that cannot be read: {error}") from error
     pairs = (line.removeprefix("export ").partition("=") for line in map(str.strip, lines) if line[:1] not in ("", "#"))
     return {name.strip(): value.strip().strip("\"'") for name, sign, value in pairs if sign}

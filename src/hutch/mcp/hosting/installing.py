@@ -4,32 +4,24 @@ Everything lands in the volume that outlives the server's boxes, so the second s
 their own: what they print never reaches the protocol's stream.
 """
 
-import json
-import os
-import tomllib
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 
 from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import NotRunnable, ServerFailed, Timeout
-from hutch.mcp.hosting.boxes import LEFT_OUT, Room
+from hutch.mcp.hosting import project_files
+from hutch.mcp.hosting.boxes import Room
 from hutch.mcp.hosting.lines import Preview
+from hutch.mcp.hosting.project_files import LEFT_OUT, Facts
 from hutch.mcp.hosting.projects import Project, places
 from hutch.model.mcp import McpServer, Phase
 from hutch.model.results import Cause, Result
 
 CACHE = "/workspace/.mcp/.cache"
 DONE = ".installed"
-_LOCKS = (
-    "requirements.txt", "requirements.lock", "pyproject.toml", "setup.py", "setup.cfg", "uv.lock", "poetry.lock",
-    "package.json", "package-lock.json", "npm-shrinkwrap.json",
-)  # fmt: skip
 _NODE = frozenset({"node", "npm", "npx", "tsx", "ts-node", "bun"})
 _FOUND_IN_BOX = _NODE | {"uv", "uvx", "pipx", "deno", "bunx", "bash", "sh"}
 """Programs that the box has by name, wherever the host keeps its own."""
-MOST_FILES = 20_000
 
 
 @dataclass(frozen=True)
@@ -66,25 +58,25 @@ class Installer:
         async with self._room.installing:
             await self._box.files.mkdir(CACHE)
             await self._seed()
-            program = await self._program()
+            program = await self._program(await project_files.facts(self._room.root, self._project.inner_venv))
         args = tuple(self._places.argument(argument) for argument in self._server.args)
         cwd = self._places.of(self._server.cwd) if self._server.cwd else None
         if cwd is None and self._project.root:
             cwd = self._places.of(self._project.root)
         return Launch((program, *args), cwd, self.env)
 
-    async def _program(self) -> str:
+    async def _program(self, facts: Facts) -> str:
         project, command = self._project, self._server.command
         name = project.program
         if name in ("uv", "uvx"):
             if project.root and name == "uv":
                 await self._copy_project("uv")  # uv makes the project's environment beside its sources
             return await self._uv(name)
-        if project.root and name in _NODE and _has_node_dependencies(project.root):
-            await self._node()
+        if facts.node and name in _NODE:
+            await self._node(facts)
             return name
         if project.root and (project.python or project.venv):
-            home = await self._python()
+            home = await self._python(facts)
             if home:
                 return f"{home}/bin/{'python' if project.python else name}"
         if project.python:
@@ -95,38 +87,35 @@ class Installer:
 
     # --- kinds of projects ------------------------------------------------------------------------------------
 
-    async def _python(self) -> str:
+    async def _python(self, facts: Facts) -> str:
         """A virtual environment with what the project needs; empty: it needs nothing."""
-        root = self._project.root
-        whole = _is_package(root)
-        requirements = os.path.exists(f"{root}/requirements.txt")
-        listed = [] if whole or requirements or not self._project.venv else _installed_in(self._project.venv)
-        if not (whole or requirements or listed):
+        listed = () if facts.package or facts.requirements else facts.listed
+        if not (facts.package or facts.requirements or listed):
             return ""
-        version = (await self._run(["python3", "-c", "import sys; print(sys.version, sys.platform)"])).stdout
-        home = f"{CACHE}/py-{_digest(root, version, *listed, tree=whole)}"
+        version = (await self._run(["python3", "-I", "-c", "import sys; print(sys.version, sys.platform)"])).stdout
+        home = f"{CACHE}/py-{await self._digest(version, *listed, tree=facts.package)}"
         if await self._box.files.exists(f"{home}/{DONE}"):
             return home
         await self._box.files.remove(home, recursive=True, missing_ok=True)
         pip = await self._environment(home)
-        place = self._places.of(root)
-        if requirements:
+        place = self._places.of(self._project.root)
+        if facts.requirements:
             await self._run([*pip, "-r", f"{place}/requirements.txt"], cwd=place)
         if listed:
             await self._run([*pip, "--", *listed])
-        if whole:
+        if facts.package:
             # Building writes beside the sources, and those are not ours to write to.
             await self._run([*pip, await self._copy(f"build-{self._name}")])
         await self._box.files.write(f"{home}/{DONE}", "")
         return home
 
-    async def _node(self) -> None:
+    async def _node(self, facts: Facts) -> None:
         """Node finds modules from where a script lies, so the project itself is copied beside its modules."""
         target = await self._copy_project("node")
         if await self._box.files.exists(f"{target}/{DONE}"):
             return
-        locked = any(os.path.exists(f"{self._project.root}/{name}") for name in _LOCKS[-2:])
-        await self._run(["npm", "ci" if locked else "install", "--omit=dev", "--no-audit", "--no-fund"], cwd=target)
+        command = "ci" if facts.node_locked else "install"
+        await self._run(["npm", command, "--omit=dev", "--no-audit", "--no-fund"], cwd=target)
         await self._box.files.write(f"{target}/{DONE}", "")
 
     async def _uv(self, program: str) -> str:
@@ -151,14 +140,23 @@ class Installer:
     async def _environment(self, home: str) -> list[str]:
         """Makes a virtual environment; returns the command that installs into it. The box's own pip can do that, and to
         give each environment one of its own takes longer than most installations."""
-        own = (await self._run(["sh", "-c", "python3 -m pip --version || true"])).stdout.startswith("pip ")
-        await self._run(["python3", "-m", "venv", *(["--without-pip"] if own else []), home])
-        pip = ["python3", "-m", "pip", "--python", f"{home}/bin/python"] if own else [f"{home}/bin/python", "-m", "pip"]
+        own = (await self._run(["sh", "-c", "python3 -I -m pip --version || true"])).stdout.startswith("pip ")
+        await self._run(["python3", "-I", "-m", "venv", *(["--without-pip"] if own else []), home])
+        # -I: the working directory may be the project's, and a `pip/` in it is not pip.
+        pip = (
+            ["python3", "-I", "-m", "pip", "--python", f"{home}/bin/python"]
+            if own
+            else [f"{home}/bin/python", "-I", "-m", "pip"]
+        )
         return [*pip, "install", "--quiet"]
+
+    async def _digest(self, *told: str, tree: bool) -> str:
+        assert self._room.root is not None, "asked only of a project"
+        return await project_files.digest(self._room.root, *told, tree=tree)
 
     async def _copy_project(self, kind: str) -> str:
         """The project as a copy that may be written to; its paths mean the copy from now on."""
-        target = await self._copy(f"{kind}-{_digest(self._project.root, kind, tree=True)}", keep=True)
+        target = await self._copy(f"{kind}-{await self._digest(kind, tree=True)}", keep=True)
         pairs = dict(self._places.pairs) | {self._project.root: target}
         self._places = places(pairs)
         return target
@@ -210,51 +208,3 @@ class Installer:
 
 def _failed(message: str, remedy: str = "", *, retryable: bool = True) -> ServerFailed:
     return ServerFailed(message, remedy=remedy, retryable=retryable, details={"phase": Phase.DEP_INSTALL})
-
-
-def _digest(root: str, *facts: str, tree: bool) -> str:
-    """The state of everything that decides what is installed; with `tree`, of the sources as well."""
-    digest = sha256(b"mcp 1\n")
-    for fact in facts:
-        digest.update(f"{fact}\0".encode())
-    for name in _LOCKS:
-        path = Path(root, name)
-        if path.is_file():
-            digest.update(f"{name}\0".encode() + path.read_bytes())
-    for count, (place, folders, names) in enumerate(os.walk(root) if tree else ()):
-        folders[:] = sorted(set(folders) - LEFT_OUT)
-        if count > MOST_FILES:
-            break
-        for name in sorted(names):
-            facts_of = os.lstat(os.path.join(place, name))
-            digest.update(f"{place[len(root) :]}/{name}\0{facts_of.st_size}\0{facts_of.st_mtime_ns}\n".encode())
-    return digest.hexdigest()[:24]
-
-
-def _is_package(root: str) -> bool:
-    """Whether pip can install the project itself; a pyproject.toml may be there for a linter only."""
-    if os.path.exists(f"{root}/setup.py"):
-        return True
-    try:
-        table = tomllib.loads(Path(root, "pyproject.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return "project" in table or "build-system" in table or "poetry" in table.get("tool", {})
-
-
-def _has_node_dependencies(root: str) -> bool:
-    try:
-        table = json.loads(Path(root, "package.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(table, dict) and bool(table.get("dependencies"))
-
-
-def _installed_in(venv: str) -> list[str]:
-    """What a virtual environment without any list holds, as requirements."""
-    found: list[str] = []
-    for info in sorted(Path(venv).glob("lib/python*/site-packages/*.dist-info")):
-        name, _, version = info.name.removesuffix(".dist-info").partition("-")
-        if name not in ("pip", "setuptools", "wheel") and not (info / "direct_url.json").exists():
-            found.append(f"{name}=={version}")
-    return found

@@ -49,6 +49,11 @@ class Project:
     data: tuple[Shown, ...]
     """Paths outside of the project that arguments name."""
 
+    @property
+    def inner_venv(self) -> str:
+        """The virtual environment from the root on; empty: it lies elsewhere, and is not read."""
+        return self.venv[len(self.root) :].strip("/") if self.root and at_or_below(self.venv, self.root) else ""
+
     def sources(self) -> tuple[str, ...]:
         """Every host path that the box is shown."""
         return (*((self.root,) if self.root else ()), *(each.source for each in self.data))

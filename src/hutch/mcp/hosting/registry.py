@@ -12,6 +12,7 @@ from hutch.logs import conceal, log, redact_field, reveal
 from hutch.model.mcp import McpServer
 from hutch.model.record import Record
 from hutch.policy import servers
+from hutch.policy.rights import UNBOUND, Rights
 
 REGISTERED = "registry"
 LOCAL = "local"
@@ -41,6 +42,9 @@ class Entry(Record, frozen=True, kw_only=True):
     roots: tuple[str, ...] = ()
     """Host paths that whoever registered it has opened for this server's box alone."""
     origin: str = REGISTERED
+    rights: Rights | None = None
+    """Of the caller who registered it: its box gets no more than they allow, and no more than its owner may have when
+    the box is made. None: it was registered before they were written down, so only the owner's hold."""
 
 
 class Registry:
@@ -62,14 +66,18 @@ class Registry:
             raise NotFound(f"no MCP server {name}", remedy="`hutch mcp-server list` shows those there are")
         return entry
 
-    def add(self, name: str, server: McpServer, roots: tuple[str, ...] = (), *, replace: bool = False) -> Entry:
+    def add(
+        self, name: str, server: McpServer, roots: tuple[str, ...] = (), *, replace: bool = False,
+        rights: Rights = UNBOUND,
+    ) -> Entry:  # fmt: skip
+        """`server` has been read (`servers.read`), so that what it says in plain text means what it says."""
         servers.check(name, server)
         there = self._entries.get(name)
         if there is not None and there.origin != REGISTERED:
             raise Conflict(f"MCP server {name} is defined in {there.origin}", remedy="change it there")
         if there is not None and not replace:
             raise Conflict(f"there is an MCP server {name} already", remedy="replace it, or choose another name")
-        entry = Entry(server=server, roots=roots)
+        entry = Entry(server=server, roots=roots, rights=rights)
         conceal(_secrets(server))
         self._write({**self._registered(), name: entry})
         self._entries[name] = entry

@@ -1,7 +1,7 @@
 """A client's desk: its session, its tools, what it was told about them, and the calls it has under way."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from mcp.types import CallToolRequestParams, CallToolResult, InputRequiredResult, Tool
@@ -32,9 +32,10 @@ class Desk:
     def __init__(
         self, hutch: Hutch, client: Client, places: Places, scope: str, *,
         spec: Mapping[str, Any], permissions: Mapping[str, AgentPermissions], world: World,
-        closed: Callable[[], Awaitable[None]] | None = None, otherwise: Ask | None = None,
+        closed: Callable[[], Awaitable[None]] | None = None, otherwise: Ask | None = None, boxes: Sequence[str] = (),
     ) -> None:  # fmt: skip
-        """`closed`: what else ends with it. `otherwise`: asks somebody else where the client cannot ask its user."""
+        """`closed`: what else ends with it. `otherwise`: asks somebody else where the client cannot ask its user.
+        `boxes`: those that the client's configuration lets it use besides its own."""
         self._otherwise = otherwise
         self._closed = closed
         self._places = places
@@ -42,7 +43,7 @@ class Desk:
         self._world = world
         self._untold = self._crowded(scope)
         self.tools = Tools(
-            hutch.for_session(self._place.session), agent=client.name, spec=spec, permissions=permissions,
+            hutch.for_session(self._place.session), agent=client.name, spec=spec, permissions=permissions, boxes=boxes,
         )  # fmt: skip
         self.sent = SentFiles(self.tools)
         self._parked = Parked()

@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool, ToolAnnotations
 
+from hutch.model.asking import ask
+from hutch.model.spec import Mount, Workspace
+from hutch.model.spec_kinds import MountMode, NetworkMode
+from hutch.policy.profiles import Profile
 from hutch.tools import ToolResult
 
 _ENDS_BOXES = frozenset({"box_lifecycle"})
@@ -18,6 +22,14 @@ class World(NamedTuple):
     """The box works in a directory of this machine, and may write there."""
     open: bool = False
     """The box has a network."""
+
+
+def world_of(spec: Mapping[str, Any], profile: Profile) -> World:
+    """Of the boxes that a client's configuration asks for, with what their profile adds."""
+    asked = ask(**spec)
+    places: tuple[Workspace | Mount, ...] = (asked.workspace or profile.workspace, *asked.mounts, *profile.mounts)
+    host_files = any(each.mode is MountMode.RW and each.source != "own" for each in places)
+    return World(host_files=host_files, open=(asked.network or profile.network) is not NetworkMode.OFF)
 
 
 def tool_of(schema: Mapping[str, Any], world: World) -> Tool:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from hutch.errors import Invalid
-from hutch.policy.permissions import EVERYBODY, AgentPermissions, Decision
+from hutch.policy.permissions import EVERYBODY, AgentPermissions, Decision, Others
 from hutch.tools.catalogue import TOOLS
 
 Table = Mapping[str, AgentPermissions]
@@ -20,6 +20,15 @@ def only(names: Iterable[str], table: Table) -> dict[str, AgentPermissions]:
 
 def read_only(table: Table) -> dict[str, AgentPermissions]:
     return only([tool.name for tool in TOOLS if tool.read_only], table)
+
+
+def reaching(rights: Iterable[str], table: Table) -> dict[str, AgentPermissions]:
+    """Everybody's rules, with these rights over boxes of other sessions."""
+    wanted = [right.strip() for right in rights if right.strip()]
+    if unknown := [right for right in wanted if right not in set(Others)]:
+        raise Invalid(f"there is no right {unknown[0][:80]!r}", op="mcp", remedy=f"one of {', '.join(Others)}")
+    granted = dict.fromkeys(wanted, Decision.ALLOW)
+    return {agent: rules.but(**granted) for agent, rules in _with_everybody(table).items()}
 
 
 def asking() -> dict[str, AgentPermissions]:

@@ -81,9 +81,15 @@ async def _wires() -> tuple[AsyncIterator[bytes], Write]:
     return await _lines(own_in), await _writer(own_out)
 
 
+def _can_wait(descriptor: int) -> bool:
+    """Whether the event loop can wait for it: epoll(7) takes no regular file and no /dev/null, which never block."""
+    mode = os.fstat(descriptor).st_mode
+    return not stat.S_ISREG(mode) and (not stat.S_ISCHR(mode) or os.isatty(descriptor))
+
+
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
     reader = asyncio.StreamReader(limit=LONGEST_LINE)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):  # epoll(7) takes no regular file; it cannot block either
+    if not _can_wait(descriptor):
         with os.fdopen(descriptor, "rb") as whole:
             reader.feed_data(await asyncio.to_thread(whole.read, LONGEST_LINE))
         reader.feed_eof()
@@ -111,7 +117,7 @@ async def _split(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
 
 
 async def _writer(descriptor: int) -> Write:
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+    if not _can_wait(descriptor):
 
         async def into_file(data: bytes) -> None:
             with memoryview(data) as rest:

@@ -13,11 +13,12 @@ from hutch.mcp.serving.clients import Client, Context, client_of
 from hutch.mcp.serving.desk import Desk
 from hutch.mcp.serving.http import IDLE_SECONDS, MOST_EACH, VISITOR, Opened, Visitor
 from hutch.mcp.serving.observing import ObservingHutch
-from hutch.mcp.serving.rendering import World
+from hutch.mcp.serving.rendering import world_of
 from hutch.mcp.serving.rules import only, read_only
 from hutch.mcp.serving.scopes import PlacesOfProcess, named
 from hutch.mcp.serving.server import OneDesk, server_on
 from hutch.policy.permissions import AgentPermissions
+from hutch.policy.profiles import Profile
 from hutch.tools.gate import Ask
 
 OBSERVER = "observer"
@@ -32,14 +33,14 @@ class VisitorDesks:
     """Makes them, and finds those of clients that come without a session again."""
 
     def __init__(
-        self, open_hutch: OpenHutch, permissions: Mapping[str, AgentPermissions], network: Callable[[str], bool],
-        ask: Callable[[Visitor], Ask | None],
+        self, open_hutch: OpenHutch, permissions: Mapping[str, AgentPermissions],
+        profile: Callable[[Mapping[str, str]], Profile], ask: Callable[[Visitor], Ask | None],
     ) -> None:  # fmt: skip
-        """`network`: whether boxes of that profile have one. `ask`: whom to ask where a client cannot ask its user."""
+        """`profile`: of a spec that an address asks for. `ask`: whom to ask where a client cannot ask its user."""
         self._ask = ask
         self._open_hutch = open_hutch
         self._permissions = permissions
-        self._network = network
+        self._profile = profile
         self._places: dict[str, PlacesOfProcess] = {}
         self._sessionless: dict[tuple[str, ...], tuple[Desk, float]] = {}
         self._finding = asyncio.Lock()
@@ -65,11 +66,10 @@ class VisitorDesks:
             permissions = only(query["tools"].split(","), permissions)
         spec = {name: query[name] for name in SPEC if name in query}
         scope = named(query["scope"]) if query.get("scope") else f"{client.name}@{visitor.key_id}"
-        network = spec["network"] != "off" if "network" in spec else self._network(spec.get("profile", ""))
         places = self._places.setdefault(visitor.owner, PlacesOfProcess())
         return Desk(
-            hutch, client, places, scope, spec=spec, permissions=permissions, world=World(open=network),
-            closed=opened.close, otherwise=self._ask(visitor),
+            hutch, client, places, scope, spec=spec, permissions=permissions, world=world_of(spec, self._profile(spec)),
+            closed=opened.close, otherwise=self._ask(visitor), boxes=[query["box"]] if query.get("box") else [],
         )  # fmt: skip
 
     async def _found(self, ctx: Context) -> Desk:

@@ -1,0 +1,118 @@
+"""Which modules open files of the host at all, read from the code: a new one has to say why it does (lesson 43).
+
+A path that a caller sends goes through `policy.mounts.check_source` and `hutch.host_files`. What else opens files in
+the rooms that serve callers opens Hutch's own, or serves the person who runs the process, and stands below with its
+reason.
+"""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import hutch
+
+SOURCE = Path(hutch.__file__).parent
+ROOMS = ("keeper", "server", "mcp", "skills", "images")
+
+ALLOWED = {
+    "Hutch's own state: records, locks, announcements, registries": (
+        "keeper/heartbeat", "keeper/ownership", "keeper/pruning", "keeper/sqlite_files", "keeper/state_key",
+        "server/announcing",
+        "mcp/hosting/registry", "mcp/serving/scopes",
+    ),
+    "Hutch's own store of skills": (
+        "skills/content", "skills/dependencies", "skills/packages", "skills/shelf", "skills/staging", "skills/views",
+        "keeper/skill_boxes", "keeper/skill_workshop",
+    ),
+    "Hutch's own store of images": (
+        "images/building", "images/collecting", "images/download", "images/exporting", "images/merged", "images/steps",
+        "images/store", "images/unpacking", "images/uses",
+    ),
+    "a draft of Hutch's own: a body that was sent, a box on its way out": (
+        "server/moving", "keeper/moving", "keeper/bundles",
+    ),
+    "the user's own paths, for the command line and programs that embed Hutch; no server calls it (see below)": (
+        "images/bundles", "images/credentials", "images/importing", "images/layering", "keeper/files",
+        "mcp/hosting/importing", "skills/collecting", "skills/sources",
+    ),
+    "bytes in memory": ("skills/archives", "skills/store"),
+    "descriptors of the opener": ("mcp/hosting/project_files",),
+    "/dev/null": ("mcp/serving/stdio",),
+}  # fmt: skip
+
+OPENERS = frozenset(
+    {
+        "os.open", "os.scandir", "os.listdir", "os.walk", "os.readlink", "io.open", "shutil.copy", "shutil.copy2",
+        "shutil.copyfile", "shutil.copytree", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect", "opened_by_user",
+        "host_files.opened_by_user", "os.fdopen",
+    }
+)  # fmt: skip
+METHODS = frozenset({"read_text", "read_bytes", "iterdir", "rglob"})
+"""Of `pathlib.Path`. Those of boxes' files that are called alike are calls on something named `files`."""
+
+USERS_OWN = frozenset({"opened_by_user", "from_file", "scan", "own_skills"})
+USERS_MODULES = frozenset(
+    f"hutch.{name}" for name in ("images.bundles", "images.importing", "images.layering", "images.building")
+)
+
+
+def _modules(*rooms: str) -> Iterator[tuple[str, ast.Module]]:
+    for room in rooms:
+        for path in sorted((SOURCE / room).rglob("*.py")):
+            yield str(path.relative_to(SOURCE).with_suffix("")), ast.parse(path.read_text())
+
+
+def _opens(tree: ast.Module) -> Iterator[int]:
+    """Lines on which a path is opened or listed by its name. What starts at a descriptor (`dir_fd`) is no path."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _opens_a_path(ast.unparse(node.func), node):
+            yield node.lineno
+
+
+def _opens_a_path(function: str, call: ast.Call) -> bool:
+    if any(keyword.arg == "dir_fd" for keyword in call.keywords):
+        return False
+    if function == "open" or function in OPENERS:
+        return True
+    where, _, name = function.rpartition(".")
+    of_a_box = where == "files" or where.endswith(".files")
+    if name in METHODS:
+        return not of_a_box
+    handed_on = any(isinstance(each, ast.Name) and each.id == "open" for each in call.args)  # to a thread
+    return handed_on or (name == "copy_in" and of_a_box)
+
+
+def test_no_other_module_opens_a_path() -> None:
+    """Lesson 43: a module of these rooms that begins to open paths is seen here, and one that has stopped, too."""
+    known = {module for modules in ALLOWED.values() for module in modules}
+    opening = {name: lines for name, tree in _modules(*ROOMS) if (lines := sorted(_opens(tree)))}
+    beyond = {name: lines for name, lines in opening.items() if name not in known}
+    assert not beyond, f"use hutch.host_files, or say in ALLOWED why not: {beyond}"
+    assert known <= opening.keys(), f"no longer needed in ALLOWED: {sorted(known - opening.keys())}"
+
+
+def test_no_server_opens_the_users_own_paths() -> None:
+    """Lesson 43: what reads with the rights of the person who runs the process is not called for anybody else."""
+    for name, tree in _modules("server", "mcp"):
+        if name == "mcp/hosting/importing":
+            continue
+        for node in ast.walk(tree):
+            used = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+            assert used not in USERS_OWN, f"{name}:{getattr(node, 'lineno', 0)} uses {used}"
+            if isinstance(node, ast.ImportFrom) and node.module:
+                imported = {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+                assert not imported & USERS_MODULES, f"{name}:{node.lineno} imports {imported & USERS_MODULES}"
+
+
+def test_the_lint_sees_what_it_looks_for() -> None:
+    """The control: each way to open a path is found, and the opener's own is not."""
+    for line in (
+        "open(path)",
+        "os.open(path, 0)",
+        "Path(p).read_bytes()",
+        "to_thread(open, p)",
+        "box.files.copy_in(p)",
+    ):
+        assert list(_opens(ast.parse(line))), line
+    for line in ("os.open(name, 0, dir_fd=top)", "tree.open(name)", "await box.files.read_text(path)"):
+        assert not list(_opens(ast.parse(line))), line
