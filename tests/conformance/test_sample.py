@@ -77,7 +77,7 @@ async def main():
 asyncio.run(main())
 """
     # Not the state directory of other tests, which may have left skills: boxes would show them.
-    alone = installed | {"HUTCH_STATE_DIR": str(tmp_path / "state")}
+    alone = installed | {"HUTCH_STATE_DIR": str(tmp_path / "state"), "HUTCH_CONFIG": "hutch.toml"}
     ran = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, env=alone, cwd=tmp_path, timeout=60
     )

@@ -70,12 +70,35 @@ class TestStore:
         assert spill.left == 8 * MB
         os.close(directory)
 
+    def test_the_guests_of_a_box_share_one_limit(self, tmp_path: Path) -> None:
+        """B17: a second user of a box is no second budget. What one gives back another may use."""
+        directory = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
+        limit = 8 * MB
+        outputs = [Output(Spill(directory, limit, owner), "x") for owner in ("guest", "deputy", "deputy-7")]
+        for output in outputs:
+            for _ in range(6 * 4):
+                output.append(bytes(MB // 4))
+        stored = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert stored == sum(output.spilled for output in outputs)
+        assert limit - MB < stored <= limit + MB
+        assert outputs[0].dropped == 0
+        assert outputs[2].dropped > 4 * MB
+        outputs[0].forget()
+        before = outputs[2].spilled
+        for _ in range(3 * 4):
+            outputs[2].append(bytes(MB // 4))
+        assert outputs[2].spilled - before > 2 * MB
+        # A guest whose earlier self was killed removes what that one had stored, and nothing else.
+        Spill(directory, limit, "deputy").clear()
+        assert [path.name for path in tmp_path.iterdir()] == ["deputy-7.x"]
+        os.close(directory)
+
     def test_a_file_that_vanished_counts_as_dropped(self, tmp_path: Path) -> None:
         directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
         output = Output(Spill(directory), "x")
         output.append(bytes(3 * MB))
         output.rest()
-        (tmp_path / "x").unlink()
+        (tmp_path / "guest.x").unlink()
         start, data = output.read(HEAD, 100)
         assert data
         assert start == HEAD + output.dropped

@@ -1,7 +1,6 @@
 """Trees between host and box, through a real guest."""
 
 import asyncio
-import logging
 import os
 import stat
 from pathlib import Path
@@ -64,7 +63,7 @@ async def test_single_files(tmp_path: Path) -> None:
             assert sorted(os.listdir(tmp_path / "out")) == ["other", "renamed"]
 
 
-async def test_what_cannot_be_copied(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_cannot_be_copied(tmp_path: Path, log_lines: list[str]) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").touch()
     with living() as guest:
@@ -84,9 +83,8 @@ async def test_what_cannot_be_copied(tmp_path: Path, caplog: pytest.LogCaptureFi
                 await box.files.copy_in(tmp_path / "file", "d")
                 await box.files.copy_in(tmp_path / "file", "d")
             assert not os.path.lexists(tmp_path / "x")
-            with caplog.at_level(logging.WARNING, "hutch.files"):
-                await box.files.copy_out("d", tmp_path / "y")
-            assert "fifo" in caplog.text
+            await box.files.copy_out("d", tmp_path / "y")
+            assert "fifo" in "".join(log_lines)
             assert os.listdir(tmp_path / "y") == ["file"]
 
 

@@ -49,7 +49,7 @@ def guest(shared_guest: Living) -> Iterator[Living]:
 @asynccontextmanager
 async def files_of(guest: Living) -> AsyncIterator[Files]:
     async with guest.link() as link:
-        yield LinkedFiles(answering(link))
+        yield LinkedFiles(answering(link), lambda _: 1 << 40)
 
 
 def sparse(path: Path, size: int) -> None:

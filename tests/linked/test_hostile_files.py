@@ -50,7 +50,7 @@ async def lying(*answer: tuple[int, bytes]) -> AsyncIterator[LinkedFiles]:
         return link
 
     try:
-        yield LinkedFiles(connect)
+        yield LinkedFiles(connect, lambda _: 1 << 40)
     finally:
         link.close()
         task.cancel()

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hutch.providers.native.cgroup_detect import Seat
+from hutch.providers.native.cgroup_control import SOCKETS_FILE
+from hutch.providers.native.cgroup_detect import Seat, _counts_sockets
 from hutch.providers.native.cgroups import Ceiling, Group, Machine, Tree, detect
 from hutch.providers.native.group_sweep import sweep
 
@@ -122,6 +123,17 @@ def test_v1_in_a_container_without_cgroup_namespace(tmp_path: Path) -> None:
     assert machine.mode == "v1" and not machine.pids and "no pids controller" in machine.reason
     assert machine.seat("memory") == Seat(1, f"{tmp_path}/memory/jobs")
     assert machine.seat("cpu") == Seat(1, f"{tmp_path}/cpu,cpuacct")
+
+
+@pytest.mark.parametrize("told", ["", "cgroup.memory=nosocket", "cgroup.memory=foo,nokmem"])
+def test_whether_sockets_count(tmp_path: Path, told: str) -> None:
+    """v2 counts them unless the kernel was told not to, v1 only where it has a limit for them."""
+    line = tmp_path / "cmdline"
+    line.write_text(f"quiet {told} panic=1\n")
+    assert _counts_sockets(Seat(2, str(tmp_path)), str(line)) == (not told)
+    assert not _counts_sockets(Seat(1, str(tmp_path)), str(line))
+    fabricate(tmp_path, **{SOCKETS_FILE: "0"})
+    assert _counts_sockets(Seat(1, str(tmp_path)), str(line)) == (not told)
 
 
 def test_hybrid_takes_controllers_from_v1_and_the_freezer_from_v2(tmp_path: Path) -> None:

@@ -118,6 +118,9 @@ def test_limits_change_both_ways_while_the_box_runs(tree: Tree) -> None:
                 seat = group._seats["memory"]
                 mark = control.MARKS[seat.version]["memory"]
                 assert int(control.read(f"{seat.directory}/{mark}")) == megabytes * MB
+                if seat.version == 1 and os.path.exists(f"{seat.directory}/{control.SOCKETS_FILE}"):
+                    sockets = int(control.read(f"{seat.directory}/{control.SOCKETS_FILE}"))
+                    assert sockets == max(8 * MB, megabytes * MB // 8)
 
 
 @needs_groups

@@ -3,6 +3,7 @@
 import itertools
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -118,3 +119,16 @@ def test_a_process_is_known_by_more_than_its_number() -> None:
     os.close(fd)
     assert processes.Identity(os.getpid(), me().start, "another boot").open() is None
     assert processes.Identity.parse(str(me())) == me()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root of a container is root")
+def test_root_with_few_capabilities_has_boxes_all_the_same(tmp_path: Path) -> None:
+    """As root of a container is, that was given little more than CAP_SYS_ADMIN: its boxes then belong to root, because
+    it could not reach into one that belongs to another id."""
+    few = "-net_admin,-sys_ptrace,-kill"
+    code = "from socket import *; s = create_server(('127.0.0.1', 0)); create_connection(s.getsockname()); print('up')"
+    hutch = [str(Path(sys.executable).with_name("hutch")), "run", "--", "python3", "-c", code]
+    places = {"HUTCH_STATE_DIR": str(tmp_path / "s"), "HUTCH_RUN_DIR": str(tmp_path / "r")}
+    drop = ["setpriv", f"--bounding-set={few}", f"--inh-caps={few}"]
+    done = subprocess.run([*drop, *hutch], capture_output=True, text=True, env={**os.environ, **places}, timeout=60)
+    assert (done.stdout, done.returncode) == ("up\n", 0), done.stderr

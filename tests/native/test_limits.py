@@ -14,7 +14,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.keeper.handles import BoxHandle
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.results import Cause, Result
-from hutch.providers.linked.verdicts import Counters, End, decide
+from hutch.providers.linked.verdicts import Counters, End, Room, decide
 from hutch.providers.native.box_processes import BoxProcesses
 from hutch.providers.native.cgroup_control import PIDS_HEADROOM
 
@@ -102,10 +102,11 @@ def test_a_full_box_is_the_best_guess_where_nobody_counts_refusals() -> None:
         wall=1.0, usage=(0.0, 0.0, 0), stdout_total=0, stderr_total=0, dropped=0,
     )  # fmt: skip
     none = Counters()
-    full = decide(end, before=none, after=none, limits=LIMITS, tasks=LIMITS.pids)
+    full = decide(end, before=none, after=none, limits=LIMITS, room=Room(space={}, tasks=LIMITS.pids))
     assert full.cause is Cause.PIDS
     assert not full.certain
-    assert decide(end, before=none, after=none, limits=LIMITS, tasks=LIMITS.pids - 1).cause is Cause.EXIT
+    roomy = Room(space={}, tasks=LIMITS.pids - 1)
+    assert decide(end, before=none, after=none, limits=LIMITS, room=roomy).cause is Cause.EXIT
 
 
 async def test_disk() -> None:

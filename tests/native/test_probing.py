@@ -60,6 +60,16 @@ def test_layers_that_cannot_be_mapped_hold_nothing_of_a_box() -> None:
             orders.check_layers(refused, mapped=False)
 
 
+def test_where_groups_count_no_sockets_a_watchdog_holds_memory() -> None:
+    """The grade of memory is true on each kind of control group: buffers of sockets are memory too."""
+    uncounted = machine(ALL._replace(mode="v1", sockets=False))
+    assert probing.grades(machine()).memory_mb is EnforcedBy.CGROUP
+    assert probing.grades(uncounted).memory_mb is EnforcedBy.WATCHDOG
+    assert probing.grades(uncounted._replace(blind=BLIND)).memory_mb is EnforcedBy.NONE
+    (told,) = probing.missing(uncounted)
+    assert told.what == "cgroups" and "sockets" in told.reason and "cgroup v2" in told.remedy
+
+
 @pytest.mark.parametrize("blind", ["", BLIND])
 @pytest.mark.parametrize("absent", [(), ("memory",), ("cpu", "freezer"), ("pids",), ("memory", "pids", "cpu")])
 def test_nothing_is_claimed_and_missing_at_once(absent: tuple[str, ...], blind: str) -> None:

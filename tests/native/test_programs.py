@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.providers.native import kernel, landlock, programs, root, seccomp, stages
+from hutch.providers.native import accounts, kernel, landlock, programs, root, seccomp, stages
 from hutch.providers.native.programs import Writer, perform
 from hutch.providers.native.syscalls import NUMBERS
 
@@ -125,7 +125,7 @@ def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatc
     setting = stages.Setting(
         run="/run", ranged=ranged, last_capability=40, filter=seccomp.Filter(seccomp.program()),
         domain=landlock.Domain(7), command_line=kernel.CommandLine(), masks=(("kcore", False),), without=frozenset(),
-        lends_networks=ranged,
+        bounds=accounts.Bounds.known().network, own_accounts=ranged,
     )  # fmt: skip
     extras = (root.Extra("/srv", "/mnt", False, 1, 2),)
     shapes = [
@@ -135,10 +135,10 @@ def test_a_birth_can_be_written_for_every_machine(monkeypatch: pytest.MonkeyPatc
     written = stages.Stages(setting)
     for shape in shapes:
         texts = [
-            written.enter(("/sys/fs/cgroup/tasks",)), written.begin(shape, extras), written.name_servers("n", extras),
+            written.enter(4), written.begin(shape, extras), written.name_servers("n", extras),
             written.finish(shape, stages.Claim(1 << 20, 100, 64, 16, extras), "box"),
         ]  # fmt: skip
         ends = [marshal.loads(text)[1] for text in texts]
         assert ends[:3] == [None] * 3
-        options, keeper = marshal.loads(ends[3])[1]
-        assert stages.SPILL < options < keeper
+        options, keeper, asking = marshal.loads(ends[3])[1]
+        assert stages.SPILL < options < keeper and asking > stages.SPILL

@@ -6,6 +6,9 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -166,7 +169,7 @@ def test_messages_carry_descriptors() -> None:
         assert wire.receive(theirs) is None
 
 
-async def test_a_killed_zygote_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_killed_zygote_is_replaced(log_lines: list[str]) -> None:
     """Boxes are cloned from an idle twin of the spawner, which the kernel may choose to kill."""
     async with engine() as native:
         async with box(native) as made:
@@ -177,7 +180,7 @@ async def test_a_killed_zygote_is_replaced(caplog: pytest.LogCaptureFixture) -> 
                 assert await out(other, "echo alive") == "alive"
             assert await out(made, "echo alive") == "alive"
             assert not Path(f"/proc/{zygote}").exists()
-            await until(lambda: "cloned from was killed" in caplog.text, "it is told")
+            await until(lambda: "cloned from was killed" in "".join(log_lines), "it is told")
 
 
 FAILURES = {
@@ -188,7 +191,7 @@ FAILURES = {
 
 @pytest.mark.parametrize("failure", FAILURES)
 async def test_a_zygote_that_cannot_warm_up_serves_and_says_so(
-    failure: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    failure: str, log_lines: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its boxes work, and need more memory: nobody would know why."""
     spawner_with(
@@ -205,8 +208,8 @@ async def test_a_zygote_that_cannot_warm_up_serves_and_says_so(
                 assert await out(made, "echo alive") == "alive"
                 zygotes.add(zygote_of(native))
         assert len(zygotes) == 1, "one serves them all"
-        await until(lambda: FAILURES[failure] in caplog.text, "the reason is told")
-        assert caplog.text.count(FAILURES[failure]) == 1
+        await until(lambda: FAILURES[failure] in "".join(log_lines), "the reason is told")
+        assert "".join(log_lines).count(FAILURES[failure]) == 1
 
 
 async def test_a_zygote_that_dies_over_a_request_leaves_nothing_of_it() -> None:
@@ -253,7 +256,7 @@ async def test_dead_stems_are_cleared_away() -> None:
         await until(lambda: not set(stems(native)) & set(old), "the dead stems are gone")
 
 
-async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_spawner_that_can_make_no_stem_says_so(log_lines: list[str]) -> None:
     """Boxes are made without them, and slower: nobody would know why."""
     async with engine() as native:
         names = await with_stems(native)
@@ -262,7 +265,7 @@ async def test_a_spawner_that_can_make_no_stem_says_so(caplog: pytest.LogCapture
         try:
             for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            await until(lambda: "makes no boxes ahead" in caplog.text, "the reason is told")
+            await until(lambda: "makes no boxes ahead" in "".join(log_lines), "the reason is told")
         finally:
             for name in names:
                 shutil.rmtree(away / name)
@@ -301,3 +304,57 @@ async def test_the_limits_hold_before_anybody_hears_of_a_box() -> None:
                 if not files:
                     pytest.skip("no control group counts processes here")
                 assert int(files[0].read_text()) == limits.pids + PIDS_HEADROOM
+
+
+def test_an_order_that_cannot_be_sent_fails_alone(rootless: bool) -> None:
+    """Where an ordinary user's processes have more descriptors in flight than any of them may have open, a box cannot
+    be asked for; its spawner stays, and makes the next one when they have arrived."""
+    if not rootless:
+        pytest.skip("needs an ordinary user: the kernel refuses root nothing here")
+    code = """
+        import array, errno, os, resource, socket
+        from pathlib import Path
+        from hutch.errors import Unavailable
+        from hutch.sync import Hutch
+        resource.setrlimit(resource.RLIMIT_NOFILE, (4000, 4000))
+        message = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 250))]
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+        with Hutch() as hutch, hutch.box() as box:
+            spawners = children.read_text()
+            pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM) for _ in range(20)]
+            try:
+                for near, _ in pairs:
+                    near.sendmsg([b"x"], message)
+            except OSError as error:
+                assert error.errno == errno.ETOOMANYREFS
+            try:
+                hutch.create(memory_mb=80)
+            except Unavailable as error:
+                print(error.retryable, error.remedy != "", box.exec("echo still").stdout.strip())
+            for pair in pairs:
+                for end in pair:
+                    end.close()
+            with hutch.box(memory_mb=80) as other:
+                print(other.exec("echo made").stdout.strip(), children.read_text() == spawners)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120)
+    assert done.stdout.split() == ["True", "True", "still", "made", "True"], done.stderr
+
+
+async def test_a_stem_that_is_claimed_before_it_has_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its directory has another name by the time it looks for what lies there: it must not go by the name."""
+    spawner_with(
+        monkeypatch,
+        "import time",
+        "from hutch.providers.native import zygote",
+        "live = zygote.live",
+        "zygote.live = lambda: (time.sleep(0.5), live())",
+    )
+    async with engine() as native:
+        for _ in range(2):
+            async with box(native):
+                pass
+        await until(lambda: bool(stem_pids(native)), "a stem waits, and sleeps")
+        async with box(native) as made:
+            assert await out(made, "echo made") == "made"

@@ -211,7 +211,7 @@ def test_dead_guest_is_never_looked_behind(memory: MemoryWatchdog, guest: Guest)
 
 
 def test_loop_reports_and_outlives_a_failing_callback(
-    memory: MemoryWatchdog, guest: Guest, caplog: pytest.LogCaptureFixture
+    memory: MemoryWatchdog, guest: Guest, log_lines: list[str]
 ) -> None:
     """Lesson 12: a callback that raises does not end the watch."""
     memory.watch("box", guest.pid, 64 * MB)
@@ -237,4 +237,4 @@ def test_loop_reports_and_outlives_a_failing_callback(
             await watching
 
     asyncio.run(scenario())
-    assert "the first callback fails" in caplog.text
+    assert "the first callback fails" in "".join(log_lines)

@@ -37,7 +37,7 @@ def test_it_is_never_chosen_by_itself() -> None:
         assert "host" not in providers_of(Spec(), profile, config.provider, config.fallback)
 
 
-async def test_each_box_is_loud(hutch: Hutch, caplog: pytest.LogCaptureFixture) -> None:
+async def test_each_box_is_loud(hutch: Hutch, log_lines: list[str]) -> None:
     async with hutch:
         async with hutch.box(provider="host", profile="naked") as box:
             first, second = await box.exec("echo $PPID"), await box.exec("true")
@@ -45,6 +45,7 @@ async def test_each_box_is_loud(hutch: Hutch, caplog: pytest.LogCaptureFixture) 
     assert WARNING in first.notes and WARNING not in second.notes
     assert (capabilities.isolation, capabilities.facts["warning"]) == ("none", WARNING)
     assert capabilities.grades.memory_mb == "none"
+    assert any(WARNING in line and box.id in line for line in log_lines)
 
 
 async def test_a_workspace_of_its_own(hutch: Hutch) -> None:
@@ -76,7 +77,8 @@ async def test_an_engine_that_goes_takes_its_boxes_along(tmp_path: Path) -> None
     (tmp_path / "hutch.toml").write_text(
         '[profiles.naked]\nmin_isolation = "none"\naccept_unenforced = ["cpus", "memory_mb", "pids", "disk_mb"]\n'
     )
-    doomed = command("box", "create", "--provider", "host", "--profile", "naked", cwd=tmp_path)
+    naked = ("--config", "hutch.toml", "--provider", "host", "--profile", "naked")
+    doomed = command("box", "create", *naked, cwd=tmp_path)
     kept = command("box", "create", cwd=tmp_path)
     assert (doomed.returncode, kept.returncode) == (0, 0), (doomed.stderr, kept.stderr)
     retired = command("providers", "--retire", "host", cwd=tmp_path)

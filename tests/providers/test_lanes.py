@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from hutch.errors import Unsupported
 from hutch.providers.docker import machine, probing
@@ -151,3 +152,14 @@ def test_the_plant_is_known_by_its_content() -> None:
     names = {name for name, _ in plant().files}
     assert {"bin/python3", plant().linker} <= names and any(name.endswith("hutch/guest/main.pyc") for name in names)
     assert not [name for name in names if "msgspec" in name], "the guest stands alone"
+
+
+def test_the_api_lane_works_on_uvloop(docker: daemons.Daemon, tmp_path: Path) -> None:
+    """The engine's hijacked stream belongs to an event loop whose transports are not asyncio's own."""
+
+    async def use() -> None:
+        async with box(daemons.provider(docker, tmp_path, lane="api")) as made:
+            assert (await run(made, "echo hijacked")).stdout == "hijacked\n"
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(use())

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hutch.config import Config
-from hutch.errors import Invalid, Refused
+from hutch.errors import Refused, Unsupported
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.sqlite import SqliteStore
@@ -39,7 +39,7 @@ async def test_the_image_comes_from_the_settings(docker: daemons.Daemon, short_t
     async with opened(docker, short_tmp) as hutch, hutch.box() as box:
         assert (await box.exec("echo $((6 * 7))")).stdout == "42\n"
     async with opened(docker, short_tmp, image="") as hutch:
-        with pytest.raises(Invalid) as caught:
+        with pytest.raises(Unsupported) as caught:
             await hutch.create()
         assert "image" in str(caught.value)
 

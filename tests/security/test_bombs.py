@@ -6,6 +6,7 @@ has its control: the same bomb in a box whose limit lies above that bound ends w
 
 import json
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -330,7 +331,7 @@ def test_files_without_an_end(arena: Arena, path: str) -> None:
 
 def spilled(arena: Arena, box: Box) -> int:
     """Bytes of output on the host's disk."""
-    return sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill/*"))
+    return sum(path.stat().st_size for path in arena.place.glob(f"*/r/{box.id}/spill*/*"))
 
 
 def guest_memory(box: Box) -> int:
@@ -368,6 +369,89 @@ def test_a_flood_of_both_streams_from_many_jobs(arena: Arena) -> None:
         for job in jobs:
             result = job.wait(60)
             assert result.stdout_total == result.stderr_total == 60 * MB
+        assert 0 < spilled(arena, box) <= 257 * MB
+
+
+@pytest.mark.parametrize("refused", ["fork", "thread"])
+def test_a_bomb_that_has_cleared_up_behind_itself_is_told_of_its_limit(arena: Arena, refused: str) -> None:
+    """P4, lesson 12: also where no control group counts refusals, as for most ordinary users, the verdict names the
+    limit and its remedy, though the box is empty again when it is asked. The control stays below the limit."""
+    code = """
+        import threading
+        def start():
+            if refused == "thread":
+                threading.Thread(target=time.sleep, args=(0.2,)).start()
+            elif os.fork() == 0:
+                time.sleep(0.2)
+                os._exit(0)
+        try:
+            for _ in range(many):
+                start()
+        finally:
+            while refused == "fork" and tried(os.wait) == "ok":
+                pass
+        os._exit(7)
+    """
+    with arena.box(**LARGE | {"pids": SMALL["pids"]}) as box:
+        result = box.exec(python(code, refused=refused, many=200), timeout=60)
+        assert (result.exit_code, result.verdict.cause) == (1, "pids"), result
+        assert "limits.pids" in result.verdict.remedy
+        result = box.exec(python(code, refused=refused, many=20), timeout=60)
+        assert (result.exit_code, result.verdict.cause) == (7, "exit"), result
+
+
+# Sends descriptors to itself until the kernel refuses, and keeps them on their way.
+IN_FLIGHT = """
+    import array
+    held, sent, refusal = [], 0, "none"
+    message = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0] * 250))]
+    while sent < most and refusal == "none":
+        held.append(socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM))
+        for _ in range(8):
+            answer = tried(held[-1][0].sendmsg, [b"x"], message)
+            if answer != "ok":
+                refusal = answer
+                break
+            sent += 250
+    tell([sent, refusal])
+    sys.stdin.read()
+"""
+
+
+def test_descriptors_in_flight_do_not_stop_the_makers_of_boxes(arena: Arena) -> None:
+    """Threat: descriptors on their way through sockets count for the user, and once they are more than a process of
+    his may have open, it can send none itself: neither keeper nor spawner could make a box any more."""
+    if os.geteuid() == 0:
+        pytest.skip("needs an ordinary user: as root each box has ids, and so an account, of its own")
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))  # as most have it
+    try:
+        with arena.opened(state="flight") as hutch, hutch.box(open_files=1024) as box:
+            job = box.start(python(IN_FLIGHT, most=5000))
+            said = b""
+            while b"\n" not in said:
+                said += job.read(len(said), wait=30).data
+            assert json.loads(said)[1] == "ETOOMANYREFS", "the attack is one: the box itself can send no more"
+            for memory in (64, 80, 96):  # no two alike, so that none was begun ahead
+                with hutch.box(memory_mb=memory) as other:
+                    assert other.exec("echo made").stdout == "made\n"
+            job.close_stdin()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_floods_of_several_users_of_a_box(arena: Arena) -> None:
+    """Threat: who may run commands as another user of the box has as many budgets on the host's disk as it has users.
+    The control is a flood of root alone, which is as large and kept whole."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root: an ordinary user's boxes have one user")
+    flood = "yes 0123456789abcdef | head -c 120M"
+    with bombed(arena, memory_mb=128, disk_mb=16) as box:
+        assert box.start(flood, user="root").wait(60).verdict.cause == "ok"
+        assert spilled(arena, box) > 110 * MB
+        assert box.start(flood).wait(60).verdict.cause == "ok"
+        result = box.start(flood, user="7").wait(60)
+        assert (result.verdict.cause, result.stdout_total) == ("output_limit", 120 * MB)
         assert 0 < spilled(arena, box) <= 257 * MB
 
 

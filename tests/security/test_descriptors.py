@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.security.attacks import Arena, Sentinel, outcome, python
+from tests.security.attacks import Arena, Sentinel, outcome, outcome_outside, python
 
 from hutch.errors import NotRunnable
 from hutch.providers.native import landlock
@@ -37,20 +37,68 @@ def test_commands_hold_three_descriptors(arena: Arena, sentinel: Sentinel) -> No
         os.close(leak)
 
 
-def test_what_the_guest_holds(arena: Arena) -> None:
-    """Threat: a captured guest is worth something. Of the host it has its socket and the spill directory."""
-    code = """
-        names = []
-        for name in os.listdir("/proc/1/fd"):
-            target = os.readlink(f"/proc/1/fd/{name}")
+HOST = [os.stat("/").st_dev, os.stat("/").st_ino]
+CLIMB = """
+def reaches(directory):
+    "Whether the sentinel is found from this directory, by its path on the host, wherever `..` leads to."
+    for _ in range(64):
+        try:
+            os.close(os.open(secret, os.O_PATH, dir_fd=directory))
+            return True
+        except OSError:
+            directory = os.open("..", os.O_PATH | os.O_DIRECTORY, dir_fd=directory)
+    facts = os.fstat(directory)
+    return [facts.st_dev, facts.st_ino] == host
+"""
+CAPTURED = (
+    CLIMB
+    + """
+answers = {}
+for pid in [name for name in os.listdir("/proc") if name.isdigit() and int(name) != PARENT]:
+    if tried(os.readlink, f"/proc/{pid}/root") != "ok":
+        continue  # another user's guest
+    for link in ["root", "cwd"] + [f"fd/{number}" for number in os.listdir(f"/proc/{pid}/fd")]:
+        target = os.readlink(f"/proc/{pid}/{link}")
+        try:
+            directory = os.open(f"/proc/{pid}/{link}", os.O_PATH | os.O_DIRECTORY)
+        except OSError:
             if not target.startswith(("socket:", "pipe:", "anon_inode:", "/dev/null", "/proc/")):
-                names.append(target)
-        tell(names)
+                answers[f"{pid} {link}"] = target
+            continue
+        answers[f"{pid} {link}"] = reaches(directory)
+tell(answers)
+"""
+)
+
+
+@pytest.mark.parametrize("user", ["user", "root"])
+def test_no_descriptor_of_a_captured_guest_leads_to_the_host(arena: Arena, sentinel: Sentinel, user: str) -> None:
+    """Threat: code that has captured a guest walks from a directory that it holds, by `..`, to the host's root.
+
+    A guest holds one directory, that of spilled output, and it is the root of a mount that is attached nowhere. The
+    box lacks Landlock, the wall behind, and the guest's own guard, so that its user may look at what it holds.
     """
-    with arena.box("dumpable") as box:  # or nobody could look
-        held = outcome(box, code)
-    assert len(held) == 1
-    assert held[0].endswith("/spill")
+    if user == "root" and os.geteuid() != 0:
+        pytest.skip("needs root: an ordinary user's boxes have no second guest")
+    with arena.box("dumpable", "landlock") as box:
+        answers = outcome(box, CAPTURED, user=user, secret=str(sentinel.file)[1:], host=HOST)
+        directories = {link: answer for link, answer in answers.items() if not link.endswith((" root", " cwd"))}
+        assert len(directories) == 1, answers
+        assert not any(answers.values()), answers
+        # The descriptor does lead to the directory of spilled output, and there to nothing else.
+        (host,) = arena.place.glob(f"*/r/{box.id}/spill")
+        (host / "known").touch()
+        (link,) = directories
+        path = "/proc/" + link.replace(" ", "/")
+        names = "tell([os.listdir(path), os.listdir(path + '/..')])"
+        assert outcome(box, names, user=user, path=path) == [["known"], ["known"]]
+        (host / "known").unlink()
+
+
+def test_control_a_directory_of_the_host_leads_to_its_root(sentinel: Sentinel) -> None:
+    """The same climb from a directory of the host itself, as a guest once held one; outside of any box."""
+    code = CLIMB + "tell(reaches(os.open('/usr/lib', os.O_RDONLY)))"
+    assert outcome_outside(code, secret=str(sentinel.file)[1:], host=HOST) is True
 
 
 def test_working_directory_through_a_magic_link(arena: Arena) -> None:

@@ -177,6 +177,37 @@ def spill_of(arena: Arena, box: Box) -> list[str]:
     return sorted(path.name for path in directory.iterdir())
 
 
+def watched(arena: Arena, box: Box) -> list[str]:
+    """What a watch tells when the directories above it are replaced by links to the one that the guest holds.
+
+    No race has to be won: the guest opens what is new below a watch by its path, on which the links then stand.
+    """
+    (held,) = arena.place.glob(f"*/r/{box.id}/spill")
+    seen: list[str] = []
+    box.exec("mkdir -p p/top")
+    with box.files.watch("p/top") as changes:
+        (held / "n").mkdir()
+        (held / "n").chmod(0o755)
+        box.exec(f"mv p q; mkdir p; ln -s /proc/self/fd/{SPILL} p/top; mkdir q/top/n")
+        for change in changes:
+            seen.append(change.path)
+            if change.path == "p/top/n":  # told after the guest has looked at it
+                (held / "n/of the host").touch()
+                box.exec("touch q/top/last")
+            if change.path == "p/top/last":
+                break
+    return seen
+
+
+def test_a_watch_through_a_magic_link(arena: Arena) -> None:
+    """Threat: a watch follows links that were put on its path after it was allowed, and tells what happens in a
+    directory of the host. Landlock does not govern inotify, so that nothing stands behind."""
+    with arena.box() as box:
+        assert watched(arena, box) == ["p/top/n", "p/top/last"]
+    with arena.box("magic links") as control:
+        assert "p/top/n/of the host" in watched(arena, control)
+
+
 SWAP = """
 import itertools
 os.makedirs("real/deep", exist_ok=True)

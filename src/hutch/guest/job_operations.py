@@ -164,7 +164,7 @@ def _takes_no_input(job: Job) -> Failure:
 def facts(job: Job) -> dict[str, Any]:
     """What a listing shows of a job."""
     about = {
-        "command": job.argv, "name": job.name, "pid": job.pid, "pty": job.pty, "started_at": job.started_at,
+        "command": job.argv, "name": job.name, "pty": job.pty, "started_at": job.started_at,
     }  # fmt: skip
     return end_facts(job) | about
 

@@ -14,7 +14,8 @@ from hutch.guest.channels import Channel, Connection, Fields, Operation
 from hutch.guest.jobs import Jobs
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
-from hutch.guest.processes import processes
+from hutch.guest.paths import AT_FDCWD, open_at
+from hutch.guest.processes import newest, processes
 from hutch.guest.protocol import VERSION
 from hutch.guest.strays import Strays
 
@@ -62,13 +63,18 @@ class Means(NamedTuple):
     """What a guest has before it is told anything."""
 
     spill_fd: int | None = None
-    """A directory outside the user's view for output that does not fit in memory; None: head and tail only."""
+    """A directory outside the user's view for output that does not fit in memory; None: head and tail only.
+
+    All guests of a box share it. From the descriptor no other directory can be reached.
+    """
     oom_fd: int | None = None
     """The guest's own oom_score_adj, opened for reading and writing while that was allowed."""
     is_init: bool = False
     """Whether it is PID 1 of the box and may kill everything in it."""
     is_deputy: bool = False
     """Whether it is a second guest of a box, for another user than PID 1."""
+    name: str = "guest"
+    """What tells it from the other guests of its box."""
 
 
 class Guest:
@@ -87,9 +93,12 @@ class Guest:
         self.means = means
         self._listener = listener
         self._boot = os.urandom(6).hex()
+        spill = Spill(means.spill_fd, owner=means.name)
+        if means.is_deputy:  # PID 1 is the first of its box
+            spill.clear()
         self.jobs = Jobs(
             self.loop,
-            Spill(means.spill_fd),
+            spill,
             prefix=f"{self._boot[:6]}-",
             oom_fd=means.oom_fd,
             strays=Strays(is_init=means.is_init, is_deputy=means.is_deputy),
@@ -97,6 +106,9 @@ class Guest:
         )
         self._connections: set[Connection] = set()
         self._orphan_timer: Timer | None = None
+        self._works_alone = False
+        """A keeper has left the box on purpose: its jobs keep it from its dead-man's clock."""
+        self._was_at_work = False
         self._ttl_timer: Timer | None = None
         os.set_blocking(listener, False)
         self.loop.watch(listener, READ, self._accept)
@@ -156,13 +168,24 @@ class Guest:
         if self._orphan_timer is not None:
             self._orphan_timer.cancel()
         if not self._connections and self.options.orphan_grace > 0:
-            self._orphan_timer = self.loop.after(self.options.orphan_grace, self._end)
+            self._orphan_timer = self.loop.after(self.options.orphan_grace, self._orphaned)
+
+    def _orphaned(self) -> None:
+        """A box that was left on purpose goes on while a job of its own runs, and waits once more when that has ended;
+        any other ends here."""
+        at_work = self._works_alone and self.jobs.running > 0
+        if at_work or self._was_at_work:
+            self._was_at_work = at_work
+            self._wind_orphan_clock()
+        else:
+            self._end()
 
     def clock(self, channel: Channel, fields: Fields) -> None:
         """The keeper pushes its clocks, so that they hold also when it is gone; ttl in seconds from now, 0: never."""
         grace, ttl = fields.get("orphan_grace"), fields.get("ttl")
         if grace is not None:
             self.options.orphan_grace = float(grace)
+        self._works_alone = bool(fields.get("works_alone", self._works_alone))
         if ttl is not None:
             if self._ttl_timer is not None:
                 self._ttl_timer.cancel()
@@ -172,14 +195,19 @@ class Guest:
     def space(self, channel: Channel, fields: Fields) -> None:
         """Free blocks and inodes where commands write; a filesystem without an inode count has `files` 0.
 
-        On request also how many processes and threads the box has beside its guest, if all that /proc shows is the box.
+        On request also how many processes and threads the box has beside its guest, and how many were started after
+        the one that `since` names, if all that /proc shows is the box.
         """
         found = {}
         for path in ("/", self.options.workdir, "/tmp"):
             try:
-                stat = os.statvfs(path)
+                place = open_at(AT_FDCWD, path, os.O_PATH)  # a link on the way may be a magic one, to the host
             except OSError:
                 continue
+            try:
+                stat = os.fstatvfs(place)
+            finally:
+                os.close(place)
             found[path] = {
                 "size": stat.f_blocks * stat.f_frsize,
                 "free": stat.f_bavail * stat.f_frsize,
@@ -189,7 +217,9 @@ class Guest:
             }
         countable = fields.get("tasks") and self.means.is_init
         tasks = sum(process.threads for process in processes()) if countable else None
-        channel.reply({"space": found, "tasks": tasks})
+        since = fields.get("since")
+        started = max(0, newest() - since) if countable and isinstance(since, int) and since > 0 else None
+        channel.reply({"space": found, "tasks": tasks, "started": started})
 
     def usage(self, channel: Channel, _fields: Fields) -> None:
         """CPU seconds of all commands so far: those that have ended, and those that run if all /proc shows is ours."""
@@ -237,10 +267,12 @@ def serve(
     *,
     first: socket.socket | int | None = None,
     operations: Mapping[str, Operation] | None = None,
+    on_made: Callable[[Guest], None] | None = None,
 ) -> NoReturn:
     """Never returns. The caller has one thread and no privilege left, and imported this before it changed its root.
 
-    `first` is a keeper that is connected already; `operations` are what this kind of guest can do besides.
+    `first` is a keeper that is connected already; `operations` are what this kind of guest can do besides; `on_made`
+    may give it more to watch before it begins.
     """
     _OPERATIONS.update(operations or {})
     ignore_signals()
@@ -248,6 +280,8 @@ def serve(
         _ensure_open(fd)
     _keep_descriptors()
     guest = Guest(_descriptor(listener), means)
+    if on_made is not None:
+        on_made(guest)
     guest.begin(options)
     gc.freeze()
     if options.on_ready is not None:

@@ -5,7 +5,7 @@ in the spill file; what is in none of them is lost.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 
 HEAD = (1 << 20) * 3 // 5
@@ -14,22 +14,71 @@ TAIL = (1 << 20) - HEAD
 SLACK = 1 << 18
 """The tail may grow by so much before its oldest bytes move on, so that they move in large writes."""
 SPILL_LIMIT = 256 << 20
+"""Of a box, whoever of its users wrote it."""
+_COUNTED_AFTER = 1 << 20
+"""Bytes that a guest may store before it counts again what the box's other guests have stored."""
 
 
 class Spill:
-    """The box's directory for output, outside the user's view, and what may still be written there."""
+    """The box's directory for output, outside the user's view, and what may still be written there.
 
-    def __init__(self, directory: int | None, limit: int = SPILL_LIMIT) -> None:
+    A box has one directory and one limit. Each of its guests (one for every user that commands run as) knows what it
+    has stored itself, and counts the files of the others; so together they pass the limit by a megabyte each at most.
+    """
+
+    def __init__(self, directory: int | None, limit: int = SPILL_LIMIT, owner: str = "guest") -> None:
+        """`directory`: O_PATH will do. `owner` begins the names of this guest's files, and of no other's."""
         self._directory = directory
+        self._mark = f"{owner}."
+        self._others = 0
+        self._uncounted = _COUNTED_AFTER
         self.left = limit if directory is not None else 0
         self.make_room: Callable[[int], None] | None = None
         """Asked to free so many bytes, by letting go of older output."""
 
+    def claim(self, size: int) -> int:
+        """How many of `size` bytes have room; older output of this guest makes way for them."""
+        self._uncounted += size
+        if self._uncounted >= _COUNTED_AFTER and self._directory is not None:
+            self._uncounted = 0
+            others = self._count_others()
+            self.left -= others - self._others
+            self._others = others
+        if self.left < size and self.make_room is not None:
+            self.make_room(size)
+        return max(0, min(size, self.left))
+
     def open(self, name: str, flags: int) -> int:
-        return os.open(name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
+        return os.open(self._mark + name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
 
     def remove(self, name: str) -> None:
-        os.unlink(name, dir_fd=self._directory)
+        os.unlink(self._mark + name, dir_fd=self._directory)
+
+    def clear(self) -> None:
+        """Remove what an earlier guest of the same owner has left: nobody can read it any more."""
+        for entry in self._entries():
+            if entry.name.startswith(self._mark):
+                with suppress(OSError):  # it counts as another's then, which is the safe side
+                    os.unlink(entry.name, dir_fd=self._directory)
+
+    def _count_others(self) -> int:
+        sizes = 0
+        for entry in self._entries():
+            if not entry.name.startswith(self._mark):
+                with suppress(OSError):  # removed this moment
+                    sizes += entry.stat(follow_symlinks=False).st_size
+        return sizes
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        try:
+            listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
+        except OSError:
+            return  # no descriptor is free, or the box is being removed: then nothing can be stored either
+        try:
+            with os.scandir(listing) as entries:
+                yield from entries
+        finally:
+            os.close(listing)
 
 
 class Output:
@@ -74,9 +123,7 @@ class Output:
 
     def _store(self, position: int, data: memoryview) -> int:
         """Append to the spill file; returns how many bytes found room."""
-        if self._spill.left < len(data) and self._spill.make_room is not None:
-            self._spill.make_room(len(data))
-        wanted = min(len(data), self._spill.left)
+        wanted = self._spill.claim(len(data))
         if not wanted:
             return 0
         stored = 0

@@ -19,7 +19,7 @@ def end_facts(job: Job) -> dict[str, Any]:
         "job": job.id, "ended": job.settled, "exit_code": job.exit_code, "signal": job.signal,
         "timed_out": job.timed_out, "cancelled": job.cancelled, "lingering": job.lingering, "shared": job.shared,
         "wall": job.duration, "usage": job.usage, "stdout_total": job.out.total, "stderr_total": job.err.total,
-        "dropped": job.out.dropped + job.err.dropped, "cleared": job.cleared,
+        "dropped": job.out.dropped + job.err.dropped, "cleared": job.cleared, "pid": job.pid,
     }  # fmt: skip
 
 

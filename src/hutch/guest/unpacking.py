@@ -39,7 +39,12 @@ class Unpacker:
     caller's. A stream that breaks the rules raises a Failure with the code `refused`.
     """
 
-    def __init__(self, directory: int, name: str, into: str = "") -> None:
+    def __init__(
+        self, directory: int, name: str, into: str = "", *, most: int | None = None, entries: int | None = None
+    ) -> None:
+        """`most` bounds the bytes that are written, in which holes do not count, and `entries` the things made."""
+        self._most = most
+        self._entries = entries
         self._directory = directory
         self._name = name
         self._into = into
@@ -48,7 +53,7 @@ class Unpacker:
         self._buffer = bytearray()
         self._missing = 0
         self._started = False
-        self._files = self._bytes = 0
+        self._files = self._bytes = self._written = self._seen = 0
         self._skipped: list[str] = []
 
     def data(self, content: bytes) -> None:
@@ -130,6 +135,12 @@ class Unpacker:
         part = view[: self._missing]
         self._missing -= len(part)
         self._bytes += len(part)
+        self._written += len(part)
+        if self._most is not None and self._written > self._most:
+            raise Failure(
+                "too_large", f"the copy has more than {self._most} bytes, which is more than it may have",
+                remedy="copy less at once, or say how much it may be; names of one file count each",
+            )  # fmt: skip
         while part:
             written = os.write(self._file.descriptor, part)
             part, view = part[written:], view[written:]
@@ -137,6 +148,9 @@ class Unpacker:
 
     def _take_header(self, line: bytes) -> None:
         path, kind, fields = _parse(line)
+        self._seen += 1
+        if self._entries is not None and self._seen > self._entries:
+            raise Failure("too_large", f"the copy has more than {self._entries} files and directories")
         if not self._started:
             self._started = True
             self._take_top(path, kind, fields)

@@ -9,7 +9,7 @@ import struct
 import time
 from collections.abc import Generator, Iterator
 
-from hutch.guest.paths import TEMPORARY, open_file, prefix_of, spelled
+from hutch.guest.paths import AT_FDCWD, DIRECTORY, TEMPORARY, open_at, prefix_of, spelled
 from hutch.guest.steps import STEP_SECONDS, Operation, Readable, Request, Steps, failure
 
 MAX_WATCHES = 8192
@@ -33,18 +33,9 @@ _MUCH = 64 << 10
 def watch(request: Request, workdir: str) -> Steps:
     """Lines of JSON: {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
     path = spelled(request)
-    top = os.path.join(workdir, path)
+    watcher = _Watcher(os.path.join(workdir, path), path, bool(request.get("recursive")))
     try:
-        info = os.fstat(descriptor := open_file(path, os.O_PATH, workdir))
-        os.close(descriptor)
-    except OSError as error:
-        raise failure(error, "watch", path) from None
-    watcher = _Watcher(top, prefix_of(path), bool(request.get("recursive")))
-    try:
-        if stat.S_ISDIR(info.st_mode):
-            watcher.add_top()
-        else:
-            watcher.add_file(path)
+        watcher.add_top()
         yield from _paced(watcher)
         yield _line("ready", "", False) + watcher.told()
         while not watcher.ended:
@@ -75,15 +66,22 @@ def _line(kind: str, path: str, directory: bool) -> bytes:
 
 
 class _Watcher:
-    """One inotify instance; its directories by watch number, as paths below the top."""
+    """One inotify instance; its directories by watch number, as paths below the top.
 
-    def __init__(self, top: str, prefix: str, recursive: bool) -> None:
+    Each is opened in the one way that paths are opened here, and watched by that descriptor: inotify_add_watch(2) takes
+    a path and follows whatever links were put on it meanwhile, magic ones too, which lead out of the box. Nothing is
+    held open: the end of a directory is not told while somebody holds it.
+    """
+
+    def __init__(self, top: str, path: str, recursive: bool) -> None:
+        """`path`: the top as the caller wrote it."""
         self.descriptor: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self.descriptor < 0:
-            raise failure(_error(), "watch", top)
+            raise failure(_error(), "watch", path)
         self.ended = False
         self._top = top
-        self._prefix = prefix
+        self._prefix = prefix_of(path)
+        self._path = path
         self._recursive = recursive
         self._below: dict[int, str] = {}
         self._new: list[tuple[str, bool]] = []
@@ -102,35 +100,55 @@ class _Watcher:
     def has_much(self) -> bool:
         return len(self._out) >= _MUCH
 
-    def add_file(self, path: str) -> None:
-        self._prefix = path
-        self._below[self._add(self._top, _MASK)] = ""
-
     def add_top(self) -> None:
-        self._new.append(("", False))
+        """A file, or a directory, whose turn comes with those that are found below it."""
+        top = open_at(AT_FDCWD, self._top, os.O_PATH)
+        try:
+            if stat.S_ISDIR(os.fstat(top).st_mode):
+                self._new.append(("", False))
+                return
+            self._prefix = self._path
+            self._below[self._add(top, _MASK)] = ""
+        finally:
+            os.close(top)
 
     def explore(self) -> Iterator[None]:
         """Watch new directories and, if asked, those below them."""
         while self._new:
             yield
             below, report = self._new.pop()
-            if not self._add_directory(below) or not self._recursive:
+            directory = self._open(below)
+            if directory is None:
                 continue
-            # Listed after it is watched: what is made in between is seen twice rather than never.
-            for name, is_directory in _entries(os.path.join(self._top, below)):
-                inside = os.path.join(below, name)
-                if report:
-                    self._say("created", inside, is_directory)
-                if is_directory:
-                    self._new.append((inside, report))
-                yield
+            try:
+                if not self._add_directory(directory, below) or not self._recursive:
+                    continue
+                # Listed after it is watched: what is made in between is seen twice rather than never.
+                for name, is_directory in _entries(directory):
+                    inside = os.path.join(below, name)
+                    if report:
+                        self._say("created", inside, is_directory)
+                    if is_directory:
+                        self._new.append((inside, report))
+                    yield
+            finally:
+                os.close(directory)
 
-    def _add_directory(self, below: str) -> bool:
+    def _open(self, below: str) -> int | None:
+        """The top, or a directory below it, which was none of the links that may now have its name."""
+        if not below:
+            return open_at(AT_FDCWD, self._top, DIRECTORY)
+        try:
+            return open_at(AT_FDCWD, os.path.join(self._top, below), DIRECTORY | os.O_NOFOLLOW)
+        except OSError:
+            return None  # it is gone again
+
+    def _add_directory(self, directory: int, below: str) -> bool:
         if len(self._below) >= MAX_WATCHES:
             self._overflow(below)
             return False
         try:
-            self._below[self._add(os.path.join(self._top, below), _MASK | _ONLYDIR)] = below
+            self._below[self._add(directory, _MASK | _ONLYDIR)] = below
         except OSError as error:
             if not below:
                 raise
@@ -146,8 +164,9 @@ class _Watcher:
             self._full = True
             self._say("overflow", below, True)
 
-    def _add(self, path: str, mask: int) -> int:
-        number: int = _libc.inotify_add_watch(self.descriptor, os.fsencode(path), ctypes.c_uint32(mask))
+    def _add(self, target: int, mask: int) -> int:
+        path = b"/proc/self/fd/%d" % target  # our own, and no other way leads from a descriptor to a watch
+        number: int = _libc.inotify_add_watch(self.descriptor, path, ctypes.c_uint32(mask))
         if number < 0:
             raise _error()
         return number
@@ -206,13 +225,17 @@ class _Watcher:
             _libc.inotify_rm_watch(self.descriptor, number)
 
 
-def _entries(path: str) -> Iterator[tuple[str, bool]]:
+def _entries(directory: int) -> Iterator[tuple[str, bool]]:
     try:
-        with os.scandir(path) as entries:
-            for entry in entries:
-                yield entry.name, entry.is_dir(follow_symlinks=False)
+        readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
         return  # gone again, or not readable: then nothing in it can be told
+    try:
+        with os.scandir(readable) as entries:
+            for entry in entries:
+                yield entry.name, entry.is_dir(follow_symlinks=False)
+    finally:
+        os.close(readable)
 
 
 def _error() -> OSError:

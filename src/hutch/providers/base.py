@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 import msgspec
 
-from hutch.errors import ConfigError
+from hutch.errors import ConfigError, Unsupported
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
+from hutch.model.places import CheckedMount
 from hutch.model.record import Record
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order
@@ -150,6 +151,14 @@ class Instance(ABC):
         seconds from now. None: as it was; a ttl of 0: no end. An engine whose boxes have no clock of their own need not
         have this."""
 
+    async def show(self, place: CheckedMount) -> None:
+        """Mount one more directory in the live box, on a directory that is empty or not there. Unsupported: this engine
+        mounts only when it makes a box; EngineError: it could not, and nothing is shown."""
+        raise Unsupported("this engine mounts nothing in a box that lives", op="show", remedy="make a new box")
+
+    async def work_alone(self) -> None:  # noqa: B027 - an engine whose boxes have no clock need not have this
+        """The keeper leaves the box on purpose: from now on a running job keeps it from its own dead-man's clock."""
+
     @abstractmethod
     async def usage(self) -> Usage:
         """Of the whole box, now."""
@@ -182,7 +191,15 @@ class Provider(ABC):
 
     @abstractmethod
     async def probe(self) -> Capabilities:
-        """What can be done here, verified by doing it once; never raises: an unusable engine says why."""
+        """What can be done here, verified by doing it once; never raises: an unusable engine says why. That it was done
+        may be remembered, until `doubt`."""
+
+    def doubt(self) -> None:  # noqa: B027 - a provider that remembers nothing has nothing to doubt
+        """The engine failed: the next probe must verify anew what it remembers."""
+
+    async def check(self) -> None:
+        """A cheap question, asked of a usable engine now and then: an error says that it is no longer there."""
+        await self.list()
 
     def prompt(self) -> str:
         """What a model should know about boxes of this engine; told while one of them is current. Tools of its own a

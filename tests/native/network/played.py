@@ -1,6 +1,7 @@
 """Scenes with real boxes on the machine of a small world (stage.py): `python -m tests.native.network.played SCENE`."""
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ from pathlib import Path
 
 from tests.keeper.crashing import House, house, spawners_of
 from tests.keeper.test_restart_native import holder, make
+from tests.native.network import tls_server
 from tests.native.network.world import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box, Hutch
@@ -36,6 +38,20 @@ for address in sys.argv[1:]:
         print(error.strerror, end=" ")
 ' """
 CONNECT = f"""python3 -c 'import socket; socket.create_connection(("{OUTSIDE}", {PORT}), 20); print("connected")'"""
+TALK = f"""python3 -c '
+import socket, ssl
+context = ssl.create_default_context()
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for number in range(8):
+    try:
+        plain = socket.create_connection(("{OUTSIDE}", {tls_server.PORT}), 20)
+        with context.wrap_socket(plain) as talk:
+            talk.sendall(b"line %d\\n" % number)
+            whole = talk.makefile("rb").read()
+            print("whole" if whole == b"line %d\\n" % number * {tls_server.TIMES} else "torn", end=" ")
+    except OSError as error:
+        print(error, end=" ")
+'"""
 ASK = "python3 -c 'import socket; print(socket.gethostbyname(\"example.test\"))'"
 
 SCENES: dict[str, Callable[[], None]] = {}
@@ -98,6 +114,31 @@ def on() -> None:
                 assert Path(__file__).name in (await box.exec("ls /mnt/here")).stdout
             async with hutch.box(network="off") as box:
                 assert (await box.exec(KNOCK + OUTSIDE)).stdout == "Network is unreachable "
+        until_nothing_is_left(place)
+
+    with house() as place:
+        asyncio.run(act(place))
+
+
+@scene
+def private_ranges() -> None:
+    """Boxes that may reach different private ranges have the same spawner, porter and pasta."""
+
+    async def act(place: House) -> None:
+        async with place.opened() as hutch:
+            async with hutch.box(network="on", allow_private=("10.9.0.0/16",)) as box:
+                assert (await box.exec(KNOCK + "10.9.9.9 192.168.77.7")).stdout == "connected Permission denied "
+                for number in range(4):
+                    private = ("192.168.0.0/16", f"10.{number}.0.0/16")
+                    async with hutch.box(network="on", allow_private=private) as other:
+                        found = await other.exec(KNOCK + "192.168.77.7 10.9.9.9")
+                        assert found.stdout == "connected Permission denied "
+                async with hutch.box(network="on") as other:
+                    assert (await other.exec(KNOCK + "192.168.77.7 10.9.9.9")).stdout == "Permission denied " * 2
+                assert len(porters(descendants(os.getpid()))) == 1
+                stats = [Path(f"/proc/{pid}/stat").read_text() for pid in spawners_of(os.getpid())]
+                living = [stat for stat in stats if ") Z " not in stat]  # those of the probe may not be reaped yet
+                assert len(living) <= 2, "one for the boxes with a network, one for the others"
         until_nothing_is_left(place)
 
     with house() as place:
@@ -292,10 +333,14 @@ def pruned() -> None:
         until_nothing_is_left(place)
 
 
-def hutch(place: House, *arguments: str) -> str:
+def command(place: House, *arguments: str) -> "subprocess.CompletedProcess[str]":
     environ = {"HUTCH_STATE_DIR": str(place.state), "HUTCH_RUN_DIR": str(place.run), "HOME": str(place.top)}
     program = [str(Path(sys.executable).with_name("hutch")), *arguments]
-    done = subprocess.run(program, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+    return subprocess.run(program, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
+
+
+def hutch(place: House, *arguments: str) -> str:
+    done = command(place, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -309,6 +354,43 @@ def left_by_the_command_line() -> None:
         hutch(place, "box", "destroy", box_id)
         until(lambda: not names_held(), "the porter has ended")
         hutch(place, "prune")
+        assert left_on_the_machine() == []
+
+
+@scene
+def talking() -> None:
+    """Not one of many connections is lost after its handshake."""
+    with house() as place:
+        talked = hutch(place, "run", "--net", "on", "--timeout", "200", "--", "sh", "-c", TALK)
+        assert talked == " ".join(["whole"] * 8)
+        until(lambda: not names_held(), "the porter has ended")
+        hutch(place, "prune")
+
+
+def doctors_word(place: House) -> dict[str, str]:
+    findings = json.loads(hutch(place, "doctor", "--json"))["findings"]
+    (found,) = [finding for finding in findings if finding["name"] == "network connection"]
+    return dict(found)
+
+
+@scene
+def tried() -> None:
+    with house() as place:
+        assert doctors_word(place)["state"] == "ok"
+        until(lambda: not names_held(), "the porter has ended")
+        assert left_on_the_machine() == []
+
+
+@scene
+def tried_in_vain() -> None:
+    """All parts are there, and nothing comes through: nobody is promised a network, and everybody hears why."""
+    with house() as place:
+        found = doctors_word(place)
+        assert found["state"] == "warn" and "would not come through" in found["found"] and found["fix"], found
+        refused = command(place, "run", "--net", "on", "--", "true")
+        assert refused.returncode != 0 and "would not come through" in refused.stderr, refused
+        assert hutch(place, "run", "--", "echo", "still") == "still"
+        until(lambda: not names_held(), "the porter has ended")
         assert left_on_the_machine() == []
 
 

@@ -19,6 +19,27 @@ def test_a_box_is_online_or_not(forwarding: str) -> None:
     play("on", forwarding=forwarding)
 
 
+def test_connections_over_tls_arrive_whole(forwarding: str) -> None:
+    """B16 for an ordinary user, with the pasta of the distribution: a connection is more than its handshake. That of
+    Debian 12 sends a segment without any flag after it."""
+    play("talking", forwarding=forwarding)
+
+
+def test_the_doctor_makes_a_connection(forwarding: str) -> None:
+    """Lesson 34: what is said to work was tried, over the path that is promised."""
+    play("tried", forwarding=forwarding)
+
+
+def test_no_network_is_promised_where_no_connection_comes_through() -> None:
+    """Lesson 34: with a pasta that is installed and carries nothing, doctor, probe and refusals say so."""
+    play("tried_in_vain", forwarding="0", mute=True)
+
+
+def test_private_ranges_are_a_boxes_own(forwarding: str) -> None:
+    """B16, and a threat: each set of ranges that a caller thinks of costs the machine processes that stay."""
+    play("private_ranges", forwarding=forwarding)
+
+
 @pytest.mark.parametrize("killed", ["keeper", "spawner"])
 def test_a_box_keeps_its_network_when_its_keeper_is_killed(forwarding: str, killed: str) -> None:
     """B27, DESIGN 5: boxes outlive their keeper on purpose, and the next one finds them as they were: online."""

@@ -21,15 +21,16 @@ from tests.native.network.world import (
     ask,
     box_namespace,
     connect,
+    lift_routes,
     run_apart,
 )
 
-from hutch.providers.native.network import firewall, netlink, presence, ranges
+from hutch.providers.native.network import firewall, netlink, presence
 from hutch.providers.native.network.availability import available
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.porter import Porter
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, leave_machine_network
-from hutch.providers.native.network.wiring import Wired, inside
+from hutch.providers.native.network.wiring import inside
 
 NOBODY = 65534
 SECOND = "198.51.100.7"
@@ -56,21 +57,15 @@ def add_address(world: World, address: str) -> None:
         link.ask(netlink.add_address(1, IPv4Address(address), 32))
 
 
-def open_uplink(*allow: str, resolv_conf: str = "/dev/null") -> Uplink:
+def open_uplink(*, resolv_conf: str = "/dev/null") -> Uplink:
     """As a spawner does it: one that is not root first leaves the machine's network."""
     porter = leave_machine_network() if os.geteuid() else None
-    return Uplink(allow, porter=porter, resolv_conf=resolv_conf)
+    return Uplink(porter=porter, resolv_conf=resolv_conf)
 
 
 def in_junction(uplink: Uplink, script: str) -> None:
     with uplink._in_junction():
         firewall.apply(script)
-
-
-def lift_routes(box: int, wired: Wired) -> None:
-    with inside(box), Netlink() as link:
-        for each in ranges.refused(ranges.POOL, ()):
-            link.ask(netlink.route_via(each, IPv4Address(wired.gateway)))
 
 
 def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world: World, uid: int) -> None:
@@ -149,9 +144,9 @@ def in_fork(step: Callable[[], None]) -> int:
 
 def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int) -> None:
     def scenario() -> list[Any]:
-        uplink = open_uplink("10.9.0.0/16")
+        uplink = open_uplink()
         box, other = box_namespace(), box_namespace()
-        wired, neighbour = uplink.wire(box), uplink.wire(other)
+        wired, neighbour = uplink.wire(box, ["10.9.0.0/16"]), uplink.wire(other)
         targets = [*PRIVATE[1:], neighbour.address]
         by_routes = {connect(box, each) for each in targets}
         lift_routes(box, wired)

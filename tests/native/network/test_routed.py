@@ -19,6 +19,7 @@ from tests.native.network.world import (
     PRIVATE,
     World,
     connect,
+    lift_routes,
     new_namespace,
     run_apart,
 )
@@ -101,7 +102,7 @@ def test_two_boxes_cannot_reach_one_another(world: World) -> None:
 
 def test_boxes_of_two_instances_are_apart(world: World) -> None:
     """Lesson 10: two keepers on one machine never touch what is the other's."""
-    with world.uplink() as uplink, world.uplink("198.18.0.0/15") as second:
+    with world.uplink() as uplink, world.uplink() as second:
         one, other = world.namespace(), world.namespace()
         wired, neighbour = second.wire(one), uplink.wire(other)
         world.listen(other)
@@ -124,12 +125,20 @@ def test_nobody_outside_can_call_a_box(world: World) -> None:
 
 
 def test_an_allowed_range_is_reached_and_its_neighbours_are_not(world: World) -> None:
-    with world.uplink("10.9.0.0/16", "203.0.113.0/24") as uplink:
-        box = world.namespace()
-        uplink.wire(box)
+    """Also where they overlap; and to the one box they are allowed to, not to its neighbour nor its successor."""
+    with world.uplink() as uplink:
+        box, neighbour = world.namespace(), world.namespace()
+        wired = uplink.wire(box, ["10.9.0.0/16", "10.9.9.0/24", "203.0.113.0/24"])
+        other = uplink.wire(neighbour, ["192.168.0.0/16"])
         assert connect(box, "10.9.9.9") == "connected"
         assert connect(box, "192.168.77.7") == "EACCES"
         assert connect(box, MACHINE) == "EHOSTUNREACH", "the machine's own address stays refused"
+        assert connect(neighbour, "192.168.77.7") == "connected"
+        lift_routes(neighbour, other)
+        assert connect(neighbour, "10.9.9.9") == "EHOSTUNREACH", "by the firewall alone"
+        uplink.unwire(wired)
+        lift_routes(box, wired)
+        assert connect(box, "10.9.9.9") == "EHOSTUNREACH", "a later box with its address"
 
 
 def send(namespace: int, source: str, payload: bytes) -> None:

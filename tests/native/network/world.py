@@ -14,12 +14,12 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from hutch.providers.native import kernel
-from hutch.providers.native.network import netlink
+from hutch.providers.native.network import netlink, ranges
 from hutch.providers.native.network.loopback import lo_up
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.rootless import unshare_mapped
 from hutch.providers.native.network.uplink import Uplink
-from hutch.providers.native.network.wiring import inside
+from hutch.providers.native.network.wiring import Wired, inside
 
 PORT = 8080
 OUTSIDE = "203.0.113.1"
@@ -99,13 +99,20 @@ class World:
         return done.stdout
 
     @contextmanager
-    def uplink(self, *allow: str, resolv_conf: str = "/dev/null") -> Iterator[Uplink]:
+    def uplink(self, *, resolv_conf: str = "/dev/null") -> Iterator[Uplink]:
         with inside(self.machine):
-            uplink = Uplink(allow, resolv_conf=resolv_conf)
+            uplink = Uplink(resolv_conf=resolv_conf)
             try:
                 yield uplink
             finally:
                 uplink.close()
+
+
+def lift_routes(box: int, wired: Wired) -> None:
+    """Take from a box the routes that say no, so that the firewall has to."""
+    with inside(box), Netlink() as link:
+        for each in ranges.refused(ranges.POOL, ()):
+            link.ask(netlink.route_via(each, IPv4Address(wired.gateway)))
 
 
 def run_apart(world: World, scenario: Callable[[], object], *, uid: int = 0) -> Any:

@@ -65,6 +65,7 @@ class BoxLiteProvider(Provider):
         self._settings = Settings()
         self._state = ""
         self._runtime: Any = None
+        self._doubted = False
 
     def settle(self, state_dir: str, run_dir: str) -> None:
         self._state = state_dir
@@ -80,13 +81,17 @@ class BoxLiteProvider(Provider):
         if not self._settings.url and (obstacle := await asyncio.to_thread(kvm.obstacle)):
             return self._unusable(obstacle, "enable (nested) virtualisation, or name a server: [providers.boxlite] url")
         proof = proofs.Proof(self._settings.url)
-        reason = proof.read()
+        doubted, self._doubted = self._doubted, False
+        reason = None if doubted else proof.read()
         if reason is None:
             reason = await self._sing()
             proof.write(reason)
         if reason:
             return self._unusable(reason, f"hutch conformance {self.name}, once its machines boot")
         return self._claims()
+
+    def doubt(self) -> None:
+        self._doubted = True
 
     async def _sing(self) -> str:
         """Why a machine made of nothing but our guest's runtime does not boot; "" if it does."""

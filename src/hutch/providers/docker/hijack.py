@@ -6,7 +6,7 @@ to a link as if they came from a socket, those of stderr are kept for a message.
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, cast
 
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
@@ -37,8 +37,8 @@ class Hijacked(asyncio.Protocol):
     # --- asyncio's side --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Other event loops have transports that are no subclass: uvloop's, for one.
+        self._transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data

@@ -38,6 +38,8 @@ class Machine(NamedTuple):
     fast lane is taken, and our files by the engine before anything else is made of it (`Ground.is_near`)."""
     security: tuple[str, ...] = ()
     """As the engine tells it: one that was started again without its filter has to be looked at again."""
+    memory_mb: int = 0
+    """0: the engine does not say."""
 
     @property
     def isolation(self) -> Isolation:
@@ -91,6 +93,7 @@ def read(info: dict[str, Any], version: dict[str, Any], endpoint: Endpoint, sett
         holds=frozenset(name for name, field in _CONTROLLERS.items() if info.get(field, True)),
         seems_here=endpoint.is_local and kernel == os.uname().release,
         security=tuple(sorted(map(str, info.get("SecurityOptions") or ()))),
+        memory_mb=int(info.get("MemTotal") or 0) >> 20,
     )
 
 

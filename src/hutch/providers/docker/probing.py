@@ -68,9 +68,13 @@ async def has_terminal(box: ContainerInstance, plant: Plant) -> bool:
     return (await job.wait(15.0)).exit_code == 0
 
 
-async def probe(provider: str, ground: Ground, canary: Canary) -> Capabilities:
-    """The capabilities, if a box lives there and is as hardened as it should be; else why not."""
+async def probe(provider: str, ground: Ground, canary: Canary, *, anew: bool = False) -> Capabilities:
+    """The capabilities, if a box lives there and is as hardened as it should be; else why not. `anew`: what earlier
+    canaries have shown proves nothing."""
     mark = _mark(ground)
+    if anew and mark is not None:
+        with contextlib.suppress(OSError):
+            mark.unlink(missing_ok=True)
     proof = _remembered(mark)
     if proof is None:
         try:
@@ -141,6 +145,7 @@ def capabilities(provider: str, ground: Ground, proof: Proof, *, walled: bool) -
         images=("oci",),
         default_image=f"oci:{image}" if image else "",
         mounts=True,
+        memory_mb=found.memory_mb,
         grades=grades(found),
         disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine's
         disk_if_writable_root=EnforcedBy.WATCHDOG,

@@ -39,6 +39,8 @@ class DockerProvider(Provider):
     def __init__(self) -> None:
         self._settings = configuration.Settings()
         self._ground: Ground | None = None
+        self._doubted = False
+        """An engine that failed is met anew, and proves itself again."""
         # One meeting, however many callers come first.
         self._meeting = asyncio.Lock()
 
@@ -57,11 +59,15 @@ class DockerProvider(Provider):
     # --- what can be done here -------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
+        doubted, self._doubted = self._doubted, False
         try:
             found = await self._met()
         except HutchError as error:
             return probing.unusable(self.name, error)
-        return await probing.probe(self.name, found, self._canary)
+        return await probing.probe(self.name, found, self._canary, anew=doubted)
+
+    def doubt(self) -> None:
+        self._ground, self._doubted = None, True
 
     async def _canary(self, network: NetworkMode) -> probing.Sung:
         """A real box of the empty image: its guest's own status, as the kernel tells it, and what works inside."""

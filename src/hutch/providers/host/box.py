@@ -7,6 +7,7 @@ from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.launched.box import LaunchedInstance
 from hutch.providers.linked.channel import Channel
+from hutch.providers.linked.copy_bounds import OF_THE_HOST
 from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.verdicts import Counters
@@ -58,7 +59,7 @@ class HostInstance(LaunchedInstance):
     def __init__(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity, door: str, workspace: str) -> None:
         super().__init__(record, spec, guest, door, Uncounted(), watched=False)
         self._workspace = workspace
-        self._files = HostFiles(self.link)
+        self._files = HostFiles(self.link, lambda _: OF_THE_HOST)  # no disk of its own bounds it
         self._files.workspace = workspace
         self._warned = False
 

@@ -4,12 +4,12 @@ It exists for machines that are a sandbox themselves (a CI job, a throwaway VM).
 box is logged as a warning, and every built-in profile refuses it.
 """
 
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hutch.logs import log
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
@@ -19,8 +19,6 @@ from hutch.providers.launched.box import LaunchedInstance
 from hutch.providers.launched.provider import LaunchedProvider
 from hutch.providers.launched.shape import Site
 from hutch.providers.native.processes import Identity
-
-log = logging.getLogger("hutch.host")
 
 _SOURCE = Path(__file__).parents[3]
 _NOTHING = "nothing stands between a command and the machine"
@@ -98,7 +96,7 @@ class HostProvider(LaunchedProvider):
 
     async def create(self, order: Order, planned: InstanceRecord) -> LaunchedInstance:
         if order.spec.profile:  # a canary has none
-            log.warning("box %s: %s", order.box_id, WARNING)
+            log("host").warning(WARNING, box=order.box_id)
         return await super().create(order, planned)
 
     def _instance(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity) -> LaunchedInstance:

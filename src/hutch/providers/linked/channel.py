@@ -4,7 +4,7 @@ import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Any, Self
 
-from hutch.errors import HutchError, Timeout
+from hutch.errors import HutchError, QuotaExceeded, Timeout
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -18,6 +18,7 @@ from hutch.guest.protocol import (
     ProtocolError,
     frame,
 )
+from hutch.providers.linked.allowance import FREE, LARGE, Allowance
 
 if TYPE_CHECKING:
     from hutch.providers.linked.link import Link
@@ -32,11 +33,14 @@ class Channel:
     """One request: its answer, and the content that flows both ways meanwhile."""
 
     __slots__ = (
-        "_allowed", "_answer", "_consumed", "_inbox", "_link", "_reader", "_sendable", "_timer", "_writer", "abandoned",
-        "collected", "number",
+        "_allowance", "_allowed", "_answer", "_consumed", "_expected", "_held", "_inbox", "_link", "_reader",
+        "_sendable", "_timer", "_widening", "_writer", "abandoned", "collected", "number",
     )  # fmt: skip
 
-    def __init__(self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool) -> None:
+    def __init__(
+        self, link: "Link", number: int, answer: asyncio.Future[Fields], collect: bool,
+        allowance: Allowance | None = None,
+    ) -> None:  # fmt: skip
         self._link = link
         self._answer = answer
         self._allowed = WINDOW
@@ -46,6 +50,12 @@ class Channel:
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._allowance = allowance
+        self._held = 0
+        """Bytes that are counted against the allowance."""
+        self._expected = 0
+        """Bytes beyond the window for which room is still to be asked."""
+        self._widening: asyncio.Task[None] | None = None
         self.number = number
         self.abandoned = False
         self.collected = (bytearray(), bytearray()) if collect else None
@@ -69,9 +79,18 @@ class Channel:
         if self.abandoned or self.number not in self._link.channels:
             return
         self.abandoned = True
-        self._inbox.clear()
+        self._drop()
         self.stop_timer()
         self._link.send(frame(CANCEL, self.number))
+
+    def _drop(self) -> None:
+        """Let go of what came and was not taken."""
+        self._inbox.clear()
+        if self.collected is not None:
+            self.collected = (bytearray(), bytearray())
+        if self._allowance is not None and self._held:
+            self._allowance.give(self._held)
+            self._held = 0
 
     def expire(self, seconds: float, message: str) -> None:
         """Give up on an answer that does not come."""
@@ -102,6 +121,8 @@ class Channel:
             self._reader = self._link.loop.create_future()
             await self._reader
         kind, content, size = self._inbox.popleft()
+        if self._held:
+            self._give(size)
         self._consume(size)
         return kind, content
 
@@ -113,13 +134,33 @@ class Channel:
             self._consumed = 0
 
     def expect(self, keep: int) -> None:
-        """Let a result of both streams come whole that is larger than the window."""
-        if 2 * keep > WINDOW // 2:
+        """Let a result of both streams come whole that is larger than the window. Where bytes are counted, it waits in
+        the box until there is room for it."""
+        if 2 * keep <= WINDOW // 2:
+            return
+        if self._allowance is None:
             self.grant(2 * keep)
+        else:
+            self._expected = 2 * keep
+
+    async def _widen(self, allowance: Allowance, size: int) -> None:
+        try:
+            await allowance.reserve(size)
+        except HutchError as error:
+            self._refuse(error)
+        else:
+            self._allowance = None  # what still comes was counted now
+            self.grant(size)
 
     def output(self, index: int) -> bytes:
-        """What was collected: 0 stdout, 1 stderr."""
-        return bytes(self.collected[index]) if self.collected is not None else b""
+        """What was collected: 0 stdout, 1 stderr. It is handed over: two copies of a large result are one too many."""
+        if self.collected is None:
+            return b""
+        whole = bytes(self.collected[index])
+        self.collected[index].clear()
+        if 0 < self._held <= LARGE:
+            self._give(self._held)
+        return whole
 
     def grant(self, size: int) -> None:
         self._allowed += size
@@ -132,6 +173,8 @@ class Channel:
             raise ProtocolError(f"channel {self.number} sent more than it was granted")
         if self.abandoned:
             return
+        if self._allowance is not None and not self._count(self._allowance, size):
+            return
         if self.collected is None:
             self._inbox.append((kind, content, size))
             _wake(self._reader)
@@ -139,6 +182,34 @@ class Channel:
             self.collected[0].extend(content)
         elif kind == ERR:
             self.collected[1].extend(content)
+
+    def _count(self, allowance: Allowance, size: int) -> bool:
+        """Whether these bytes may be held. Those of a small result are not counted at all."""
+        if self.collected is not None:
+            if self._allowed < WINDOW // 2 and self._expected and self._widening is None:
+                self._widening = self._link.loop.create_task(self._widen(allowance, self._expected))
+            if not self._held and WINDOW - self._allowed <= FREE:
+                return True
+        elif not self._inbox:
+            return True  # somebody waits for it, or will in a moment
+        try:
+            allowance.take(size)
+        except QuotaExceeded as error:
+            self._refuse(error)
+            return False
+        self._held += size
+        return True
+
+    def _give(self, size: int) -> None:
+        size = min(size, self._held)
+        self._held -= size
+        if self._allowance is not None:
+            self._allowance.give(size)
+
+    def _refuse(self, error: HutchError) -> None:
+        """There is no room for what comes: the guest keeps it, if it can, and the caller is told."""
+        self.abandon()
+        self.fail(error)
 
     # --- content to the guest --------------------------------------------------------------------------------
 
@@ -181,13 +252,19 @@ class Channel:
 
     def succeed(self, fields: Fields) -> None:
         self.stop_timer()
+        self._stop_widening()
         if not self._answer.done():
             self._answer.set_result(fields)
         _wake(self._reader)
         _wake(self._writer)
 
+    def _stop_widening(self) -> None:
+        if self._widening is not None and self._widening is not asyncio.current_task(self._link.loop):
+            self._widening.cancel()
+
     def fail(self, error: HutchError) -> None:
         self.stop_timer()
+        self._stop_widening()
         if not self._answer.done():
             self._answer.set_exception(error)
             self._answer.exception()  # a streaming caller may never look at it

@@ -58,8 +58,10 @@ def operation(name: str) -> Iterator[None]:
 class LinkedFiles:
     """Files as the box's user sees them, through its guest."""
 
-    def __init__(self, link: Callable[[], Awaitable[Link]]) -> None:
+    def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int]) -> None:
+        """`most` tells how many bytes a copy of a path may bring to the host."""
         self._link = link
+        self._most = most
 
     async def _ask(self, op: str, shape: type[Any] = Done, *, timeout: float | None = 30.0, **fields: Any) -> Any:
         with operation(op):
@@ -81,14 +83,23 @@ class LinkedFiles:
         return (await self.read(path)).decode(errors="replace")
 
     async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[builtins.list[str], bool]:
+        *lines, end = [line async for line in self.line_rows(path, start, count)]
+        return [line for line in lines if isinstance(line, str)], end is True
+
+    async def line_rows(self, path: str, start: int, count: int) -> AsyncIterator[str | bool]:
+        """Each line as it comes; the last item is whether the file ends there."""
         with operation("files.lines"):
             async with await self._open("files.lines", path=path, start=start, count=count, bound=MAX_READ) as channel:
-                content = b"".join([part async for part in content_of(channel, MAX_READ)])
-                end = checked(await channel.answer(), LinesEnd)
-        lines = content.decode(errors="replace").split("\n")
-        if lines[-1] == "":
-            lines.pop()
-        return lines, end.eof
+                partial = bytearray()
+                async for content in content_of(channel, MAX_READ):
+                    first, *lines = content.split(b"\n")
+                    partial += first
+                    for line in lines:
+                        yield partial.decode(errors="replace")
+                        partial = bytearray(line)
+                if partial:
+                    yield partial.decode(errors="replace")
+                yield checked(await channel.answer(), LinesEnd).eof
 
     async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
         with operation("files.read"):
@@ -143,9 +154,14 @@ class LinkedFiles:
         return answer.exists
 
     async def list(self, path: str = ".") -> builtins.list[FileInfo]:
+        return [info async for info in self.list_rows(path)]
+
+    async def list_rows(self, path: str) -> AsyncIterator[FileInfo]:
+        """Each entry as it comes."""
         with operation("files.list"):
             async with await self._open("files.list", path=path) as channel:
-                return [checked(row, FileInfo) async for row in rows_of(channel, MAX_ENTRIES)]
+                async for row in rows_of(channel, MAX_ENTRIES):
+                    yield checked(row, FileInfo)
 
     async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
         await self._ask("files.mkdir", path=path, parents=parents, exist_ok=exist_ok)
@@ -159,29 +175,48 @@ class LinkedFiles:
     # --- searching -------------------------------------------------------------------------------------------
 
     async def glob(self, pattern: str, *, root: str = ".", limit: int = 10_000) -> Matches:
+        *paths, end = [row async for row in self.glob_rows(pattern, root, limit)]
+        assert isinstance(end, Matches)
+        return end.but(paths=tuple(paths))
+
+    async def glob_rows(self, pattern: str, root: str, limit: int) -> AsyncIterator[str | Matches]:
+        """Each path as it is found; the last item tells how it ended."""
         with operation("files.glob"):
             async with await self._open("files.glob", pattern=pattern, root=root, limit=limit) as channel:
-                paths = [checked(row, str) async for row in rows_of(channel, limit)]
-                end = checked(await channel.answer(), Notes)
-        return Matches(paths=tuple(paths), complete=not end.notes, note="; ".join(end.notes))
+                async for row in rows_of(channel, limit):
+                    yield checked(row, str)
+                notes = checked(await channel.answer(), Notes).notes
+        yield Matches(paths=(), complete=not notes, note="; ".join(notes))
 
     async def grep(
         self, pattern: str, *, root: str = ".", glob: str | None = None, ignore_case: bool = False,
         limit: int = 1000, timeout_sec: float = 10.0,
     ) -> GrepResult:  # fmt: skip
+        rows = self.grep_rows(
+            pattern, root=root, glob=glob, ignore_case=ignore_case, limit=limit, timeout_sec=timeout_sec
+        )
+        *hits, end = [row async for row in rows]
+        assert isinstance(end, GrepResult)
+        return end.but(hits=tuple(hits))
+
+    async def grep_rows(
+        self, pattern: str, *, root: str, glob: str | None, ignore_case: bool, limit: int, timeout_sec: float
+    ) -> AsyncIterator[GrepHit | GrepResult]:
+        """Each line as it is found; the last item tells how it ended."""
         fields = {
             "pattern": pattern, "root": root, "glob": glob, "ignore_case": ignore_case, "limit": limit,
             "timeout_sec": timeout_sec,
         }  # fmt: skip
-        hits: builtins.list[GrepHit] = []
+        found = 0
         progress = SearchProgress()
         with operation("files.grep"):
             async with await self._open("files.grep", timeout=timeout_sec + SEARCH_GRACE, **fields) as channel:
                 async for row in rows_of(channel):
                     if isinstance(row, dict) and "path" in row:
-                        hits.append(checked(row, GrepHit))
-                        if len(hits) > limit:
+                        found += 1
+                        if found > limit:
                             raise BoxBroken("the guest found more lines than it was asked for")
+                        yield checked(row, GrepHit)
                         continue
                     progress = checked(row, SearchProgress)
                     if progress.failed is not None:
@@ -190,7 +225,7 @@ class LinkedFiles:
         notes = progress.notes
         if not progress.done:
             notes = [f"stopped after {timeout_sec:g} s" if end.timed_out else "the search was killed before its end"]
-        return GrepResult(hits=tuple(hits), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
+        yield GrepResult(hits=(), complete=not notes, note="; ".join(notes), files_searched=progress.searched)
 
     def watch(self, path: str = ".", *, recursive: bool = True) -> Watch:
         return Watch(lambda: self._open("files.watch", path=path, recursive=recursive))
@@ -201,9 +236,10 @@ class LinkedFiles:
         with operation("files.copy_in"):
             return await trees.copy_in(self._open, source, target)
 
-    async def copy_out(self, source: str, target: str | Path) -> int:
+    async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
         with operation("files.copy_out"):
-            return await trees.copy_out(self._open, source, target)
+            bound = self._most(source) if most is None else most
+            return await trees.copy_out(self._open, source, target, bound)
 
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
         """What `copy_in` does, for whoever has the stream of a tree instead of the tree."""

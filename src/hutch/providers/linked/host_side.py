@@ -1,7 +1,6 @@
 """The host's side of a tree's stream: a path of this machine packed into pieces, pieces unpacked to a path."""
 
 import asyncio
-import logging
 import os
 import posixpath
 import stat
@@ -13,10 +12,10 @@ from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.guest.steps import Failure, failure
 from hutch.guest.trees import pack
 from hutch.guest.unpacking import Unpacker
+from hutch.logs import log
+from hutch.providers.linked.copy_bounds import entries_of
 from hutch.providers.linked.file_shapes import Copied
 from hutch.providers.linked.shapes import checked
-
-log = logging.getLogger("hutch.files")
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -32,16 +31,17 @@ async def packed(path: str) -> AsyncIterator[bytes]:
         blocks.close()
 
 
-async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path) -> int:
+async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path, most: int) -> int:
     """Make at `target` what the stream of the box's `source` describes; bytes copied. The stream is the box's word,
-    and is taken apart with that in mind."""
+    and is taken apart with that in mind: it may write `most` bytes."""
     path = os.path.abspath(target)
     parent, name = os.path.split(path)
     if not name:
         raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
     into = posixpath.basename(source.rstrip("/"))
     directory = await _in_thread(_open_parent, parent)
-    unpacker = Unpacker(directory, name, "" if into in (".", "..") else into)
+    into = "" if into in (".", "..") else into
+    unpacker = Unpacker(directory, name, into, most=most, entries=entries_of(most))
     try:
         async for content in pieces:
             await _in_thread(unpacker.data, content)
@@ -55,8 +55,9 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
 def told(source: str, report: Copied) -> int:
     """Bytes copied; what was left out is logged."""
     if report.skipped:
-        shown = ", ".join(repr(name) for name in report.skipped[:10])
-        log.warning("copying %r left out %d special files: %s", source, len(report.skipped), shown)
+        log("files").warning(
+            "special files were left out of a copy", source=source, count=len(report.skipped), some=report.skipped[:10]
+        )
     return report.bytes
 
 

@@ -16,11 +16,12 @@ from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
 from hutch.providers.linked.channel import Channel
+from hutch.providers.linked.copy_bounds import most_of
 from hutch.providers.linked.files import LinkedFiles
 from hutch.providers.linked.link import Link
 from hutch.providers.linked.process import LinkedProcess
 from hutch.providers.linked.shapes import About, Cleared, CpuTime, Started, checked
-from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, decide
+from hutch.providers.linked.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, complains, decide
 
 if TYPE_CHECKING:
     from hutch.api import Files
@@ -69,11 +70,15 @@ class LinkedInstance(Instance):
         self._seen: dict[str, _Seen] = {}
         self._untouched: Counters | None = None
         """What an engine knows of a box in which nothing has run yet, without reading it."""
-        self._files = LinkedFiles(self.link)
+        self._files = LinkedFiles(self.link, self.most_copied)
 
     @property
     def files(self) -> "Files":
         return self._files
+
+    def most_copied(self, source: str) -> int:
+        """Bytes that a copy of this path may bring to the host."""
+        return most_of(self.spec.but(limits=self.limits), source)
 
     # --- links -----------------------------------------------------------------------------------------------
 
@@ -246,7 +251,8 @@ class LinkedInstance(Instance):
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
-        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after)
+        complained = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, complained)
         return Result(
             job_id=end.job,
             exit_code=end.exit_code,
@@ -263,31 +269,33 @@ class LinkedInstance(Instance):
             notes=_notes(end.cleared),
         )
 
-    async def _verdict(self, link: Link, end: End, seen: _Seen | None, after: Counters) -> Verdict:
+    async def _verdict(
+        self, link: Link, end: End, seen: _Seen | None, after: Counters, complained: bool
+    ) -> Verdict:  # fmt: skip
         """Decided once: the box's counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
             return Verdict(cause=Cause.OK)
         seen = seen or _Seen(None, None)
         if seen.verdict is not None:
             return seen.verdict
-        room = await self._room(link, counted=after.pids_hits is not None) if end.exit_code else None
+        room = await self._room(link, end.pid, counted=after.pids_hits is not None) if end.exit_code else None
         verdict = decide(
             end,
             before=seen.before,
             after=after,
             limits=self.limits,
             timeout_sec=seen.timeout_sec,
-            space=room.space if room else None,
-            tasks=room.tasks if room else None,
+            room=room,
+            complained=complained,
             trouble=self.trouble(),
         )
         seen.verdict = verdict
         self._remember(end.job, seen)
         return verdict
 
-    async def _room(self, link: Link, *, counted: bool) -> Room | None:
+    async def _room(self, link: Link, since: int, *, counted: bool) -> Room | None:
         try:
-            return checked(await link.request("space", timeout=5.0, tasks=not counted), Room)
+            return checked(await link.request("space", timeout=5.0, tasks=not counted, since=since), Room)
         except (Unavailable, Timeout):
             return None  # the command has its result; only the reason "disk" cannot be told
 
@@ -312,7 +320,9 @@ class LinkedInstance(Instance):
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,
             dropped=end.dropped,
-            verdict=await self._verdict(link, end, self._seen.get(end.job), after) if end.ended else None,
+            verdict=await self._verdict(link, end, self._seen.get(end.job), after, complained=False)
+            if end.ended
+            else None,
             usage=_usage(end, after) if end.ended else None,
         )
 
@@ -354,9 +364,15 @@ class LinkedInstance(Instance):
         await (await self.link()).request("kill_all")
 
     async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await self._clock(orphan_grace=orphan_grace_sec, ttl=ttl_sec)
+
+    async def work_alone(self) -> None:
+        await self._clock(works_alone=True)
+
+    async def _clock(self, **fields: float | bool | None) -> None:
         link = await self.link()
         try:
-            await link.request("clock", timeout=10.0, orphan_grace=orphan_grace_sec, ttl=ttl_sec)
+            await link.request("clock", timeout=10.0, **fields)
         except Timeout as error:
             raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="clock") from error
 

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import socket
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
 from hutch.guest.protocol import (
@@ -34,6 +34,7 @@ from hutch.guest.protocol import (
     check_header,
     frame,
 )
+from hutch.providers.linked.allowance import current
 from hutch.providers.linked.channel import PIECE, Fields
 from hutch.providers.linked.channel import Channel as Channel
 
@@ -127,7 +128,7 @@ class Link(asyncio.BufferedProtocol):
         if len(payload) > MAX_CONTROL:
             raise HutchError(f"a request of {len(payload)} bytes is over the limit", code="too_large", op=op)
         self._number = self._number % 0xFFFFFFFF + 1
-        channel = Channel(self, self._number, self.loop.create_future(), collect)
+        channel = Channel(self, self._number, self.loop.create_future(), collect, current())
         self.channels[self._number] = channel
         if timeout is not None:
             channel.expire(timeout, f"the guest did not answer {op} within {timeout:g} s")
@@ -149,8 +150,8 @@ class Link(asyncio.BufferedProtocol):
     # --- asyncio's side --------------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        # Other event loops have transports that are no subclass: uvloop's, for one.
+        self._transport = cast(asyncio.Transport, transport)
 
     def get_buffer(self, _hint: int) -> memoryview:
         return self._view[self._filled :]

@@ -25,11 +25,12 @@ async def copy_in(begin: Open, source: str | Path, target: str) -> int:
     return told(path, report)
 
 
-async def copy_out(begin: Open, source: str, target: str | Path) -> int:
-    """A box's file or tree to the host."""
+async def copy_out(begin: Open, source: str, target: str | Path, most: int) -> int:
+    """A box's file or tree to the host; at most so many bytes on its disk."""
     from hutch.providers.linked.host_side import unpacked  # as above
 
-    return await unpacked(pack(begin, source), source, target)
+    async with aclosing(cast(AsyncGenerator[bytes, None], pack(begin, source))) as pieces:
+        return await unpacked(pieces, source, target, most)
 
 
 async def unpack(begin: Open, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:

@@ -9,6 +9,8 @@ from hutch.model.limits import Limits
 from hutch.model.results import Cause, Verdict
 
 MB = 1 << 20
+_COMPLAINTS = (b"Resource temporarily unavailable", b"can't start new thread", b"annot fork", b"an't fork")
+"""strerror(EAGAIN), Python's word for it when a thread is refused, and those of shells."""
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,6 +31,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     stdout_total: int
     stderr_total: int
     dropped: int
+    pid: int = 0
+    """Of its first process, inside; 0: the guest does not say."""
     cleared: int = 0
     """Processes that earlier commands had left behind and that were killed so that this one could start."""
 
@@ -85,6 +89,8 @@ class Room(msgspec.Struct, frozen=True, kw_only=True):
     space: dict[str, Space]
     tasks: int | None = None
     """Processes and threads; None: not asked, because the engine counts who met their limit."""
+    started: int | None = None
+    """How many of them, ended or not, are younger than the command; None: as above."""
 
 
 def decide(
@@ -94,13 +100,13 @@ def decide(
     after: Counters,
     limits: Limits,
     timeout_sec: float | None = None,
-    space: dict[str, Space] | None = None,
-    tasks: int | None = None,
+    room: Room | None = None,
+    complained: bool = False,
     trouble: str = "",
 ) -> Verdict:
-    """`before` None: nobody saw its start, so growth of the counters is unknown. `space` and `tasks`: see `Room`.
+    """`before` None: nobody saw its start, so growth of the counters is unknown. `complained`: see `complains`.
     `trouble`: see `Instance`; a command that met no limit has perhaps failed of it."""
-    verdict = _from_facts(end, before, after, limits, timeout_sec, space, tasks)
+    verdict = _from_facts(end, before, after, limits, timeout_sec, room, complained)
     return verdict.but(remedy=trouble) if trouble and verdict.cause in (Cause.EXIT, Cause.TIMEOUT) else verdict
 
 
@@ -110,8 +116,8 @@ def _from_facts(
     after: Counters,
     limits: Limits,
     timeout_sec: float | None,
-    space: dict[str, Space] | None,
-    tasks: int | None,
+    room: Room | None,
+    complained: bool,
 ) -> Verdict:
     failed = end.exit_code != 0
     if failed and not end.timed_out and after.excess is not None and _ended_for_disk(end, before, after):
@@ -121,7 +127,7 @@ def _from_facts(
     if end.timed_out:
         return _timeout(end, timeout_sec)
     if failed:
-        verdict = _limit_met(end, before, after, limits, space, tasks)
+        verdict = _limit_met(end, before, after, limits, room or Room(space={}), complained)
         if verdict is not None:
             return verdict
     if end.dropped:
@@ -137,6 +143,11 @@ def _from_facts(
     return Verdict(cause=Cause.OK)
 
 
+def complains(output: bytes) -> bool:
+    """Whether a program says that no process could be started: a hint, never a fact."""
+    return any(words in output for words in _COMPLAINTS)
+
+
 def cannot_start(limits: Limits, after: Counters, shared: bool) -> Verdict:
     """The kernel refused one process more."""
     return _pids(limits, after, "the command could not be started", shared)
@@ -147,8 +158,8 @@ def _limit_met(
     before: Counters | None,
     after: Counters,
     limits: Limits,
-    space: dict[str, Space] | None,
-    tasks: int | None,
+    room: Room,
+    complained: bool,
 ) -> Verdict | None:
     """A limit of the box that the failed command ran into."""
     if before is not None and after.oom_kills > before.oom_kills:
@@ -161,11 +172,15 @@ def _limit_met(
         )
     if before is not None and (after.pids_hits or 0) > (before.pids_hits or 0):
         return _pids(limits, after, "a process could not start another one", end.shared)
-    if tasks is not None and tasks >= limits.pids:
+    if room.tasks is not None and room.tasks >= limits.pids:
         # Nobody has counted refusals here; that the box is full is the best guess at why the command failed.
         full = _pids(limits, after, "the box was full of processes when the command failed", end.shared)
-        return full.but(peak=float(tasks), certain=False)
-    for path, filesystem in (space or {}).items():
+        return full.but(peak=float(room.tasks), certain=False)
+    if complained and room.tasks is not None and (room.started or 0) + room.tasks >= limits.pids:
+        # The box has emptied again. It was full if all that the command started had lived at once.
+        what = "the command says that it could not start another process, after enough to fill the box"
+        return _pids(limits, after, what, end.shared).but(certain=False)
+    for path, filesystem in room.space.items():
         if filesystem.full:
             return _disk(path, filesystem, end.shared)
     return None

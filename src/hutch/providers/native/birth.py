@@ -18,13 +18,14 @@ from hutch.guest.main import Guest, Options
 from hutch.guest.payloads import decode, encode
 from hutch.guest.protocol import REQUEST, frame
 from hutch.providers.native.building import UMASK
+from hutch.providers.native.netlink_permits import Permits
 from hutch.providers.native.programs import Inbox, Writer, perform
 from hutch.providers.native.stages import SOCK
 from hutch.providers.native.unborn import prepare, prepared
 from hutch.providers.native.wire import sealed, told, unsealed
 
-End = tuple[int, int] | None
-"""Of a program: what the last one ends with."""
+End = tuple[int, int, int] | None
+"""What the last program ends with, as descriptors: the guest's options, its keeper, and where its filter asks."""
 
 _inbox = Inbox()
 _PATIENCE = 1.0
@@ -52,9 +53,9 @@ def _become_guest() -> tuple[Guest, int]:
     """The guest, and the keeper that is connected already."""
     part = "start"
     try:
-        options, keeper = _grow_up(SOCK)
+        options, keeper, asking = _grow_up(SOCK)
         part = "serve"
-        return _guest(options), keeper
+        return _guest(options, asking), keeper
     except _Failed as failure:
         _report(str(failure), failure.__cause__ or failure)
     except BaseException as error:
@@ -62,8 +63,8 @@ def _become_guest() -> tuple[Guest, int]:
     _exit(1)
 
 
-def _grow_up(sock: int) -> tuple[int, int]:
-    """Perform program after program; what comes with the last one: the descriptors of an order."""
+def _grow_up(sock: int) -> tuple[int, int, int]:
+    """Perform program after program; what comes with the last one: the descriptors of an order, and of its filter."""
     end: End = None
     while end is None:
         if not _inbox.receive(sock):
@@ -82,8 +83,10 @@ def _perform(program: "Array[c_char] | bytes") -> End:
     return _perform(end) if isinstance(end, bytes) else end
 
 
-def _guest(told_in: int) -> Guest:
+def _guest(told_in: int, asking: int) -> Guest:
     guest = prepared()
+    if asking >= 0:
+        Permits(guest.loop, asking)
     guest.begin(Options(**decode(unsealed(told_in))))
     return guest
 
@@ -106,6 +109,7 @@ class Rehearsal:
         self._keeper, theirs = socketpair()
         self._theirs = theirs.detach()
         self._listener = socket(AF_UNIX, SOCK_STREAM)
+        self._asking, self._silent = socketpair()
         self._score = open_file("/proc/self/oom_score_adj", O_RDWR | O_CLOEXEC)
         self._options = sealed(b'{"box_id":"","workdir":"/","env":{"PATH":"/usr/bin:/bin"},"orphan_grace":1.0}')
         self._spawner.send(_harmless(self._listener.fileno(), self._score))
@@ -114,7 +118,7 @@ class Rehearsal:
     def perform(self) -> bool:
         """False: it did not come to its end."""
         _grow_up(self._child.fileno())
-        guest = _guest(self._options)
+        guest = _guest(self._options, self._asking.fileno())
         guest.welcome(self._theirs)
         answers: list[bytes] = []
 
@@ -130,7 +134,7 @@ class Rehearsal:
 
     def close(self) -> None:
         """What the guest has opened is left to `kernel.close_from`."""
-        for sock in (self._spawner, self._child, self._keeper, self._listener):
+        for sock in (self._spawner, self._child, self._keeper, self._listener, self._asking, self._silent):
             sock.close()
 
 
@@ -141,4 +145,4 @@ def _harmless(listener: int, score: int) -> bytes:
     writer.call("umask", UMASK, answer=UMASK)
     # Never as init: that one may kill everybody it sees, and here that would be the machine.
     writer.ask(prepare, listener, None, score, False)
-    return writer.written((0, 0))
+    return writer.written((0, 0, -1))

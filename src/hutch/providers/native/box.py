@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import EngineError, Unsupported
 from hutch.model.limits import Limits
+from hutch.model.places import CheckedMount
 from hutch.model.results import Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
@@ -74,11 +75,13 @@ class NativeInstance(LinkedInstance):
         guards: "Guards",
         *,
         fresh: bool,
+        show: Callable[[CheckedMount], Awaitable[None]],
     ) -> None:
         facts = GroupFacts(self._opened, lambda: guards.counters(record.box_id))
         super().__init__(record, spec, connect, facts, deputy=deputy)
         self._guards = guards
-        self._files = self._written = WatchedFiles(self.link, guards.disk_watch(record.box_id))
+        self._show = show
+        self._files = self._written = WatchedFiles(self.link, self.most_copied, guards.disk_watch(record.box_id))
         self._open_group = open_group
         self._group: Group | None = None
         self._asked = False
@@ -97,6 +100,9 @@ class NativeInstance(LinkedInstance):
             self._asked = True
             self._group = self._open_group()
         return self._group
+
+    async def show(self, place: CheckedMount) -> None:
+        await self._show(place)
 
     def trouble(self) -> str:
         """Its network is kept by processes that boxes do without until somebody kills them."""
@@ -132,6 +138,15 @@ class NativeInstance(LinkedInstance):
             return cgroup_control.members(str(groups[0]))
         except FileNotFoundError:
             return set()  # the box has been destroyed
+
+    @property
+    def pid(self) -> int:
+        """Of its guest."""
+        return int(str(self.record.data["pid"]))
+
+    def users(self) -> set[int]:
+        """Every member but the guest."""
+        return self.members() - {self.pid}
 
     async def end_processes(self, overrun: Overrun) -> None:
         """All but the guests, each of which ends what it may: those of other users, which PID 1 cannot, are the

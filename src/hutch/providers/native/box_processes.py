@@ -30,6 +30,11 @@ class BoxProcesses:
         self._guest_pidfd = os.pidfd_open(guest_pid)
         self._entered: dict[int, int] = {}
 
+    @property
+    def guest(self) -> int:
+        """Its pid."""
+        return self._guest
+
     def include(self, pid: int) -> None:
         """Count a process, and its descendants, that entered the box from outside."""
         if pid not in self._entered:
@@ -110,6 +115,14 @@ class BoxProcesses:
         for pidfd in (self._guest_pidfd, *self._entered.values()):
             os.close(pidfd)
         self._entered.clear()
+
+
+def open_files(pid: int) -> int:
+    """How many a process has; 0 if it has ended, or hides them."""
+    try:
+        return len(os.listdir(f"/proc/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 def at_most(pid: int) -> int:

@@ -3,6 +3,9 @@
 Standard library only.
 """
 
+from os import O_WRONLY
+
+from hutch.providers.native.accounts import TERMINALS, Bound
 from hutch.providers.native.identity import USER
 from hutch.providers.native.kernel import (
     AT_FDCWD,
@@ -44,13 +47,21 @@ class Building:
     """
 
     def __init__(
-        self, writer: Writer, shape: Shape, trees: list[int], *, ranged: bool, masks: tuple[Mask, ...]
+        self,
+        writer: Writer,
+        shape: Shape,
+        trees: list[int],
+        *,
+        ranged: bool,
+        masks: tuple[Mask, ...],
+        bounds: tuple[Bound, ...],
     ) -> None:
         self._writer = writer
         self._shape = shape
         self._trees = iter(trees)
         self._ranged = ranged
         self._masks = masks
+        self._bounds = bounds
 
     def write(self) -> None:
         writer, shape = self._writer, self._shape
@@ -138,7 +149,7 @@ class Building:
     def _add_devices(self) -> None:
         for name in DEVICES:
             self._writer.bind(f"/dev/{name}", f"m/dev/{name}")
-        options = "newinstance,ptmxmode=0666,mode=0620"
+        options = "newinstance,ptmxmode=0666,mode=0620" + (f",max={TERMINALS}" if self._bounds else "")
         self._writer.mount("devpts", "m/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
         if self._shape.store:
             self._writer.mount("tmpfs", "m/dev/shm", "tmpfs", _QUIET, "mode=1777,size=64m")
@@ -150,6 +161,8 @@ class Building:
 
     def _add_proc(self) -> None:
         self._writer.mount("proc", "m/proc", "proc", _QUIET | MS_NOEXEC, None)
+        for name, value in self._bounds:
+            self._writer.write(f"m/proc/sys/{name}", O_WRONLY, value)
         if not self._masks:
             return
         self._directory("e")

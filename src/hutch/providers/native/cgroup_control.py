@@ -12,6 +12,9 @@ _WRITE = os.O_WRONLY | os.O_CLOEXEC
 PERIOD_US = 100_000
 MIN_QUOTA_US = 1_000  # the kernel refuses less
 PIDS_HEADROOM = 8  # the guest and what it needs to report that the limit was met
+SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
+SOCKETS_SHARE = 8
+LEAST_FOR_SOCKETS = 8 << 20
 
 # fact: (file, key in it); "" means that the whole file is the number
 FACT_FILES: dict[int, dict[str, tuple[str, bytes]]] = {
@@ -84,6 +87,7 @@ def limit_memory(version: int, directory: str, size: int) -> None:
         if os.path.exists(f"{directory}/memory.swap.max"):
             write(f"{directory}/memory.swap.max", "0")
         return
+    _limit_sockets(directory, max(LEAST_FOR_SOCKETS, size // SOCKETS_SHARE))
     memory, with_swap = f"{directory}/memory.limit_in_bytes", f"{directory}/memory.memsw.limit_in_bytes"
     if not os.path.exists(with_swap):
         write(memory, str(size))
@@ -98,6 +102,13 @@ def limit_memory(version: int, directory: str, size: int) -> None:
         write(memory, str(size))
         return
     write(with_swap, str(size))
+
+
+def _limit_sockets(directory: str, size: int) -> None:
+    """v1 counts what lies in buffers of TCP and UDP apart from all other memory, and only if it has a limit (v2 counts
+    them together). Despite its name the file is for both: whatever a protocol accounts for goes there."""
+    if os.path.exists(f"{directory}/{SOCKETS_FILE}"):
+        write(f"{directory}/{SOCKETS_FILE}", str(size))
 
 
 def limit_pids(directory: str, count: int) -> None:

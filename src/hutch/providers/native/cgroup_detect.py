@@ -14,6 +14,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .cgroup_control import SOCKETS_FILE
+
 CONTROLLERS = ("memory", "pids", "cpu")
 SELF_LEAF = "hutch-self"  # v2: where Hutch's own processes move, since an inner node may not hold any
 
@@ -46,6 +48,8 @@ class Machine(NamedTuple):
     seats: tuple[tuple[str, Seat], ...] = ()
     family: frozenset[int] = frozenset()
     """Processes that, with their children, may be moved out of our own group: see `strangers`."""
+    sockets: bool = True
+    """Whether the group that counts memory also counts what lies in the buffers of sockets."""
 
     @property
     def controllers(self) -> tuple[str, ...]:
@@ -68,6 +72,7 @@ def detect(
     mountinfo: str = "/proc/self/mountinfo",
     *,
     keeper: int = 0,
+    command_line: str = "/proc/cmdline",
 ) -> Machine:
     """Find each controller and try it. Only mounts at or below `root` count.
 
@@ -112,6 +117,7 @@ def detect(
         reason="; ".join(dict.fromkeys(reasons)),
         seats=tuple(seats.items()),
         family=family,
+        sockets="memory" in seats and _counts_sockets(seats["memory"], command_line),
     )
 
 
@@ -207,6 +213,14 @@ def _cannot_enable(directory: str, family: frozenset[int]) -> str:
         shown = ", ".join(map(str, others[:5]))
         return f"cgroup v2 group {directory} also holds processes of others ({shown}): {_RUN_DELEGATED}, alone in it"
     return ""
+
+
+def _counts_sockets(seat: Seat, command_line: str) -> bool:
+    """v2 does, unless the kernel was told not to (cgroup.memory=nosocket); v1 where it has a limit for them."""
+    told = next((word for word in _words(command_line) if word.startswith("cgroup.memory=")), "")
+    if {"nosocket", "nokmem"} & set(told.partition("=")[2].split(",")):
+        return False
+    return seat.version == 2 or os.path.exists(f"{seat.directory}/{SOCKETS_FILE}")
 
 
 def _words(path: str) -> set[str]:

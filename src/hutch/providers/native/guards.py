@@ -5,13 +5,13 @@ hold memory and CPU, and most boxes are temporary.
 """
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
+from hutch.logs import log
 from hutch.model.limits import Limits
 from hutch.providers.linked.overrun import Overrun, Use, full
 from hutch.providers.linked.verdicts import Counters, Excess
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from hutch.providers.native.disk_watchdog import DiskWatchdog
     from hutch.providers.native.watchdog import Hit, MemoryWatchdog
 
-log = logging.getLogger("hutch.native.guards")
-
 _NOTHING = Counters()
+_SOCKET_PAUSE = 1.0
+"""Between two looks at what all sockets hold."""
 _COUNT_PATIENCE = 10.0
 """How long a caller waits for the count of a large tree."""
 _COUNT_PAUSE = 0.025
@@ -40,6 +40,9 @@ class Guards:
         self._boxes: dict[str, NativeInstance] = {}
         self._overruns: dict[str, Overrun] = {}
         self._endings: dict[str, asyncio.Task[None]] = {}
+        self._networked: dict[str, NativeInstance] = {}
+        """Boxes whose control group counts their memory, but not all of their sockets' buffers."""
+        self._socket_kills: dict[str, int] = {}
 
     @cached_property
     def _memory(self) -> "MemoryWatchdog":
@@ -63,6 +66,37 @@ class Guards:
         self._boxes[box.record.box_id] = box
         self._memory.watch(box.record.box_id, pid, box.limits.memory_mb << 20)
         self._start("memory", self._memory)
+
+    def watch_sockets(self, box: "NativeInstance") -> None:
+        """One small read a second for all boxes together; the first comes late, when most boxes of a command line have
+        ended."""
+        self._networked[box.record.box_id] = box
+        task = self._rounds.get("sockets")
+        if task is None or task.done():
+            self._rounds["sockets"] = asyncio.create_task(self._watch_sockets(), name="hutch socket watchdog")
+
+    async def _watch_sockets(self) -> None:
+        while self._networked:
+            await asyncio.sleep(_SOCKET_PAUSE)
+            from hutch.providers.native import socket_memory
+
+            total = socket_memory.of_machine()
+            for box in tuple(self._networked.values()):
+                if total > box.limits.memory_mb << 20:
+                    try:
+                        await asyncio.to_thread(self._look_at_sockets, box)
+                    except Exception as error:  # the task boundary: the other boxes are watched all the same
+                        log("native").error("sockets not counted", box=box.record.box_id, error=error)
+
+    def _look_at_sockets(self, box: "NativeInstance") -> None:
+        from hutch.providers.native import socket_memory
+
+        box_id, held, allowed = box.record.box_id, socket_memory.held(box.pid), box.limits.memory_mb << 20
+        if held > allowed and (killed := socket_memory.end_holder(box.users)) is not None:
+            self._socket_kills[box_id] = self._socket_kills.get(box_id, 0) + 1
+            log("native").warning(
+                "sockets hold too much: a process is ended", box=box_id, held=held, of=allowed, pid=killed
+            )
 
     def watch_disk(self, box: "NativeInstance", pid: int, store: str, *, lived: bool) -> None:
         """`lived`: the store is not new."""
@@ -98,8 +132,9 @@ class Guards:
     def counters(self, box_id: str) -> Counters:
         """What was done to the box from here."""
         if box_id not in self._boxes:
-            return _NOTHING
-        kills, overrun = self._memory.oom_kills(box_id) or 0, self._overruns.get(box_id)
+            return Counters(oom_kills=kills) if (kills := self._socket_kills.get(box_id)) else _NOTHING
+        kills = (self._memory.oom_kills(box_id) or 0) + self._socket_kills.get(box_id, 0)
+        overrun = self._overruns.get(box_id)
         if overrun is None:
             return Counters(oom_kills=kills)
         return Counters(oom_kills=kills, disk_ends=overrun.ends, excess=overrun.reason)
@@ -136,7 +171,7 @@ class Guards:
                     self._disk.stir(box_id)
                     await asyncio.sleep(_COUNT_PAUSE)
         except TimeoutError:
-            log.warning("the disk of box %s is not counted within %g s", box_id, _COUNT_PATIENCE)
+            log("native").warning("the disk is not counted in time", box=box_id, seconds=_COUNT_PATIENCE)
 
     def stir(self, box_id: str) -> None:
         """A command starts in the box: look soon."""
@@ -152,6 +187,8 @@ class Guards:
             await asyncio.wait([ending])
 
     def forget(self, box_id: str) -> None:
+        self._networked.pop(box_id, None)
+        self._socket_kills.pop(box_id, None)
         if self._boxes.pop(box_id, None) is None:
             return
         self._overruns.pop(box_id, None)
@@ -177,9 +214,10 @@ class Guards:
             self._rounds[kind] = asyncio.create_task(dog.run(self._hit), name=f"hutch {kind} watchdog")
 
     def _hit(self, hit: "Hit") -> None:
-        log.warning(
-            "box %s is over its %s limit: %.0f of %.0f %s", hit.box_id, hit.limit, hit.used, hit.allowed, hit.unit
-        )
+        log("native").warning(
+            "box is over its limit", box=hit.box_id, limit=hit.limit, used=round(hit.used), allowed=round(hit.allowed),
+            unit=hit.unit,
+        )  # fmt: skip
         box, overrun = self._boxes.get(hit.box_id), self._overruns.get(hit.box_id)
         if hit.limit != "disk" or box is None or overrun is None or hit.box_id in self._endings:
             return
@@ -192,7 +230,7 @@ class Guards:
         try:
             await box.end_processes(overrun)
         except HutchError as error:
-            log.warning("the writers of box %s are ended from outside: %s", box.record.box_id, error)
+            log("native").warning("the box's writers are ended from outside", box=box.record.box_id, error=error)
             await asyncio.to_thread(self._disk.end_users, box.record.box_id)
         finally:
             self._disk.ended(box.record.box_id)

@@ -14,7 +14,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hutch.providers.native import kernel, processes
-from hutch.providers.native.kernel import PR_CAPBSET_DROP, PR_SET_DUMPABLE, Call, setting_capabilities
+from hutch.providers.native.kernel import (
+    NR,
+    PR_CAPBSET_DROP,
+    PR_SET_DUMPABLE,
+    Call,
+    raw_syscall,
+    refused,
+    setting_capabilities,
+)
 
 USER = 1000
 """The box's ordinary user, inside."""
@@ -29,11 +37,12 @@ SLOT_DIRECTORY = "/run/hutch/ids"
 """One for the machine, whatever the state directory: two keepers must never share a range."""
 
 CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID = 0, 1, 3, 4, 5, 6, 7
-CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
+CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 12, 19, 21
 ROOT_KEEPS = frozenset({CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID})
 """What the box's own root may do, in the box's namespaces only."""
 
 _YOUNG = 10.0
+_SETRESUID, _CAPSET = NR.get("setresuid", -1), NR.get("capset", -1)
 
 
 def last_capability() -> int:
@@ -48,11 +57,24 @@ def can_map_ranges() -> bool:
     return _covers("/proc/self/uid_map") and _covers("/proc/self/gid_map")
 
 
+def can_let_boxes_own_themselves() -> bool:
+    """Whether this process has by capability what it would otherwise have as the owner of a box's user namespace.
+
+    Root of a container may have few of them. Its boxes then belong to root, and are charged to root's accounts.
+    """
+    return holds(CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_NET_ADMIN, CAP_KILL, CAP_DAC_OVERRIDE, CAP_FOWNER)
+
+
 def holds(*capabilities: int) -> bool:
     """Whether this process has all of them in effect."""
-    with open("/proc/self/status") as file:
-        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    held = held_capabilities()
     return all(held >> capability & 1 for capability in capabilities)
+
+
+def held_capabilities() -> int:
+    """Those that this process has in effect, as a mask."""
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
 
 
 def _covers(path: str) -> bool:
@@ -213,6 +235,30 @@ def _inhabited(block: int) -> bool:
         except (FileNotFoundError, ProcessLookupError):
             continue  # it has ended
     return False
+
+
+class Actor:
+    """Root that does a thing as another user, to whom it is then charged.
+
+    With the effective id the kernel takes the effective capabilities away. They are taken back: some distributions
+    refuse user namespaces to a process without CAP_SYS_ADMIN, and control groups belong to root.
+    """
+
+    def __init__(self) -> None:
+        _, self._header, self._capabilities = setting_capabilities(held_capabilities())
+
+    def become(self, user: int) -> None:
+        _check(raw_syscall(_SETRESUID, -1, user, -1, None, None, None))
+        _check(raw_syscall(_CAPSET, self._header, self._capabilities, None, None, None, None))
+
+    def return_to_root(self) -> None:
+        """The capabilities come back with it."""
+        _check(raw_syscall(_SETRESUID, -1, 0, -1, None, None, None))
+
+
+def _check(answer: int) -> None:
+    if answer:
+        raise refused("act as another user")
 
 
 def becoming_root() -> list[Call]:

@@ -58,7 +58,7 @@ class Images:
         self._known.pop(reference, None)  # another directory has taken its place since
         async with self._lock(reference):  # one preparation for each reference
             if reference not in self._known:
-                self._known[reference] = await asyncio.to_thread(self._prepare, reference)
+                self._known[reference] = await asyncio.to_thread(self._prepare, reference, place)
         return self._known[reference]
 
     # --- images of the store ---------------------------------------------------------------------------------
@@ -129,15 +129,15 @@ class Images:
 
     # --- all others ------------------------------------------------------------------------------------------
 
-    def _prepare(self, reference: str) -> Image:
+    def _prepare(self, reference: str, place: CheckedMount | None) -> Image:
         kind, _, path = reference.partition(":")
         try:
             if reference == "host":
                 return self._machine()
             if kind == "dir":
-                return self._directory(path)
+                return self._directory(path, place)
             if kind == "tar":
-                return self._archive(path)
+                return self._archive(path, place)
         except HutchError:
             raise
         except OSError as error:
@@ -159,21 +159,23 @@ class Images:
                 binds.append((f"/{name}", name))
         return Image((self._skeleton(content),), tuple(binds), is_machine=True)
 
-    def _directory(self, path: str) -> Image:
+    def _directory(self, path: str, place: CheckedMount | None) -> Image:
         real = os.path.realpath(path)
         if not os.path.isabs(path) or not os.path.isdir(real):
             raise NotFound(f"image dir:{path} is no directory", op="create", remedy="give the absolute path of a root")
         if real == "/":
             raise Invalid("dir:/ would show the whole machine to the box", op="create", remedy="use the image `host`")
         found = os.stat(real)
+        if place is not None and (real, found.st_dev, found.st_ino) != (place.real, place.dev, place.ino):
+            raise Refused(f"image dir:{path} was replaced after it had been allowed", op="create")
         return Image((self._skeleton(skeleton.over(real)), real), pin=(found.st_dev, found.st_ino))
 
-    def _archive(self, path: str) -> Image:
+    def _archive(self, path: str, place: CheckedMount | None) -> Image:
         if not os.path.isabs(path) or not os.path.isfile(path):
             raise NotFound(f"image tar:{path} is no file", op="create", remedy="give the absolute path of an archive")
         from hutch.providers.native import unpacking  # with its decompressors, which few need
 
-        top = unpacking.unpack(path, os.path.join(self._cache, _ROOTS), self._settings.bounds)
+        top = unpacking.unpack(path, os.path.join(self._cache, _ROOTS), self._settings.bounds, place)
         return Image((self._skeleton(skeleton.over(top)), top))
 
     def _skeleton(self, content: skeleton.Content) -> str:

@@ -119,6 +119,7 @@ def request(order: Order, image: Image, store: str | None, *, ranged: bool, coun
             "pin": image.pin,
             "store": store,
             "shown": [(place.real, _target(place.target)[1:]) for place in shown],
+            "allowed": () if spec.network is NetworkMode.OFF else sorted(set(spec.allow_private)),
         },
         "claim": {
             "size": limits.disk_mb << 20,
@@ -136,8 +137,13 @@ def _extras(order: Order, left_out: list[CheckedMount]) -> Iterator[list[str | b
     places = order.places
     for place in (places.workspace, *places.mounts):
         if place is not None and place not in left_out:
-            writable = place.mode is MountMode.RW
-            yield [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
+            yield extra(place)
+
+
+def extra(place: CheckedMount) -> list[str | bool | int]:
+    """As `root.Extra` reads it."""
+    writable = place.mode is MountMode.RW
+    return [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
 
 
 def _target(wanted: str) -> str:

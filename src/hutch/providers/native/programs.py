@@ -116,7 +116,7 @@ class Writer:
         self._open = set(descriptors)
         self._parts: list[tuple[str, list[Step]]] = []
 
-    def written(self, end: tuple[int, int] | bytes | None = None) -> bytes:
+    def written(self, end: tuple[int, int, int] | bytes | None = None) -> bytes:
         """For the child, which reads it with marshal; `end` comes with the last of its programs. Bytes are another
         program, to go on with."""
         parts: tuple[Any, ...] = tuple((name, tuple(steps)) for name, steps in self._parts)

@@ -13,7 +13,8 @@ from hutch.images.settings import ImageSettings
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
-from hutch.model.limits import Limits
+from hutch.model.limits import EnforcedBy, Limits
+from hutch.model.places import CheckedMount
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.linked.link import Link
@@ -21,6 +22,7 @@ from hutch.providers.native import identity, leftovers, obstacles, orders, probi
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
 from hutch.providers.native.guards import Guards
 from hutch.providers.native.images import Image, Images
+from hutch.providers.native.network import availability
 from hutch.providers.native.spawning import Begun, Spawners
 
 if TYPE_CHECKING:
@@ -53,11 +55,13 @@ class NativeProvider(Provider):
         self._without = without
         self._known_images: Images | None = None
         self._image_settings = ImageSettings()
-        self._spawners: dict[tuple[str, tuple[str, ...] | None], Spawners] = {}
+        self._spawners: dict[tuple[str, bool], Spawners] = {}
         self._trees: dict[str, Tree] = {}
         self._machine: probing.Machine | None = None
         self._looking = threading.Lock()
         """Held while the machine is looked at: in a thread by `probe`, on the loop by whoever needs no probe."""
+        self._doubted = False
+        """An engine that failed proves itself anew, whatever earlier canaries have shown."""
         self._guards = Guards()
         self._inherited = False
         """Boxes of other keepers' spawners have been ended here."""
@@ -82,7 +86,22 @@ class NativeProvider(Provider):
 
     async def probe(self) -> Capabilities:
         found = probing.capabilities(await asyncio.to_thread(self._found))
-        return await probing.proven(found, self._canary, os.path.join(self._state, "cache"))
+        doubted, self._doubted = self._doubted, False
+        cache = os.path.join(self._state, "cache")
+        found = await probing.proven(found, self._canary, cache, anew=doubted)
+        # What the kernel routes needs no other program; what pasta carries depends on its release.
+        carried = found.usable and self._found().network.how == availability.CARRIED
+        return await probing.with_proven_network(found, cache) if carried else found
+
+    def doubt(self) -> None:
+        self._doubted = True
+
+    async def check(self) -> None:
+        """A box is cheap enough to be the question itself."""
+        try:
+            await self._canary()
+        except OSError as error:
+            raise EngineError(f"no box can be made: {error}", op="probe", remedy="run `hutch doctor`") from error
 
     async def _canary(self) -> None:
         """A real box that runs a real command."""
@@ -98,7 +117,7 @@ class NativeProvider(Provider):
                 await box.close()
                 await self.destroy(box.record)
         finally:
-            if spawners := self._spawners.pop((order.keeper, None), None):
+            if spawners := self._spawners.pop((order.keeper, False), None):
                 await spawners.close()
 
     def _found(self) -> probing.Machine:
@@ -128,7 +147,7 @@ class NativeProvider(Provider):
         orders.check_network(order.spec, found.networks, found.network_reason)
         if not self._spawners:
             await leftovers.sweep(self._run)
-        network = None if order.spec.network is NetworkMode.OFF else order.spec.allow_private
+        network = order.spec.network is not NetworkMode.OFF
         with contextlib.suppress(OSError):  # whoever asks it for the box is told
             self._spawners_of(order.keeper, network).begin()  # and gets ready while the image is looked at
         message = orders.request(
@@ -207,8 +226,9 @@ class NativeProvider(Provider):
         places = tuple(str(planned.data[name]) for name in ("directory", "store") if name in planned.data)
         return await self._images.stand(order.spec.image, order.box_id, places)
 
-    def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
-        """One set for each keeper's name, which is part of the control groups' paths, and for each kind of network."""
+    def _spawners_of(self, keeper: str, network: bool = False) -> Spawners:
+        """One set for each keeper's name, which is part of the control groups' paths, and one for boxes with a network,
+        whatever private ranges each of them may reach: a set is four processes."""
         key = (keeper, network)
         if key not in self._spawners:
             os.makedirs(self._run, 0o700, exist_ok=True)
@@ -219,7 +239,8 @@ class NativeProvider(Provider):
                     "groups": name,
                     "run": self._run,
                     "without": sorted(self._without),
-                    "network": network is not None and {"allow_private": network},
+                    "network": network,
+                    "proving": False,
                 },
                 frozenset(self._found().cgroups.controllers),
             )
@@ -241,8 +262,9 @@ class NativeProvider(Provider):
             return await self._deputy(record, spec, user)
 
         instance = NativeInstance(
-            record, spec, connect, lambda: self._group(record, fresh), ceiling, deputy, self._guards, fresh=fresh
-        )
+            record, spec, connect, lambda: self._group(record, fresh), ceiling, deputy, self._guards, fresh=fresh,
+            show=lambda place: self._show(record, place),
+        )  # fmt: skip
         self._guard(instance, lived=not fresh or "restored" in record.data)
         return instance
 
@@ -251,8 +273,10 @@ class NativeProvider(Provider):
         pid, store = box.record.data["pid"], box.record.data.get("store")
         assert isinstance(pid, int)
         try:
-            if not self._found().cgroups.memory and not self._found().blind:
+            if probing.grades(self._found()).memory_mb is EnforcedBy.WATCHDOG:
                 self._guards.watch_memory(box, pid)
+            elif box.record.data.get("groups"):
+                self._guards.watch_sockets(box)
             if not self._found().cgroups.cpu and not self._found().blind:
                 self._guards.watch_cpu(box, pid)
             if isinstance(store, str) and not self._found().blind:
@@ -292,6 +316,18 @@ class NativeProvider(Provider):
             raise EngineError(
                 f"no deputy for user {uid} in box {record.box_id}: {step}: {error}",
                 op="run",
+                details={"errno": answer.get("errno", "")},
+            )
+
+    async def _show(self, record: InstanceRecord, place: CheckedMount) -> None:
+        if not self._found().ranged:
+            raise Unsupported("only root mounts something in a box that lives", op="show", remedy="make a new box")
+        message = {name: record.data[name] for name in ("pid", "start", "boot")} | {"extra": orders.extra(place)}
+        answer = await self._spawners_of(record.keeper).show(message)
+        if "ready" not in answer:
+            raise EngineError(
+                f"no mount at {place.target} in box {record.box_id}: {answer.get('step')}: {answer.get('error')}",
+                op="show",
                 details={"errno": answer.get("errno", "")},
             )
 

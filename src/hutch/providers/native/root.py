@@ -65,6 +65,8 @@ _MASKED = (
     "modules", "pagetypeinfo", "sched_debug", "scsi", "slabinfo", "sysrq-trigger", "timer_list", "timer_stats",
     "vmallocinfo",
 )  # fmt: skip
+SPILL = "spill"
+"""Of a box's directory on the host: output that does not fit in its guests' memory."""
 READ_ONLY = ("sys",)
 """What of /proc can be read but not written."""
 
@@ -91,15 +93,17 @@ class Shape(NamedTuple):
     """A persistent box's directory; None: a tmpfs."""
     shown: tuple[tuple[str, str], ...] = ()
     """Like `binds`, but in the box's own workspace: its skills."""
+    allowed: tuple[str, ...] = ()
+    """Private ranges that the box may reach, if it has a network."""
 
     @staticmethod
     def parse(values: list[Any]) -> "Shape":
         """From JSON, which has no tuples; the order is that of the fields."""
-        lowers, binds, overlays, read_only, own_workspace, network, pin, store, shown = values
+        lowers, binds, overlays, read_only, own_workspace, network, pin, store, shown, allowed = values
         pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays, shown)]
         return Shape(
             tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store,
-            pairs[2],
+            pairs[2], tuple(allowed),
         )  # fmt: skip
 
 
@@ -145,6 +149,12 @@ def detach(source: Source, userns: int | None) -> int:
     except BaseException:
         close(fd)
         raise
+
+
+def detach_spill(path: str) -> int:
+    """The directory for spilled output, as a mount that is never attached: whoever holds the descriptor reaches the
+    files in it, and by `..` nothing else, while a descriptor of the host's own mount leads up to the host's root."""
+    return detach((path, True, None, False), None)
 
 
 def restrict(tree: int, *, writable: bool, userns: int | None) -> int:

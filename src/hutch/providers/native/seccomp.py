@@ -16,7 +16,7 @@ import struct
 from typing import NamedTuple
 
 from hutch.providers.native import kernel
-from hutch.providers.native.kernel import Call, make
+from hutch.providers.native.kernel import Call
 from hutch.providers.native.syscalls import AUDIT_ARCH, NUMBERS
 
 
@@ -25,9 +25,16 @@ class Action(enum.IntEnum):
 
     ALLOW = 0x7FFF0000
     KILL = 0x80000000
+    ASK = 0x7FC00000
+    """The guest decides (`netlink_permits`); where nobody listens it is ENOSYS."""
+    NOTHING = 0x00050000
+    """The call is not made and says that it succeeded."""
     EPERM = 0x00050000 | errno.EPERM
     ENOSYS = 0x00050000 | errno.ENOSYS
     EAFNOSUPPORT = 0x00050000 | errno.EAFNOSUPPORT
+    EPROTONOSUPPORT = 0x00050000 | errno.EPROTONOSUPPORT
+    EOPNOTSUPP = 0x00050000 | errno.EOPNOTSUPP
+    ENOPROTOOPT = 0x00050000 | errno.ENOPROTOOPT
 
 
 # Allowed whatever the arguments. A call that is in none of the tables below answers ENOSYS.
@@ -47,8 +54,7 @@ _ALLOWED: dict[str, str] = {
     "waiting for many things at once": """
         poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2
         eventfd eventfd2 signalfd signalfd4 timerfd_create timerfd_settime timerfd_gettime inotify_init
-        inotify_init1 inotify_add_watch inotify_rm_watch io_setup io_destroy io_submit io_cancel io_getevents
-        io_pgetevents""",
+        inotify_init1 inotify_add_watch inotify_rm_watch""",
     "a process's own memory": """
         brk mmap munmap mremap mprotect pkey_mprotect pkey_alloc pkey_free madvise mincore msync mlock mlock2 munlock
         mlockall munlockall memfd_create remap_file_pages membarrier map_shadow_stack mseal""",
@@ -71,9 +77,8 @@ _ALLOWED: dict[str, str] = {
         sched_yield sched_setparam sched_getparam sched_setscheduler sched_getscheduler sched_setattr
         sched_getattr sched_setaffinity sched_getaffinity sched_get_priority_max sched_get_priority_min
         sched_rr_get_interval getpriority setpriority ioprio_get ioprio_set getrlimit setrlimit getrusage""",
-    "sockets once made; socket and socketpair are checked below": """
-        bind listen accept accept4 connect shutdown getsockname getpeername getsockopt setsockopt sendto sendmsg
-        sendmmsg recvfrom recvmsg recvmmsg""",
+    "sockets once made; how they are made, set and used is checked below": """
+        bind listen accept accept4 connect shutdown getsockname getpeername getsockopt""",
     "System V and POSIX message queues, separated by the IPC namespace": """
         shmget shmat shmdt shmctl semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink
         mq_timedsend mq_timedreceive mq_notify mq_getsetattr""",
@@ -104,8 +109,9 @@ _REFUSED: dict[str, str] = {
 
 # Known calls that are in no table on purpose, so that they answer ENOSYS and libraries take their older way: clone3
 # keeps its flags in memory where no filter sees them (glibc then uses clone); io_uring does other calls' work unseen
-# by any filter; memory policies, memfd_secret, process_madvise, modify_ldt, statmount and their like are not worth
-# their attack surface.
+# by any filter; io_setup and its kin take from one count for the whole machine (fs.aio-max-nr), and databases do
+# without; memory policies, memfd_secret, process_madvise, modify_ldt, statmount and their like are not worth their
+# attack surface.
 
 
 class Check(NamedTuple):
@@ -127,21 +133,67 @@ _NEW_NAMESPACES = (
     | kernel.CLONE_NEWUSER | kernel.CLONE_NEWPID | kernel.CLONE_NEWNET
 )  # fmt: skip
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
-_TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
+_UNLIKELY_TYPES = 0xC
+"""Of SOCK_*: the bits of RDM, SEQPACKET, DCCP and PACKET, which STREAM, DGRAM and RAW have not."""
+_USUAL_PROTOCOLS = (0, 1, 6, 17, 58)
+"""The default, ICMP (ping), TCP, UDP, ICMP of IPv6."""
+_IPPROTO_TCP, _IPPROTO_UDP, _IPPROTO_IPV6 = 6, 17, 41
+_TCP_ULP, _UDP_CORK, _UDP_ENCAP, _IPV6_FLOWLABEL_MGR = 31, 1, 100, 32
+_SOL_SOCKET, _SO_RCVBUF = 1, 8
+_MSG_OOB = 1
+_TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _TIOCVHANGUP, _TIOCSLCKTRMIOS = (
+    0x5412, 0x541C, 0x541D, 0x5423, 0x5437, 0x5457
+)  # fmt: skip
 _PER_LINUX, _PER_LINUX32, _UNAME26, _QUERY = 0x0, 0x8, 0x20000, 0xFFFFFFFF
 
-# vsock reaches the hypervisor from any network namespace; ALG, PACKET and the rest are attack surface only. Of
-# netlink only ROUTE, which getaddrinfo and `ip` use. PAM takes EAFNOSUPPORT for "no audit here" and goes on, while
-# EPERM would stop it.
+# vsock reaches the hypervisor from any network namespace; ALG, PACKET, SMC, XDP, TIPC and the rest are attack surface
+# only, and so are the protocols of IP but the usual ones (SCTP, MPTCP, DCCP, SMC). Go asks for MPTCP first, and takes
+# this errno for "not here".
+#
+# Of netlink only ROUTE, which tells of interfaces, and a few at a time. PAM takes EAFNOSUPPORT for "no audit here" and
+# goes on, while EPERM would stop it.
 _SOCKET = Check(
-    0, (_AF_UNIX, _AF_INET, _AF_INET6),
+    0, (_AF_UNIX,),
     yes=Action.ALLOW,
     no=Check(
-        0, (_AF_NETLINK,),
-        yes=Check(2, (_NETLINK_ROUTE,), yes=Action.ALLOW, no=Action.EAFNOSUPPORT),
-        no=Action.EAFNOSUPPORT,
+        0, (_AF_INET, _AF_INET6),
+        yes=Check(
+            1, (_UNLIKELY_TYPES,), bits=True,
+            yes=Action.EPROTONOSUPPORT,
+            no=Check(2, _USUAL_PROTOCOLS, yes=Action.ALLOW, no=Action.EPROTONOSUPPORT),
+        ),
+        no=Check(
+            0, (_AF_NETLINK,),
+            yes=Check(2, (_NETLINK_ROUTE,), yes=Action.ASK, no=Action.EAFNOSUPPORT),
+            no=Action.EAFNOSUPPORT,
+        ),
     ),
 )  # fmt: skip
+
+# What no program needs and kernel bugs were found in: other protocols on top of a connection (TCP_ULP: TLS, SMC), ESP
+# in UDP, and IPv6 flow labels, which are counted for the whole machine. A corked datagram is memory that nobody is
+# charged for. A receive buffer keeps its size, as if it were the largest there is: of netlink nobody is charged for it.
+_SETSOCKOPT = Check(
+    1, (_IPPROTO_TCP,),
+    yes=Check(2, (_TCP_ULP,), yes=Action.ENOPROTOOPT, no=Action.ALLOW),
+    no=Check(
+        1, (_IPPROTO_UDP,),
+        yes=Check(2, (_UDP_CORK, _UDP_ENCAP), yes=Action.ENOPROTOOPT, no=Action.ALLOW),
+        no=Check(
+            1, (_IPPROTO_IPV6,),
+            yes=Check(2, (_IPV6_FLOWLABEL_MGR,), yes=Action.ENOPROTOOPT, no=Action.ALLOW),
+            no=Check(
+                1, (_SOL_SOCKET,),
+                yes=Check(2, (_SO_RCVBUF,), yes=Action.NOTHING, no=Action.ALLOW),
+                no=Action.ALLOW,
+            ),
+        ),
+    ),
+)  # fmt: skip
+
+# Urgent data of Unix sockets: rarely used, and a history of kernel bugs. The call does not say what kind its socket is.
+_URGENT_IN_THIRD = Check(2, (_MSG_OOB,), bits=True, yes=Action.EOPNOTSUPP, no=Action.ALLOW)
+_URGENT_IN_FOURTH = Check(3, (_MSG_OOB,), bits=True, yes=Action.EOPNOTSUPP, no=Action.ALLOW)
 
 _CHECKED: dict[str, Check] = {
     # In clone, the bit of CLONE_NEWTIME belongs to the exit signal; only unshare and clone3 know that flag.
@@ -151,8 +203,19 @@ _CHECKED: dict[str, Check] = {
     ),
     "socket": _SOCKET,
     "socketpair": _SOCKET,
-    # Typing into the terminal that someone else reads from.
-    "ioctl": Check(1, (_TIOCSTI, _TIOCLINUX), yes=Action.EPERM, no=Action.ALLOW),
+    "setsockopt": _SETSOCKOPT,
+    "sendmsg": _URGENT_IN_THIRD,
+    "recvmsg": _URGENT_IN_THIRD,
+    "sendto": _URGENT_IN_FOURTH,
+    "recvfrom": _URGENT_IN_FOURTH,
+    "sendmmsg": _URGENT_IN_FOURTH,
+    "recvmmsg": _URGENT_IN_FOURTH,
+    # Typing into the terminal that someone else reads from, taking the console's output, hanging up; and TIOCSETD,
+    # which loads drivers of serial protocols into the kernel.
+    "ioctl": Check(
+        1, (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _TIOCVHANGUP, _TIOCSLCKTRMIOS),
+        yes=Action.EPERM, no=Action.ALLOW,
+    ),
     # The guest has the user's id, so the user could take its descriptors away by lowering its limits.
     "prlimit64": Check(0, (0,), yes=Action.ALLOW, no=Action.EPERM),
     # READ_IMPLIES_EXEC, ADDR_NO_RANDOMIZE and the like weaken the next program that is run.
@@ -181,9 +244,10 @@ _NR, _ARCH, _ARGUMENTS = 0, 4, 16
 Verdict = Action | Check
 
 
-def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset()) -> bytes:
+def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(), asks: bool = True) -> bytes:
     """The filter for `machine`, as an array of struct sock_filter.
 
+    Where no guest of ours loads it (`asks` is False) nobody would answer, and what it would ask for is allowed.
     `allow` switches single defences off, so that a test of an attack can show what happens without them: each
     system call named in it is simply allowed, without its argument checks ("clone", "socket", "ioctl", ...), and
     "arch" and "x32" let foreign ABIs through unfiltered. A box for use never passes it.
@@ -203,7 +267,7 @@ def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(
         # Killed like any foreign ABI, also on a kernel that does not know it: then it is seen who refused.
         ranges += [(_X32, Action.ALLOW if "x32" in allow else Action.KILL), (_NO_CALL, Action.ENOSYS)]
     code.tree(ranges)
-    return code.finish()
+    return code.finish({} if asks else {Action.ASK: Action.ALLOW})
 
 
 def _ranges(numbers: dict[str, int], allow: frozenset[str]) -> list[tuple[int, Verdict]]:
@@ -265,12 +329,13 @@ class _Assembly:
     def _branch(ranges: list[tuple[int, Verdict]]) -> Target:
         return ranges[0][1] if len(ranges) == 1 else f"{len(ranges)} ranges from {ranges[0][0]}"
 
-    def finish(self) -> bytes:
+    def finish(self, instead: dict[Action, Action]) -> bytes:
+        """`instead`: answers that are replaced by others."""
         for check in self._checks:  # grows while it is walked: a check may lead to further checks
             self._lay_out(check)
         for answer in self._answers:
             self.label(answer)
-            self.emit(_RETURN, answer)
+            self.emit(_RETURN, instead.get(answer, answer))
         return b"".join(self._encoded(at, *parts) for at, parts in enumerate(self._instructions))
 
     def _lay_out(self, check: Check) -> None:
@@ -297,6 +362,7 @@ class _Program(ctypes.Structure):
 
 
 _SECCOMP_SET_MODE_FILTER = 1
+_NEW_LISTENER = 1 << 3
 
 
 class Filter:
@@ -305,12 +371,14 @@ class Filter:
     def __init__(self, program: bytes) -> None:
         self._program = _Program(len(program) // 8, program)
 
-    def loading(self) -> list[Call]:
+    def loading(self) -> Call:
         """Put this thread and all it starts under the filter, for good. The caller has set no_new_privs.
 
-        The program's address holds in every process that is forked from this one.
+        It gives the descriptor on which the filter asks. The program's address holds in every process that is forked
+        from this one.
         """
-        return [("seccomp", _SECCOMP_SET_MODE_FILTER, 0, ctypes.addressof(self._program))]
+        return "seccomp", _SECCOMP_SET_MODE_FILTER, _NEW_LISTENER, ctypes.addressof(self._program)
 
-    def load(self) -> None:
-        make(self.loading())
+    def load(self) -> int:
+        """The same, at once."""
+        return kernel.syscall(*self.loading())

@@ -6,6 +6,7 @@ and its outcome told later. While nothing is asked it keeps a few stems of the l
 
 import gc
 import os
+import resource
 import select
 import signal
 import socket
@@ -13,7 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest import paths
-from hutch.providers.native import identity, kernel, landlock, processes, root, seccomp, wire
+from hutch.providers.native import accounts, identity, kernel, landlock, processes, root, seccomp, wire
 from hutch.providers.native.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.stages import Claim, Given, Setting
 from hutch.providers.native.stems import Nursery, Order, Stem
@@ -110,7 +111,6 @@ class Spawner:
             return  # one that is on its way needs the processors more than one that nobody waits for
         if time.monotonic() - self._used >= PATIENCE:
             self._drop_stems()
-            self._nursery.rest()
             self._worthwhile = False
         elif len(self._waiting) < STEMS and self._last is not None:
             try:
@@ -130,6 +130,9 @@ class Spawner:
                 self._create(message, Given(*fds))
             elif message["op"] == "enter":
                 self._enter(message, fds[0])
+            elif message["op"] == "show":
+                process = processes.Identity(message["pid"], message["start"], message["boot"])
+                self._await_surgeon(self._nursery.show(process, root.Extra(*message["extra"])), message["n"])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
@@ -170,8 +173,10 @@ class Spawner:
     def _enter(self, message: wire.Message, options: int) -> None:
         process = processes.Identity(message["pid"], message["start"], message["boot"])
         entry = Entry(process, message["directory"], message["door"], message["uid"], options)
-        sock = self._nursery.enter(entry, message["groups"])
-        self._entering[sock.fileno()] = (sock, message["n"])
+        self._await_surgeon(self._nursery.enter(entry, message["groups"]), message["n"])
+
+    def _await_surgeon(self, sock: socket.socket, number: int) -> None:
+        self._entering[sock.fileno()] = (sock, number)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _tell(self, stem: Stem) -> None:
@@ -302,17 +307,29 @@ def _weakened(without: list[str]) -> seccomp.Filter | None:
     return seccomp.Filter(seccomp.program(allow=allow)) if allow else None
 
 
+def _bounds(without: list[str]) -> tuple[accounts.Bound, ...]:
+    """Those of a network namespace only where the box has one: the machine's own must stay as they are."""
+    if "accounts" in without:
+        return ()
+    known = accounts.Bounds.known()
+    return (*known.user, *(() if "network namespace" in without else known.network))
+
+
 def main(fd: int) -> None:
     """Make everything ready that needs no options, await them, and serve."""
     sock = socket.socket(fileno=fd)
     kernel.close_but([fd])
+    # As many descriptors may be in flight between this user's processes, boxes of an ordinary user among them, before
+    # we can send none. Each box gets a limit of its own, which is lower (`stages`).
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     command_line = kernel.CommandLine()
     command_line.show("hutch-spawner")
     machine = detect(keeper=os.getppid())
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
     ranged, last_capability, masks = identity.can_map_ranges(), identity.last_capability(), root.masks()
-    lends_networks = ranged and identity.holds(identity.CAP_NET_ADMIN)
+    own_accounts = ranged and identity.can_let_boxes_own_themselves()
     gc.collect()
     gc.freeze()  # so that the collection below, for which the keeper waits, has little to look at
     received = wire.receive(sock)
@@ -326,9 +343,13 @@ def main(fd: int) -> None:
         from hutch.providers.native.network.uplink import NetworkUnavailable
 
         try:
-            uplink = _open_uplink(options["network"], ranged)
+            uplink = _open_uplink(ranged, proving=options["proving"])
         except NetworkUnavailable as error:
             wire.send(sock, {"n": 0, "error": str(error), "remedy": error.remedy})
+            return
+        if options["proving"]:  # such an uplink is for no box
+            uplink.close()
+            wire.send(sock, {"n": 0, "controllers": machine.controllers, "reason": machine.reason})
             return
     tree = Tree(machine, options["groups"]) if machine.seats else None
     setting = Setting(
@@ -340,8 +361,8 @@ def main(fd: int) -> None:
         command_line=command_line,
         masks=() if "masks" in options["without"] else masks,
         without=frozenset(options["without"]),
-        # Root of a container may lack the right to raise a loopback that is not its child's own.
-        lends_networks=lends_networks and not {"network namespace", "lent network"} & set(options["without"]),
+        bounds=_bounds(options["without"]),
+        own_accounts=own_accounts and "own accounts" not in options["without"],
     )
     gc.collect()
     gc.freeze()
@@ -359,9 +380,9 @@ def main(fd: int) -> None:
             tree.close()
 
 
-def _open_uplink(wanted: dict[str, Any], ranged: bool) -> "Uplink":
+def _open_uplink(ranged: bool, *, proving: bool) -> "Uplink":
     """Imported here: a spawner of boxes without a network, which is the usual one, must start fast."""
     from hutch.providers.native.network.uplink import Uplink, leave_machine_network
 
     porter = None if ranged else leave_machine_network()
-    return Uplink(wanted["allow_private"], porter=porter)
+    return Uplink(porter=porter, proving=proving)

@@ -2,17 +2,16 @@
 
 import asyncio
 import errno
-import logging
 import os
+import resource
 import socket
 from typing import Any
 
 from hutch.errors import EngineError, Unavailable
+from hutch.logs import log
 from hutch.providers.native import launching, wire
 
 _START_TIMEOUT = 20.0
-
-log = logging.getLogger("hutch.native.spawning")
 
 
 class Begun:
@@ -80,7 +79,9 @@ class Spawner:
             self._end()
             if "remedy" in answer:
                 raise Unavailable(answer["error"], op="create", remedy=answer["remedy"])
-            raise EngineError(f"the spawner did not start: {answer['error']}", op="create", remedy="run `hutch doctor`")
+            log("native").error("a spawner did not start", why=answer["error"])
+            reason = answer["error"].strip().rpartition("\n")[2]  # the last line of what may be a traceback
+            raise EngineError(f"the spawner did not start: {reason}", op="create", remedy="run `hutch doctor`")
         if missing := self._controllers.difference(answer["controllers"]):
             self._end()
             raise _limitless(missing, answer["reason"])
@@ -102,7 +103,14 @@ class Spawner:
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
         """Ask for a deputy in a box."""
-        begun = await self._ask({"op": "enter", **message}, [options])
+        return await self._answered({"op": "enter", **message}, [options])
+
+    async def show(self, message: wire.Message) -> wire.Message:
+        """Ask for a mount in a box that lives."""
+        return await self._answered({"op": "show", **message}, [])
+
+    async def _answered(self, message: wire.Message, fds: list[int]) -> wire.Message:
+        begun = await self._ask(message, fds)
         try:
             return await asyncio.shield(begun.facts)
         finally:
@@ -131,7 +139,27 @@ class Spawner:
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
                     raise EngineError(f"the order is too large: {error}", op="create") from error
+                if error.errno == errno.ETOOMANYREFS:
+                    return self._send_past_soft_limit(message, fds)
                 self._end()
+
+    def _send_past_soft_limit(self, message: wire.Message, fds: list[int]) -> None:
+        """The user has more descriptors in flight between processes than this one may have open, which is all that the
+        kernel asks (unix(7)): boxes of an ordinary user count for him too. They have less than the hard limit."""
+        assert self._sock is not None
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        try:
+            wire.send(self._sock, message, fds)
+        except OSError as error:
+            raise Unavailable(
+                f"this user's processes have too many descriptors on their way to each other: {error}",
+                op="create",
+                remedy="try again; end the box that sends them, or raise the hard limit of open files (`ulimit -Hn`)",
+                retryable=True,
+            ) from error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
     def _read(self) -> None:
         assert self._sock is not None
@@ -152,9 +180,10 @@ class Spawner:
             if self._started is not None and not self._started.done():
                 self._started.set_result(message)
             elif "trouble" in message:
-                log.warning("a spawner has trouble: %s", message["trouble"])
+                log("native").warning("a spawner has trouble", why=message["trouble"])
             else:
-                log.warning("a spawner ends, its boxes go on: %s", message.get("ending") or message.get("error"))
+                reason = message.get("ending") or message.get("error")
+                log("native").warning("a spawner ends, its boxes go on", why=reason)
             return
         if begun := self._begun.get(number):
             begun.take(message)
@@ -221,6 +250,9 @@ class Spawners:
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
         return await self._pick().enter(message, options)
+
+    async def show(self, message: wire.Message) -> wire.Message:
+        return await self._pick().show(message)
 
     def _pick(self) -> Spawner:
         self._bury()

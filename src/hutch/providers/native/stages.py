@@ -7,12 +7,12 @@ Standard library only.
 
 from collections.abc import Sequence
 from functools import lru_cache
-from os import O_PATH, O_RDWR, O_WRONLY
-from resource import RLIM_INFINITY, RLIMIT_CORE, RLIMIT_NOFILE, RLIMIT_NPROC, getrlimit
-from struct import pack
+from os import O_PATH, O_RDWR
+from resource import RLIMIT_NOFILE, RLIMIT_NPROC
 from typing import Any, NamedTuple
 
 from hutch.guest.main import Guest
+from hutch.providers.native.accounts import Bound, limiting, limiting_processes
 from hutch.providers.native.building import Building
 from hutch.providers.native.foretouch import touch
 from hutch.providers.native.identity import USER, becoming, becoming_root, dropping_bounding_set
@@ -50,12 +50,14 @@ OWN = 3
 """The zygote's own socket; a child has other uses for the number."""
 SOCK, LISTENER, SPILL = 4, 5, 6
 """A child's connection with the spawner, its guest's listening socket, and the directory for output that memory cannot
-hold."""
+hold (`root.detach_spill`)."""
 OOM = OWN
 """The guest's own oom_score_adj."""
 _HELD = (*STREAMS, OOM, SOCK, LISTENER, SPILL)
 """What a child has open for good, beside its guest's own."""
-_LAST_DESCRIPTOR = 0xFFFFFFFF
+_SPARED_FILES = 2048
+"""What a box of our own user may have open less than we: its limit bounds the descriptors that it has in flight, a
+message more for each of its processes, and ours those of the user in all, or we can send none (ETOOMANYREFS)."""
 
 
 class Setting(NamedTuple):
@@ -71,8 +73,10 @@ class Setting(NamedTuple):
     masks: tuple[Mask, ...]
     without: frozenset[str]
     """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
-    lends_networks: bool
-    """Whether boxes without a network get namespaces of the spawner's (`network.bare`), or one each with the clone."""
+    bounds: tuple[Bound, ...]
+    """Of each box's namespaces; none: the attack suite has left out all that `accounts` holds a box to."""
+    own_accounts: bool
+    """Whether the kernel charges what a box does to an id of the box's own, and not to the spawner's user."""
 
 
 class Claim(NamedTuple):
@@ -104,22 +108,28 @@ class Stages:
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
+        self.enter = lru_cache(16)(self._enter)
         self.begin = lru_cache(16)(self._begin)
         self._apply = lru_cache(16)(self._applying)
 
-    def enter(self, entrances: Sequence[str]) -> bytes:
-        """`entrances`: the files through which a process joins the box's control groups."""
+    def _enter(self, entrances: int) -> bytes:
+        """With it come the open files through which a process joins the box's control groups. The host's files no
+        longer know the child's user, and the kernel asks who has opened them."""
         writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
+        groups = writer.foresee(entrances)
         writer.part("start")
-        writer.call("close_range", SPILL + 1, _LAST_DESCRIPTOR, 0)
         writer.close(OWN)
         writer.open("/dev/null", O_RDWR)  # or the first of the image's mounts would have this number
+        if not self._setting.ranged:
+            # The host's directory, in which this process stands, becomes a mount of its own (`root.detach_spill`).
+            writer.close(SPILL)
+            writer.asking(open_source, ".", True, None, False)  # is SPILL
         writer.make(self._setting.command_line.showing("hutch-guest"))
         writer.call("setsid", answer=1)
         writer.part("join the control group")
-        for path in entrances:
-            # While the host's group files still accept this process's user.
-            writer.write(path, O_WRONLY, b"0")
+        for group in groups:
+            writer.call("write", group, b"0", 1, answer=1)
+            writer.close(group)
         return writer.written()
 
     def _begin(self, shape: Shape, extras: tuple[Extra, ...] = ()) -> bytes:
@@ -140,7 +150,7 @@ class Stages:
             # Not at the clone: the namespace's root is the group that its first process is in.
             writer.call("unshare", CLONE_NEWCGROUP)
         writer.part("build the root")
-        Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks).write()
+        Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks, bounds=setting.bounds).write()
         # The working directory stays the base, outside the new root, until the order is finished.
         writer.call("chroot", b"m")
         writer.close(OWN)
@@ -149,8 +159,7 @@ class Stages:
         for number in STREAMS:
             writer.call("dup3", null, number, 0, answer=number)
         writer.close(null)
-        lent = setting.lends_networks and shape.network == "off"
-        if not lent and "network namespace" not in setting.without:
+        if "network namespace" not in setting.without:
             writer.part("bring the loopback up")
             any_socket = writer.opening(*loopback.OPENING)
             writer.make([loopback.raising(any_socket)])
@@ -204,12 +213,13 @@ class Stages:
         base = writer.open(".", O_PATH)
         writer.chdir("/")
         writer.part("set limits")
-        _limit(writer, RLIMIT_NOFILE, claim.open_files)
-        _limit(writer, RLIMIT_CORE, 0)
+        spared = 0 if setting.ranged else _SPARED_FILES
+        writer.make([limiting(RLIMIT_NOFILE, claim.open_files, spared)])
+        if setting.bounds:
+            writer.make(limiting_processes())
         if claim.processes:
-            _limit(writer, RLIMIT_NPROC, claim.processes)
-        self._confine(writer, base)
-        return writer.written((options, keeper))
+            writer.make([limiting(RLIMIT_NPROC, claim.processes)])
+        return writer.written((options, keeper, self._confine(writer, base)))
 
     def _finish_root(self, writer: Writer, shape: Shape, claim: Claim, trees: Sequence[int]) -> None:
         if shape.store is None:
@@ -228,7 +238,8 @@ class Stages:
             writer.set_mount(merged, "", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
         writer.close(merged)
 
-    def _confine(self, writer: Writer, base: int) -> None:
+    def _confine(self, writer: Writer, base: int) -> int:
+        """The descriptor on which the filter asks; -1 without a filter."""
         setting = self._setting
         writer.part("give up privileges")
         if "capabilities" not in setting.without:
@@ -242,9 +253,9 @@ class Stages:
             writer.close(ruleset)
         writer.close(base)
         writer.part("load the system call filter")
-        if "seccomp" not in setting.without:
-            writer.make(setting.filter.loading())
+        asking = writer.opening(*setting.filter.loading()) if "seccomp" not in setting.without else -1
         writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+        return asking
 
     def _begun(self, extras: tuple[Extra, ...]) -> Writer:
         """For a child that has begun."""
@@ -256,10 +267,3 @@ class Stages:
         """The descriptors of those mounts that a child has opened itself, which was the first thing it did."""
         first = max(_HELD) + 1
         return range(first, first + (0 if self._setting.ranged else len(extras)))
-
-
-def _limit(writer: Writer, kind: int, value: int) -> None:
-    """A child cannot have more than we may have ourselves."""
-    hard = getrlimit(kind)[1]
-    most = value if hard == RLIM_INFINITY else min(value, hard)
-    writer.call("prlimit64", 0, kind, pack("=QQ", most, most), None)

@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hutch.providers.native import identity, kernel, processes, root, wire
 from hutch.providers.native.cgroups import Ceiling, Group, Tree
-from hutch.providers.native.network.bare import BareNetworks
 from hutch.providers.native.programs import send
 from hutch.providers.native.stages import Claim, Given, Setting, Stages
-from hutch.providers.native.surgeon import Entry, Surgeon
-from hutch.providers.native.zygote import Zygote, ZygoteDied
+from hutch.providers.native.surgeon import Entry, MountSurgeon, Surgeon
+from hutch.providers.native.zygote import SELF, Zygote, ZygoteDied
 
 if TYPE_CHECKING:  # loaded by the spawner of networked boxes only
     from hutch.providers.native.network.uplink import Uplink
@@ -34,6 +33,7 @@ _NAMESPACES = (
 _SHAREABLE = {"network namespace": kernel.CLONE_NEWNET, "ipc namespace": kernel.CLONE_NEWIPC}
 """Namespaces that the attack suite can leave out (`Setting.without`) without any harm to the machine."""
 _BACKLOG = 64
+_PLACE = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LONGEST_PATH = 108
 
 
@@ -91,8 +91,6 @@ class Nursery:
         self._keeper = keeper
         self._uplink = uplink
         self._wired: dict[int, Wired] = {}
-        careless = "network traces" in setting.without
-        self._bare = BareNetworks(careless=careless) if setting.lends_networks else None
         self._slots = identity.Slots() if setting.ranged else None
         self._taken: dict[int, int] = {}
         """The slots of living children, by pid."""
@@ -143,40 +141,44 @@ class Nursery:
     def _clone(self, shape: root.Shape, directory: str, group: Group | None, ceiling: Ceiling) -> Stem:
         ours, theirs = wire.pair()
         try:
-            spill, listener = _make_directory(directory)
+            listener = _make_directory(directory)
         except BaseException:
             ours.close()
             theirs.close()
             raise
+        given = [theirs.fileno(), listener]
         try:
-            send(ours, self._stages.enter(group.entrances() if group else ()))
+            spill = f"{directory}/{root.SPILL}"
+            # An ordinary user's child has to make the mount itself.
+            given.append(root.detach_spill(spill) if self.ranged else os.open(spill, _PLACE))
+            _let_in(ours, self._stages, group)
             cgroup = group.directory_fd() if group else None
-            pid = self._clone_with(shape, [theirs.fileno(), listener, spill], cgroup)
+            pid = self._clone_with(given, cgroup)
         except BaseException:
             ours.close()
             raise
         finally:
             theirs.close()
-            os.close(listener)
-            os.close(spill)
+            for fd in given[1:]:
+                os.close(fd)
             if group is not None:
                 group.close()
         process = processes.Identity(pid, processes.start_time(pid) or 0, self._boot)
         return Stem(process, ours, shape, directory, group, ceiling)
 
-    def _clone_with(self, shape: root.Shape, fds: list[int], cgroup: int | None) -> int:
-        """The clone itself, in a network namespace of its own: a new one, or one that was lent before."""
+    def _clone_with(self, fds: list[int], cgroup: int | None) -> int:
+        """The clone itself; with it the child gets its range of ids, if it is to have one."""
         shared = sum(flag for name, flag in _SHAREABLE.items() if name in self._setting.without)
         flags = _NAMESPACES & ~shared
-        if self._bare is None or shape.network != "off":
+        if self._slots is None:
             return self._zygote.clone(flags, fds, cgroup)
-        network = self._bare.take()
+        slot = self._slots.take()
         try:
-            pid = self._zygote.clone(flags & ~kernel.CLONE_NEWNET, fds, cgroup, (network.fd, self._bare.home))
-        except BaseException:
-            network.close()
+            pid = self._zygote.clone(flags, fds, cgroup, identity.base(slot) if self._setting.own_accounts else SELF)
+        except OSError:
+            self._slots.give_back(slot)
             raise
-        self._bare.lend(network, pid)
+        self._taken[pid] = slot
         return pid
 
     def _introduce(self, stem: Stem) -> None:
@@ -188,11 +190,9 @@ class Nursery:
                 privileged = "capabilities" in self._setting.without
                 identity.single_maps(0 if privileged else identity.USER).write(stem.process.pid)
             else:
-                stem.slot = self._taken[stem.process.pid] = self._slots.take()
+                stem.slot = self._taken[stem.process.pid]
                 identity.range_maps(stem.slot).write(stem.process.pid)
                 userns = os.open(f"/proc/{stem.process.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-                owner = identity.base(stem.slot) + identity.USER
-                os.chown(f"{stem.directory}/spill", owner, owner)
                 # The image through the box's ids: only we may do that. An ordinary user's child opens its own.
                 for source in root.shape_sources(stem.shape):
                     fds.append(root.detach(source, userns))
@@ -218,18 +218,16 @@ class Nursery:
             raise OSError(errno.ENETDOWN, "this spawner has no uplink", stem.directory)
         netns = os.open(f"/proc/{stem.process.pid}/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            wired = self._wired[stem.process.pid] = self._uplink.wire(netns)
+            wired = self._wired[stem.process.pid] = self._uplink.wire(netns, stem.shape.allowed)
         finally:
             os.close(netns)
         return wired.resolv_conf
 
     def buried(self, pid: int) -> None:
-        """A child's process is gone: nobody is in its network namespace, and nobody has its ids any more."""
+        """A child's process is gone: nobody has its ids any more."""
         slot = self._taken.pop(pid, None)
         if slot is not None and self._slots is not None:
             self._slots.give_back(slot)
-        if self._bare is not None:
-            self._bare.return_from(pid)
         wired = self._wired.pop(pid, None)
         if wired is not None and self._uplink is not None:
             self._uplink.unwire(wired)
@@ -243,6 +241,14 @@ class Nursery:
         theirs.close()
         if group is not None:
             group.close()
+        return ours
+
+    def show(self, process: processes.Identity, extra: root.Extra) -> socket.socket:
+        """Have a directory mounted in a box that lives; news of it come on the socket."""
+        ours, theirs = wire.pair()
+        if os.fork() == 0:
+            MountSurgeon(process, extra, theirs).show()
+        theirs.close()
         return ours
 
     def claim(self, stem: Stem, order: Order) -> None:
@@ -275,11 +281,6 @@ class Nursery:
         self.buried(stem.process.pid)
         stem.sock.close()
         _remove(stem.group, stem.directory)
-
-    def rest(self) -> None:
-        """Nobody asks for boxes: nothing is kept for them."""
-        if self._bare is not None:
-            self._bare.drop_spare()
 
     def close(self) -> None:
         if self._slots is not None:
@@ -316,15 +317,29 @@ def _tell(stem: Stem, program: bytes, fds: Sequence[int] = ()) -> None:
         send(stem.sock, program, fds)
 
 
-def _make_directory(path: str) -> tuple[int, int]:
-    """A box's directory on the host; returns its spill directory and its guest's listening socket."""
+def _let_in(sock: socket.socket, stages: Stages, group: Group | None) -> None:
+    """Send a child its first program, and with it the files of its control groups."""
+    files: list[int] = []
+    try:
+        for path in group.entrances() if group else ():
+            files.append(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
+        send(sock, stages.enter(len(files)), files)
+    finally:
+        for fd in files:
+            os.close(fd)
+
+
+def _make_directory(path: str) -> int:
+    """A box's directory on the host, with the one for spilled output; returns its guest's listening socket."""
     os.mkdir(path, 0o700)
-    os.mkdir(f"{path}/spill", 0o700)
+    spill = f"{path}/{root.SPILL}"
+    os.mkdir(spill)
+    # For every user of the box, and each removes what is his own; on the host the directory above is closed.
+    os.chmod(spill, 0o1777)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         _bind(listener, path)
         listener.listen(_BACKLOG)
-        spill = os.open(f"{path}/spill", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        return spill, listener.detach()
+        return listener.detach()
 
 
 def _bind(listener: socket.socket, directory: str) -> None:
@@ -346,6 +361,6 @@ def _remove(group: Group | None, directory: str) -> None:
     for name in ("guest", "box"):
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{directory}/{name}")
-    for path in (f"{directory}/spill", directory):
+    for path in (f"{directory}/{root.SPILL}", directory):
         with contextlib.suppress(FileNotFoundError):
             os.rmdir(path)

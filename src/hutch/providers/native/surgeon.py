@@ -1,19 +1,22 @@
-"""Entering a box that lives: a short-lived fork of the spawner goes in and leaves a *deputy* there.
+"""Entering a box that lives: a short-lived fork of the spawner goes in and leaves a *deputy* there, or a mount.
 
 A deputy is a second guest that runs as the box's root, or as another user of the box. Only root can do that: the box
-must have more than one id. The process to follow is known by pid, start time and boot, never by what the box says.
-Standard library only.
+must have more than one id, and the kernel lets nobody else into the namespaces of a guest, which is not dumpable. The
+process to follow is known by pid, start time and boot, never by what the box says. Standard library only.
 """
 
+import errno
 import json
 import os
 import signal
 import socket
+from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.native import identity, kernel, landlock, processes, wire
+from hutch.providers.native import accounts, identity, kernel, landlock, processes, root, wire
 from hutch.providers.native.cgroups import Group
+from hutch.providers.native.netlink_permits import Permits
 from hutch.providers.native.stages import Setting
 
 _NAMESPACES = (
@@ -33,8 +36,58 @@ class Entry(NamedTuple):
     options: int
 
 
+class MountSurgeon:
+    """The fork's side, when a directory of the host is to be shown in the box from now on, read-only."""
+
+    def __init__(self, process: processes.Identity, extra: root.Extra, sock: socket.socket) -> None:
+        self._process = process
+        self._extra = extra
+        self._sock = sock
+        self.step = "find the box"
+
+    def show(self) -> NoReturn:
+        """Never returns."""
+        try:
+            pidfd = self._process.open()
+            if pidfd is None:
+                raise ProcessLookupError(3, "the box no longer runs")
+            self.step = "open the directory"
+            tree = root.detach_extra(self._extra, None)
+            kernel.close_but([self._sock.fileno(), pidfd, tree])
+            self.step = "enter the namespaces"
+            kernel.setns(pidfd, kernel.CLONE_NEWUSER | kernel.CLONE_NEWNS)
+            os.setgroups([])
+            os.setresgid(0, 0, 0)
+            os.setresuid(0, 0, 0)
+            os.chroot("m")
+            os.chdir("/")
+            self.step = "mount"
+            self._mount(tree)
+            wire.send(self._sock, {"ready": True})
+        except BaseException as error:
+            _report(self._sock, self.step, error)
+            os._exit(1)
+        os._exit(0)
+
+    def _mount(self, tree: int) -> None:
+        """On an empty directory, made now if need be: what the box keeps under that name is never covered."""
+        parent, _, name = self._extra.target.rpartition("/")
+        above = kernel.openat2(kernel.AT_FDCWD, parent, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
+        with suppress(FileExistsError):  # whether it will do is seen next
+            os.mkdir(name, 0o755, dir_fd=above)
+        place = kernel.openat2(above, name, os.O_RDONLY | os.O_DIRECTORY, kernel.RESOLVE_NO_SYMLINKS)
+        if os.listdir(place):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), self._extra.target)
+        kernel.move_mount(tree, place, "")
+        # Threat: the box renames the directory in between, and puts one of its own in its place. Once it is a mount
+        # point, rename(2) refuses that (EBUSY).
+        seen = os.stat(name, dir_fd=above, follow_symlinks=False)
+        if (seen.st_dev, seen.st_ino) != (self._extra.device, self._extra.inode):
+            raise OSError(errno.ESTALE, "the directory was moved meanwhile", self._extra.target)
+
+
 class Surgeon:
-    """The fork's side."""
+    """The fork's side, when there is to be a deputy."""
 
     def __init__(self, setting: Setting, entry: Entry, sock: socket.socket) -> None:
         self._setting = setting
@@ -54,6 +107,7 @@ class Surgeon:
             self.step = "open the door"
             listener, spill = self._open_door()
             kernel.close_but([self._sock.fileno(), pidfd, listener, spill, entry.options])
+            kernel.make(accounts.limiting_like(entry.process.pid))
             self.step = "join the control group"
             if group is not None:
                 group.place(os.getpid())
@@ -70,32 +124,28 @@ class Surgeon:
             if os.fork() == 0:  # only children are born into the pid namespace
                 self._serve(listener, spill, base)
         except BaseException as error:
-            self._report(error)
+            _report(self._sock, self.step, error)
             os._exit(1)
         os._exit(0)
 
     def _open_door(self) -> tuple[int, int]:
-        """On the host, before going in: the deputy's socket, and a directory of its own for spilled output."""
+        """On the host, before going in: the deputy's socket, and the box's directory for spilled output."""
         directory, door = self._entry.directory, self._entry.door
-        spill = f"{directory}/spill-{door}"
-        os.makedirs(spill, 0o700, exist_ok=True)
-        owner = self._host_id()
-        os.chown(spill, owner, owner)
+        self._check_user()
         path = f"{directory}/{door}"
         if os.path.lexists(path):
             os.unlink(path)  # of a deputy that has ended
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listener.bind(path)
         listener.listen(64)
-        return listener.detach(), os.open(spill, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        return listener.detach(), root.detach_spill(f"{directory}/{root.SPILL}")
 
-    def _host_id(self) -> int:
-        """The user as the host knows it, from the kernel's own map of the box."""
+    def _check_user(self) -> None:
+        """By the kernel's own map of the box."""
         with open(f"/proc/{self._entry.process.pid}/uid_map") as file:
-            inside, outside, length = map(int, file.readline().split())
+            inside, _, length = map(int, file.readline().split())
         if not inside <= self._entry.uid < inside + length:
             raise ValueError(f"user {self._entry.uid} does not exist in the box")
-        return outside + self._entry.uid - inside
 
     def _serve(self, listener: int, spill: int, base: int) -> None:
         try:
@@ -115,23 +165,29 @@ class Surgeon:
                 # Unscoped: the box's root may signal the users' processes, which live in another domain.
                 landlock.Domain(landlock.abi(), scopes=0).enter((base, spill))
             os.close(base)
-            if "seccomp" not in setting.without:
-                setting.filter.load()
-            kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
+            asking = setting.filter.load() if "seccomp" not in setting.without else -1
+            kernel.prctl(kernel.PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
             self.step = "serve"
             told = json.loads(wire.unsealed(self._entry.options))
             options = guest.Options(**told, on_ready=self._ready)
-            guest.serve(listener, options, guest.Means(spill_fd=spill, is_deputy=True))
+            means = guest.Means(spill_fd=spill, is_deputy=True, name=self._entry.door)
+            guest.serve(listener, options, means, on_made=lambda made: _permit(made, asking))
         except BaseException as error:
-            self._report(error)
+            _report(self._sock, self.step, error)
             os._exit(1)
 
     def _ready(self) -> None:
         wire.send(self._sock, {"ready": True})
         self._sock.close()
 
-    def _report(self, error: BaseException) -> None:
-        try:
-            wire.send(self._sock, wire.told(self.step, error))
-        except OSError:
-            return  # the spawner is gone, and with it whoever would have wanted to know
+
+def _permit(made: guest.Guest, asking: int) -> None:
+    if asking >= 0:
+        Permits(made.loop, asking)
+
+
+def _report(sock: socket.socket, step: str, error: BaseException) -> None:
+    try:
+        wire.send(sock, wire.told(step, error))
+    except OSError:
+        return  # the spawner is gone, and with it whoever would have wanted to know

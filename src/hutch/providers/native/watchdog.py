@@ -3,29 +3,31 @@
 A watchdog looks now and then, so it is later than the kernel and is reported as such (`enforced_by: watchdog`). One
 of each kind serves all boxes of a keeper; a box in which nothing runs costs one small read a second.
 
-Not seen by the memory watchdog: a memfd that is written but not mapped, and detached System V segments.
+Not seen by the memory watchdog: a memfd that is written but not mapped, detached System V segments, and what lies in
+Unix sockets and pipes.
 """
 
 import asyncio
-import logging
 import math
 import os
 import threading
 import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
-from .box_processes import BoxProcesses, at_most, ended, fair_share, name_of
+from hutch.logs import log
+
+from . import socket_memory
+from .box_processes import BoxProcesses, at_most, ended, fair_share, name_of, open_files
 
 FASTEST = 0.05
 SLOWEST = 0.25
 IDLE = 1.0
 FILL_RATE = 2 << 30  # bytes a second that a process can touch at best: how soon free room may be used up
 DEATH_PATIENCE = 2.0  # a killed process frees its memory late; only then may a second one pay
-
-log = logging.getLogger("hutch.native.watchdog")
 
 
 class Hit(NamedTuple):
@@ -134,8 +136,8 @@ class _Watchdog(ABC, Generic[_B]):
             # Reading a process's memory map can wait for its lock: not on the event loop.
             for hit in await asyncio.to_thread(self.check):
                 on_hit(hit)
-        except Exception:
-            log.exception("a watchdog's round failed; it goes on")
+        except Exception as error:
+            log("native").error("a watchdog's round failed; it goes on", error=error, trace=traceback.format_exc())
 
     def _add(self, box: _B) -> None:
         self.forget(box.box_id)
@@ -195,17 +197,22 @@ class MemoryWatchdog(_Watchdog[_MemoryBox]):
             box.due = time.monotonic() + FASTEST
             return None
         stored = sum(_filled(descriptor) for descriptor in box.stores)
-        used = stored + sum(at_most(pid) for pid in users)
+        sockets = socket_memory.at_most(box.processes.guest)
+        used = stored + sockets + sum(at_most(pid) for pid in users)
         if used > box.limit_bytes:
+            sockets = socket_memory.held(box.processes.guest) if sockets else 0
             shares = {pid: fair_share(pid) for pid in users}
             # A mapped file of the box's tmpfs is in both; counting it twice would kill the innocent.
             shared = max(stored, sum(share.shared for share in shares.values()))
-            used = shared + sum(share.anonymous for share in shares.values())
+            used = sockets + shared + sum(share.anonymous for share in shares.values())
         room = max(0, box.limit_bytes - used)
         box.due = time.monotonic() + min(SLOWEST, max(FASTEST, room / FILL_RATE))
         if used <= box.limit_bytes:
             return None
-        victim = max(shares, key=lambda pid: shares[pid].anonymous + shares[pid].shared)
+        if sockets > used // 2:  # whose they are the kernel does not say: most likely his who has most files open
+            victim = max(shares, key=open_files)
+        else:
+            victim = max(shares, key=lambda pid: shares[pid].anonymous + shares[pid].shared)
         name = name_of(victim)
         box.dying = box.processes.kill(victim)
         if box.dying is None:

@@ -32,8 +32,8 @@ class Watch(Protocol):
 class WatchedFiles(LinkedFiles):
     """Those that change something tell the watchdog, before and after."""
 
-    def __init__(self, link: Callable[[], Awaitable[Link]], watch: Watch) -> None:
-        super().__init__(link)
+    def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int], watch: Watch) -> None:
+        super().__init__(link, most)
         self._watch = watch
         self.writing = 0
         """Operations under way."""

@@ -13,7 +13,7 @@ import signal
 import struct
 from array import array
 from contextlib import closing
-from os import closerange
+from os import chdir, closerange, fchdir
 from socket import (
     AF_UNIX,
     CMSG_SPACE,
@@ -32,17 +32,20 @@ from hutch.providers.native import kernel
 from hutch.providers.native.birth import Rehearsal, live
 from hutch.providers.native.building import UMASK
 from hutch.providers.native.foretouch import learn
-from hutch.providers.native.kernel import CLONE_NEWNET, CLONE_PARENT, clone, setns
+from hutch.providers.native.identity import Actor
+from hutch.providers.native.kernel import CLONE_PARENT, clone
 from hutch.providers.native.stages import OWN, SOCK, SPILL, Setting
 
-_HEAD = struct.Struct("<QBB")
-"""Flags of the clone; whether descriptors of two network namespaces come with it, and one of a v2 control group."""
+_HEAD = struct.Struct("<QiBB")
+"""Flags of the clone; who makes it, or `SELF`; whether the child is to begin in SPILL; whether the descriptor of a v2
+control group comes with it."""
+SELF = -1
+"""Instead of a user's id: the zygote stays who it is."""
 _PID = struct.Struct("<i")
 _LONGEST = 1 << 10
 """Of what the zygote says in words; anything longer than a pid is."""
-_DESCRIPTORS = 6
+_DESCRIPTORS = 4
 """Of a request, at most. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
-_NETWORK, _HOME = SPILL + 1, SPILL + 2
 _FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
 _ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
@@ -81,15 +84,19 @@ class Zygote:
             _serve(theirs, self._setting)
         theirs.close()
 
-    def clone(self, flags: int, fds: list[int], cgroup: int | None, networks: tuple[int, int] | None = None) -> int:
+    def clone(self, flags: int, fds: list[int], cgroup: int | None, maker: int = SELF) -> int:
         """A child of ours that performs the programs which it finds on its socket (`stages`); its pid.
 
         They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
-        `fds` are those that `stages` calls SOCK, LISTENER and SPILL. The first of `networks` is the child's, and the
-        zygote is in it only for the clone; then in the second.
+        `fds` are those that `stages` calls SOCK, LISTENER and SPILL. The kernel charges what is done in a user
+        namespace to the user who made it too, in the namespace above (signals that wait, inotify, message queues,
+        namespaces): `maker` is that user, as whom the zygote acts for the moment of the clone. A child without a range
+        of ids begins in the directory SPILL, since it must make a mount of it in its own namespace: a working directory
+        is the one thing of the host's that the kernel moves there with it, whatever name it has by then.
         """
-        places = [*(networks or ()), *(() if cgroup is None else (cgroup,))]
-        answer = self._ask(_HEAD.pack(flags, networks is not None, cgroup is not None), [*fds, *places])
+        places = [] if cgroup is None else [cgroup]
+        head = _HEAD.pack(flags, maker, not self._setting.ranged, cgroup is not None)
+        answer = self._ask(head, [*fds, *places])
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
             self._fork()
@@ -122,11 +129,12 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         os.umask(UMASK)
         guest.ignore_signals()
         gc.freeze()
-        if all(_clone_next(own) for _ in range(_COLD)):
+        actor = Actor()
+        if all(_clone_next(own, actor) for _ in range(_COLD)):
             # On its own, before the next answer: one that had room for it would take more memory of every box.
             if trouble := _warm_up(setting):
                 own.send(trouble.encode()[:_LONGEST])
-            while _clone_next(own):
+            while _clone_next(own, actor):
                 pass
     finally:
         os._exit(0)
@@ -176,7 +184,7 @@ def _fill_holes() -> None:
             _fillers.append(filler)
 
 
-def _clone_next(own: SocketType) -> bool:
+def _clone_next(own: SocketType, actor: Actor) -> bool:
     """Wait for the next request and do it; False at the end.
 
     Whatever this writes to between two clones the earlier child keeps an old copy of: it should be little.
@@ -184,17 +192,22 @@ def _clone_next(own: SocketType) -> bool:
     head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ROOM, _CLOSE_ON_EXEC)
     if not head:
         return False
-    flags, has_networks, has_cgroup = _HEAD.unpack(head)
+    flags, maker, begins_in_spill, has_cgroup = _HEAD.unpack(head)
     try:
-        if has_networks:
-            setns(_NETWORK, CLONE_NEWNET)
+        if begins_in_spill:
+            fchdir(SPILL)
+        if maker != SELF:
+            actor.become(maker)
         pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
+        closerange(SPILL + 1, SOCK + _DESCRIPTORS)
         live()
-    if has_networks:
-        setns(_HOME, CLONE_NEWNET)
+    if begins_in_spill:
+        chdir("/")
+    if maker != SELF:
+        actor.return_to_root()
     own.send(_PID.pack(pid))
     closerange(SOCK, SOCK + _DESCRIPTORS)
     return True

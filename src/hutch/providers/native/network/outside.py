@@ -12,6 +12,7 @@ import resource
 import selectors
 import signal
 import socket
+import struct
 import sys
 import time
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def _open_tun() -> None:
 
 def _drop_privileges() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096) if hard > 0 else 4096, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # as the spawner's, and for the same reason
     if os.geteuid() == 0:
         if own_tun_possible():
             _open_tun()
@@ -147,6 +148,8 @@ class _Porter:
                 self._survey(IPv4Network(order["pool"]))
             case "namespace":
                 self._make_namespace()
+            case "target":
+                self._open_target()
             case "serve":
                 self._serve(order, descriptors)
 
@@ -200,6 +203,10 @@ class _Porter:
         self._tell({"pid": self._anchor}, [namespace])
         os.close(namespace)
 
+    def _open_target(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as target:
+            self._tell({"gateway": _gateway()}, [target.fileno()])
+
     def _end_anchor(self) -> None:
         if self._anchor:
             unseat(self._anchor)
@@ -210,7 +217,9 @@ class _Porter:
         self._links = Netlink(reading), hearing
         junction = None if order["carry"] is None else Junction.of(order["carry"])
         share = IPv4Network(order["share"])
-        self._work = Work(self._tag, share, order["resolv_conf"], datagrams, listener, junction)
+        self._work = Work(
+            self._tag, share, order["resolv_conf"], datagrams, listener, junction, order["proving"]
+        )  # fmt: skip
         self._begin(self._addresses)
         self._end_anchor()
         self._tell({})
@@ -247,6 +256,16 @@ class _Porter:
         with contextlib.suppress(OSError):
             self._tell({"error": reason})
         sys.exit(1)
+
+
+def _gateway() -> str:
+    """Of the machine's default route; "" if it has none."""
+    with open("/proc/self/net/route", encoding="ascii") as routes:
+        for line in routes:
+            _, target, gateway, *_, mask = line.split()[:8]
+            if target == mask == "00000000":
+                return socket.inet_ntoa(struct.pack("=I", int(gateway, 16))) if int(gateway, 16) else ""
+    return ""
 
 
 def _new_name() -> tuple[str, socket.socket]:

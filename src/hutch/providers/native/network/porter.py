@@ -73,6 +73,14 @@ class Porter:
         message, descriptors = self._receive()
         return descriptors[0], int(message["pid"])
 
+    def open_target(self) -> tuple[socket.socket, IPv4Address | None]:
+        """A listening socket on the machine's loopback, and the machine's gateway, in whose place `proving` shows it;
+        None: it has none."""
+        self._send({"do": "target"})
+        message, descriptors = self._receive()
+        gateway = message["gateway"]
+        return socket.socket(fileno=descriptors[0]), IPv4Address(gateway) if gateway else None
+
     def serve(
         self,
         listeners: Sequence[socket.socket],
@@ -80,14 +88,18 @@ class Porter:
         share: IPv4Network,
         resolv_conf: str,
         carry: int | None,
+        *,
+        proving: bool = False,
     ) -> None:
         """Answer the boxes of `share` on the two listeners, UDP and TCP. Returns when that works.
 
         `links`: two route sockets of the place where the links of boxes end; while there are any, the porter outlives
         the spawner. `carry`: a process in the namespace whose traffic pasta is to carry. The addresses that the machine
-        had at the survey are refused there; the porter sees to those of later.
+        had at the survey are refused there; the porter sees to those of later. `proving`: see `proof`.
         """
-        message = {"do": "serve", "share": str(share), "resolv_conf": resolv_conf, "carry": carry}
+        message = {
+            "do": "serve", "share": str(share), "resolv_conf": resolv_conf, "carry": carry, "proving": proving,
+        }  # fmt: skip
         self._send(message, [each.fileno() for each in (*listeners, *links)])
         self._receive()
 

@@ -1,7 +1,7 @@
 """Which addresses a box may reach, and which ones are ours to give to boxes. Pure arithmetic."""
 
 from collections.abc import Iterable, Sequence
-from ipaddress import IPv4Address, IPv4Network
+from ipaddress import IPv4Address, IPv4Network, collapse_addresses
 
 # Benchmarking space (RFC 2544): nobody routes it, and it is not among the private ranges that people use.
 POOL = IPv4Network("198.18.0.0/15")
@@ -30,8 +30,8 @@ class RangesFull(Exception):
 
 
 def parse(allow_private: Iterable[str]) -> tuple[IPv4Network, ...]:
-    """The allowed ranges as networks; ValueError names the one that is none."""
-    return tuple(IPv4Network(text) for text in allow_private)
+    """The allowed ranges as networks, no two of which overlap; ValueError names the one that is none."""
+    return tuple(collapse_addresses(IPv4Network(text) for text in allow_private))
 
 
 def refused(pool: IPv4Network, allowed: Sequence[IPv4Network]) -> list[IPv4Network]:

@@ -20,7 +20,7 @@ from typing import NamedTuple, NoReturn
 from hutch.providers.native import kernel
 from hutch.providers.native.network import netlink
 from hutch.providers.native.network.dns import Forwarder, Resolvers
-from hutch.providers.native.network.firewall import FirewallError, find_program
+from hutch.providers.native.network.firewall import FirewallError, carrier, find_program
 from hutch.providers.native.network.netlink import Netlink
 from hutch.providers.native.network.refusing import Junction, Refusing
 
@@ -29,10 +29,11 @@ _PASTA_SECONDS = 10.0
 _GONE_SECONDS = 2.0
 _RTMGRP_IPV4_IFADDR = 0x10
 
-# No port of the box is opened on the machine, none of the machine's in the box, and the gateway's address does not
-# mean "the machine's loopback", as it does by default.
-_PASTA = ("--foreground", "--quiet", "--ipv4-only", "--config-net", "--no-map-gw",
+# No port of the box is opened on the machine, and none of the machine's in the box.
+_PASTA = ("--foreground", "--quiet", "--ipv4-only", "--config-net",
           "-t", "none", "-u", "none", "-T", "none", "-U", "none")  # fmt: skip
+_NO_LOOPBACK = "--no-map-gw"
+"""Or the gateway's address would mean "the machine's loopback"."""
 
 
 class RunnerFailed(Exception):
@@ -49,6 +50,8 @@ class Work(NamedTuple):
     listener: socket.socket
     junction: Junction | None
     """Where pasta is to carry; None: the machine forwards."""
+    proving: bool = False
+    """Whether pasta shows the machine's loopback in the place of the gateway (`proof`)."""
 
 
 class Runner:
@@ -170,13 +173,14 @@ class _Running:
         program = find_program("pasta")
         if program is None:
             raise _Failed("pasta is not installed")
-        interface = f"hv{self._work.tag}up"
+        interface = carrier(self._work.tag)
         anchor, place = seated(junction.enter)
         try:
             with Netlink(place) as there:
                 # The pasta of a runner that has just died is on its way out.
                 _until(lambda: interface not in there.links(), _GONE_SECONDS, "an earlier pasta did not end")
-                self._start_pasta([program, *_PASTA, "--ns-ifname", interface, str(anchor)])
+                options = _PASTA if self._work.proving else (*_PASTA, _NO_LOOPBACK)
+                self._start_pasta([program, *options, "--ns-ifname", interface, str(anchor)])
                 _until(lambda: self._carries(there), _PASTA_SECONDS, "pasta gave no route")
         finally:
             unseat(anchor)

@@ -33,6 +33,8 @@ class Wired:
     """The box's own address."""
     gateway: str
     nameserver: str
+    allowed: tuple[IPv4Network, ...] = ()
+    """Ranges that this box may reach and others may not."""
 
     @property
     def resolv_conf(self) -> str:
