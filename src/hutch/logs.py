@@ -3,7 +3,8 @@
     log("keeper").warning("box not ended", box=box_id, error=error)
     → 2026-01-02T03:04:05.678Z WARNING keeper: box not ended box=k3x… error="Unavailable: …" op=5f0c…
 
-The standard library's logging costs more to import than a box costs to make, so this stands alone.
+The standard library's logging costs more to import than a box costs to make, so this stands alone. Every module of ours
+logs through it (tests/test_logs.py holds that); `take_over` sends what others log in a process of ours the same way.
 """
 
 import contextlib
@@ -15,6 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextvars import ContextVar
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import logging
 
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40, "off": 100}
 FORMATS = ("text", "json")
@@ -26,6 +31,7 @@ _SECRET_KEY = (
 _API_KEY = r"(hutch_k[0-9a-f]{12}_)[\w-]{16,}"
 """A key of a server, wherever somebody has put it: its id may be told."""
 _QUOTED = frozenset(' "=\\')
+_ESCAPED = frozenset("\\'\"")
 _SHORT = 6
 """Of a shorter secret no occurrence inside other text is hidden: `1` would blot out every number."""
 
@@ -59,9 +65,8 @@ class _Secrets:
             return
         with self._lock:
             for text in texts:
-                for part in {text, *(text.splitlines() if "\n" in text else ())}:
-                    if part.strip():
-                        self._counts[part] += by
+                for part in _spellings(text):
+                    self._counts[part] += by
             self._counts = +self._counts
             # Longest first, so that a secret that contains another one is hidden whole.
             long = sorted((text for text in self._counts if len(text) >= _SHORT), key=len, reverse=True)
@@ -77,6 +82,16 @@ class _Secrets:
 
 
 _secrets = _Secrets()
+
+
+def _spellings(text: str) -> set[str]:
+    """A secret, each of its lines, and how Python's `repr` and JSON write them: a message may quote it either way."""
+    plain = {part for part in (text, *text.splitlines()) if part.strip()}
+    if text.isascii() and text.isprintable() and not _ESCAPED.intersection(text):
+        return plain
+    import json  # rarely needed
+
+    return plain | {form for part in plain for form in (repr(part)[1:-1], json.dumps(part)[1:-1])}
 
 
 def configure(*, level: str = "warning", format: str = "text", write: Callable[[str], None] = _to_stderr) -> None:
@@ -137,6 +152,45 @@ def operation(op: str = "") -> Iterator[str]:
 def current_operation() -> str:
     """The id of the operation this code runs in; empty outside of one."""
     return _operation.get()
+
+
+def take_over() -> None:
+    """Send what other code says in this process through this log: the standard library's loggers, warnings, and errors
+    that nobody caught, in any thread. Concealed secrets are hidden there as in every line.
+
+    For processes that are ours alone (`hutch serve`, the command line); an application that embeds Hutch keeps its own.
+    """
+    import logging
+
+    others = logging.Handler(logging.WARNING)  # below that, uvicorn tells whole query strings
+    others.emit = _emit  # type: ignore[method-assign]
+    logging.getLogger().handlers = [others]
+    logging.captureWarnings(True)
+    sys.excepthook = lambda kind, error, trace: _uncaught(error, "main")
+    threading.excepthook = lambda args: _uncaught(args.exc_value, args.thread.name if args.thread else "")
+    sys.unraisablehook = lambda args: _uncaught(args.exc_value, repr(args.object))
+
+
+def _emit(record: "logging.LogRecord") -> None:
+    error = record.exc_info[1] if record.exc_info else None
+    fields = {"trace": _traceback(error)} if error is not None else {}
+    try:
+        message = record.getMessage().strip()
+    except (TypeError, ValueError, KeyError):  # the arguments do not fit their format, which still says what was meant
+        message = str(record.msg)
+    log = Log(record.name)
+    (log.error if record.levelno >= LEVELS["error"] else log.warning)(message, **fields)
+
+
+def _uncaught(error: BaseException | None, where: str) -> None:
+    if error is not None:
+        Log("process").error("an error was not caught", where=where, error=error, trace=_traceback(error))
+
+
+def _traceback(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(error))
 
 
 class Log:

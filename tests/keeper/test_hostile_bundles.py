@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from hutch import Hutch
-from hutch.errors import Invalid, QuotaExceeded
+from hutch.errors import Invalid, QuotaExceeded, Refused
 from hutch.keeper import bundles, moving
 
 MANIFEST = {
@@ -164,3 +164,51 @@ async def test_a_manifest_is_short_and_shallow(place: Path, content: bytes) -> N
     async with Hutch() as hutch:
         with pytest.raises(Invalid):
             await moving.import_box(hutch.create, packed(place / "bad", entry("hutch.json", content=content)))
+
+
+def test_a_list_of_segments_without_an_end(place: Path) -> None:
+    """Class: a length that is read into memory before it is believed. A sparse file's list of segments is: 64 MB of
+    it, from a few kilobytes, must not become lists of numbers."""
+    listed = b"33554432\n" + b"1\n" * (32 << 20)
+    made = tarfile.TarInfo("workspace/hollow")
+    made.size = len(listed)
+    made.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "1"}
+    with pytest.raises(Invalid):
+        bundles.unpack(packed(place / "bad", (made, listed)), place / "in")
+
+
+@pytest.mark.parametrize("segments", ["2\n5\n5\n0\n5\n", "1\n8\n5\n", "1\n0\n-1\n"])
+def test_segments_that_make_no_sense(place: Path, segments: str) -> None:
+    """Out of order, beyond the end, negative."""
+    listed = segments.encode().ljust(512, b"\0") + bytes(10)
+    made = tarfile.TarInfo("workspace/hollow")
+    made.size = len(listed)
+    made.pax_headers = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": "10"}
+    with pytest.raises(Invalid):
+        bundles.unpack(packed(place / "bad", (made, listed)), place / "in")
+
+
+async def test_a_file_opens_nothing_of_the_host(place: Path) -> None:
+    """Lesson 44: a box may have written the file. Mounts, a host workspace and private networks are not carried, and a
+    note says so; the control names the mount beside the same file."""
+    (place / "outside" / "secret").write_text("of the host")
+    mounts = [{"source": f"{place}/outside", "target": "/mnt/out", "mode": "rw"}]
+    spec = {"mounts": mounts, "workspace": {"source": f"{place}/outside"}, "allow_private": ["10.0.0.0/8"]}
+    bad = packed(place / "bad", manifest(spec=spec))
+    async with Hutch(mount_roots=[str(place)], store="memory") as hutch:
+        box = await hutch.import_box(bad)
+        assert box.spec.mounts == () and box.spec.workspace.source == "own" and box.spec.allow_private == ()
+        assert sum("not carried" in each for each in box.notes) == 3, box.notes
+        assert not (await box.exec("ls /mnt/out/secret secret")).ok
+        await box.destroy()
+        box, _ = await moving.import_box(hutch.create, bad, mounts=mounts)
+        assert (await box.exec("cat /mnt/out/secret")).stdout == "of the host"
+        await box.destroy()
+
+
+async def test_a_file_does_not_choose_the_bare_host(place: Path) -> None:
+    """Lesson 44: the provider `host` is asked for by name, and a file's word is not that."""
+    bad = packed(place / "bad", manifest(provider="host"))
+    async with Hutch(store="memory") as hutch:
+        with pytest.raises(Refused, match="isolates nothing"):
+            await hutch.import_box(bad)

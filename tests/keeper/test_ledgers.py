@@ -124,6 +124,33 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
     await receipts.close()
 
 
+async def test_nobodys_receipts_make_those_of_another_go(opened: Open) -> None:
+    """8g, one owner's notes pruned another's chain: the number that is kept is each owner's own."""
+    ledger, now = opened(), time.time()
+    await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
+    await ledger.append([draft(2, op, at=now - 50, owner="loud") for op in ("exec", GONE)])
+    await ledger.append([draft(3, "note.x", at=now - 40, owner="loud") for _ in range(40)])
+    await ledger.append([draft(4, op, at=now - 30, owner="loud") for op in ("exec", GONE)])
+    receipts = Receipts(ledger, mode="off", most=10)
+    assert await receipts.prune() == 2, "both ended chains of the loud one; what is live stays"
+    checks = {check.box: check for check in await receipts.verify()}
+    assert all(check.ok for check in checks.values())
+    assert [checks[box(n)].pruned_why for n in (1, 2, 3, 4)] == [None, "rows", None, "rows"]
+    assert len(await ledger.rows(box(1), 0, 9)) == 2
+    await receipts.close()
+
+
+async def test_memory_is_shared_out_fairly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same where receipts are bounded by memory: whoever has less than his share loses nothing."""
+    monkeypatch.setattr("hutch.keeper.ledger.MEMORY_ROWS", 100)
+    ledger, now = MemoryLedger(), time.time()
+    await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
+    for number in range(2, 80):
+        await ledger.append([draft(number, op, at=now - 50, owner="loud") for op in ("exec", GONE)])
+    assert len(await ledger.rows(box(1), 0, 9)) == 2
+    assert sum(not chain.pruned_at for chain in await ledger.chains("loud", "", 100)) <= 50
+
+
 async def test_a_daybook_is_pruned_when_its_day_is_long_over(opened: Open) -> None:
     """Issue 5.2: what concerns no box is kept by days, each of one owner; it goes like the chain of a box that ended,
     and never while it is still written to."""

@@ -154,6 +154,42 @@ def _feign_pruning(path: Path) -> None:
     change(path, ("UPDATE chains SET pruned_at = 5.0 WHERE box = ?", (A,)))
 
 
+def _removed(path: Path, why: str, limit: float, ended_at: float, pruned_at: float) -> None:
+    change(path, ("DELETE FROM receipts WHERE box = ?", (A,)))
+    values = (ended_at, pruned_at, why, limit, A)
+    change(
+        path,
+        ("UPDATE chains SET ended_at = ?, pruned_at = ?, pruned_why = ?, pruned_limit = ? WHERE box = ?", values),
+    )
+
+
+@pytest.mark.parametrize(
+    ("why", "limit", "ended_at", "problem"),
+    [
+        ("", 0.0, 100.0, "no rule of retention"),
+        ("because", 0.0, 100.0, "no rule of retention"),
+        ("age", 30 * 86400.0, 100.0, "days after its end"),
+        ("rows", 1_000_000.0, 100.0, "never had more than"),
+        ("age", 5.0, 0.0, "its box is not gone"),
+    ],
+)
+async def test_what_retention_did_not_ask_for_is_found(
+    path: Path, why: str, limit: float, ended_at: float, problem: str
+) -> None:
+    """8g, `verify` said ok of a chain that was removed before its time."""
+    _removed(path, why, limit, ended_at, 200.0)
+    [check] = await verified(path, A)
+    assert not check.ok and check.broken == 0 and problem in check.problem, check
+
+
+@pytest.mark.parametrize(("why", "limit"), [("age", 50.0), ("rows", 3.0), ("earlier", 0.0)])
+async def test_what_retention_asked_for_is_in_order(path: Path, why: str, limit: float) -> None:
+    """Its control."""
+    _removed(path, why, limit, 100.0, 200.0)
+    [check] = await verified(path, A)
+    assert check.ok and check.pruned_why == why, check
+
+
 def _change_types(path: Path) -> None:
     change(path, ("UPDATE receipts SET body = 'text' WHERE box = ? AND seq = 2", (A,)))
     change(path, ("UPDATE chains SET count = 'many', head = x'00ff' WHERE box = ?", (A,)))

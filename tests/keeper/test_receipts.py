@@ -16,6 +16,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.keeper.ledger_sqlite import SqliteLedger
 from hutch.keeper.pruning import prune
 from hutch.model.receipts import Receipt, Who
+from hutch.policy.rights import UNBOUND
 from tests.keeper.crashing import House, house
 
 HOLDER = Path(__file__).with_name("crash_holder.py")
@@ -114,7 +115,7 @@ async def test_whoever_looks_or_is_refused_is_on_record() -> None:
             box = await hutch.create(**SMALL)
             await box.files.write("a", "1")
             observed = await hutch.observe(box.id)
-            with called_by(Who(session="watcher", role="observer", key="k1", request="r1")):
+            with called_by(Who(session="watcher", role="observer", key="k1", request="r1"), UNBOUND):
                 assert await observed.files.read("a") == b"1"
             seen = await the_last(hutch, box.id)
             assert (seen.op, seen.who.role, seen.who.key, seen.who.session) == (

@@ -76,6 +76,23 @@ async def test_removal_compares_too_and_leaves_a_tombstone(opened: Open) -> None
     await store.close()
 
 
+async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_id(opened: Open) -> None:
+    """P4: of two that had the name the later one; never another owner's."""
+    store = opened()
+    graves = []
+    for at, (owner, name) in enumerate((("ada", "dev"), ("ada", "dev"), ("bob", "dev"), ("ada", ""))):
+        box = record()
+        await store.insert(box, event(box, "created"))
+        graves.append(Tombstone(id=box.id, owner=owner, name=name, reason="done", at=2e9 + at))
+        assert await store.remove(graves[-1], 1, event(box, "gone"))
+    assert await store.buried("ada", "dev") == graves[1]
+    assert await store.buried("bob", "dev") == graves[2]
+    assert await store.buried("eve", "dev") is None
+    assert await store.buried("ada", graves[3].id[:12]) == graves[3]
+    assert await store.buried("bob", graves[3].id[:12]) is None
+    await store.close()
+
+
 async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:
     store = opened()
     box = record(key="k")

@@ -35,4 +35,10 @@ class Breaker:
         if time.monotonic() - self._opened >= COOL_SECONDS:
             self._opened = time.monotonic()
             return ""
+        return self.tripped()
+
+    def tripped(self) -> str:
+        """The same for a report, which tries nothing and so leaves the turn to a creation."""
+        if not self._opened or time.monotonic() - self._opened >= COOL_SECONDS:
+            return ""
         return f"it failed {self._failures} times in a row, the last time: {self._reason}"

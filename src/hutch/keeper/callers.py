@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from contextvars import Context, ContextVar
 
 from hutch.model.receipts import Who
+from hutch.policy.rights import Rights, bound_by
 
 NOBODY = Who(role="keeper")
 """The keeper itself: clocks, the pool, a restart."""
@@ -13,11 +14,12 @@ _who: ContextVar[Who | None] = ContextVar("hutch_who", default=None)
 
 
 @contextmanager
-def called_by(who: Who) -> Iterator[None]:
-    """Everything inside, and every task begun inside, is done for `who`."""
+def called_by(who: Who, rights: Rights) -> Iterator[None]:
+    """Everything inside, and every task begun inside, is done for `who` and within `rights`."""
     token = _who.set(who)
     try:
-        yield
+        with bound_by(rights):
+            yield
     finally:
         _who.reset(token)
 

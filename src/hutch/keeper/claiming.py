@@ -9,6 +9,7 @@ from hutch.keeper.live import Live
 from hutch.model.boxes import Lease
 from hutch.model.spec import Spec
 from hutch.model.state import State
+from hutch.policy import rights
 
 if TYPE_CHECKING:
     from hutch.keeper.keeper import Keeper
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 async def claim(keeper: "Keeper", spec: Spec, lease: Lease, owner: str, key: str) -> Live | None:
     """A ready box for exactly this spec, now the owner's; None if there is none, or it broke while it waited."""
     if (first := keeper.pool.next(spec, keeper.config.profile)) is not None:
+        given = first.record.spec
+        if rights.within(given, keeper.config.resolve_profile(given.profile), rights.current()) is not given:
+            return None  # it has more than this caller may have
         await keeper.room.await_share(owner, first.record.spec.limits)
     live = keeper.pool.claim(spec, keeper.config.profile)
     if live is None:
@@ -32,9 +36,11 @@ async def claim(keeper: "Keeper", spec: Spec, lease: Lease, owner: str, key: str
 async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: str, key: str) -> bool:
     """False: the box has ended, or is broken and ends now."""
     now = time.time()
-    if live.record.spec.ttl_sec:  # it is counted from now, and the box itself counts from its birth
+    grace = deadlines.orphan_grace(keeper.config, live.record.spec, key)
+    # The ttl is counted from now, and the box itself counts from its birth.
+    if live.record.spec.ttl_sec or grace != live.record.grace_sec:
         try:
-            await deadlines.push(live.running, live.record.but(created_at=now))
+            await deadlines.push(live.running, live.record.but(created_at=now, grace_sec=grace))
         except HutchError as error:
             await keeper.endings.destroy(live, f"broken in the pool: {error.message}")
             return False
@@ -45,6 +51,7 @@ async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: st
         await keeper.states.update(
             live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=lease,
             idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
+            grace_sec=grace,
         )  # fmt: skip
     live.used = time.monotonic()
     await keeper.skill_boxes.claimed(live)

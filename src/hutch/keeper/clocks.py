@@ -105,8 +105,8 @@ class Clocks:
 
 def _idle(live: Live, now: float) -> bool:
     """Nobody works with the box or holds it, and that for as long as it may last."""
-    limit, lease = live.record.spec.idle_timeout_sec, live.record.lease
-    if not limit or live.pins or (lease is not None and lease.live(now) and live.held):
+    limit = live.record.spec.idle_timeout_sec
+    if not limit or live.in_use(now):
         return False
     return live.record.state in UP and time.monotonic() - live.used > limit
 

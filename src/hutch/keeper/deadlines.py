@@ -5,12 +5,28 @@ A keeper that lives ends a box sooner, in good order: its own clocks (`clocks`) 
 
 import time
 
-from hutch.keeper.records import BoxRecord
+from hutch.config import Config
+from hutch.keeper.records import SCOPE_KEY, BoxRecord
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Instance, Provider
 
 GRACE_SECONDS = 30.0
 """How long past its ttl a box may finish the operations that were running when it ended (lesson 6)."""
+
+
+LONGEST_GRACE_SECONDS = 86400.0
+
+
+def orphan_grace(config: Config, spec: EffectiveSpec, key: str) -> float:
+    """How long a box lives without any keeper: as long as the configuration says.
+
+    Where it says nothing, a conversation's box waits as long as it may be idle, at most a day: its program may be
+    restarted, in good order or not, and the conversation goes on.
+    """
+    configured = config.orphan_grace_sec
+    if not key.startswith(SCOPE_KEY) or config.origin("orphan_grace_sec") != "default":
+        return configured
+    return max(configured, min(spec.idle_timeout_sec or LONGEST_GRACE_SECONDS, LONGEST_GRACE_SECONDS))
 
 
 def own_ttl(spec: EffectiveSpec, created_at: float) -> float:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from hutch import logs
-from hutch.config import Config
+from hutch.config import Config, directories
 from hutch.errors import LeaseLost
 from hutch.keeper import leases, naming
 from hutch.keeper.handles import BoxHandle
@@ -112,8 +112,10 @@ class Hutch:
         from hutch.keeper import moving  # with archives and compression, which few need
 
         await self._start()
+        spool = self._keeper.config.state_dir / "spool"
+        directories.make(spool)
         box, moved = await moving.import_box(
-            self.create, file, provider=provider, profile=profile, image=image, name=name
+            self.create, file, spool=spool, provider=provider, profile=profile, image=image, name=name
         )  # fmt: skip
         box.notes = moved.notes
         return box
@@ -220,13 +222,14 @@ class Hutch:
         return await self._keeper.events(after, limit)
 
     async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
+        if name:
+            self._keeper.engines.provider(name)  # or NotFound
         names = [name] if name else sorted(registry.names())
-        return tuple([await self._keeper.engines.capabilities(each) for each in names])
+        return tuple([await self._keeper.engines.asked(each) for each in names])
 
     async def status(self) -> "Status":
         """Always answers (lesson 11)."""
-        engine = await self._keeper.engines.asked(self.config.provider)
-        return condition(self._keeper, engine, self._keeper.boxes(), self._since)
+        return await condition(self._keeper, self._keeper.boxes(), self._since)
 
     async def close(self) -> None:
         if not self._borrowed:

@@ -1,6 +1,7 @@
 """How boxes end: one path for a call, a clock, a failure and a shutdown."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 from hutch.errors import Conflict, HutchError
@@ -51,7 +52,7 @@ class Endings:
                 await self._states.update(live.record, into=live, doomed=True)
             await self._let_go(live)
             await self._at_engine(live)
-            await self._states.forget(live.record, reason)
+            live.tombstone = await self._states.forget(live.record, reason)
             del self._boxes[live.record.id]
         for told in self.gone:
             told(live)
@@ -78,16 +79,48 @@ class Endings:
             lease = surviving(live.record.lease)
             await self._states.change(live.record, State.STOPPED, into=live, reason=reason, lease=lease)
 
-    async def close(self, live: Live) -> None:
-        """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper."""
-        reason = "its keeper closed"
+    async def close(self, live: Live, *, visiting: bool) -> None:
+        """The keeper goes: temporary boxes with it, persistent ones stay for the next keeper, stopped.
+
+        A conversation's box is left to itself, and so is whatever a visiting keeper used, or an earlier one left.
+        """
+        record, reason = live.record, "its keeper closed"
+        runs = record.state in (State.RUNNING, State.PAUSED)
+        persistent = record.spec.retention is Retention.PERSISTENT
         try:
-            if live.record.spec.retention is not Retention.PERSISTENT:
+            if visiting or record.left_at:
+                await self.leave(live)
+            elif record.of_conversation and runs and not persistent:
+                await self._wake(live)  # the clock of a frozen box stands still, so it would never end
+                await self.leave(live)
+            elif not persistent:
                 await self.destroy(live, reason)
-            elif live.record.state in (State.RUNNING, State.PAUSED):
+            elif runs:
                 await self.stop(live, reason)
         except HutchError as error:
-            log("keeper").error("box not ended at close", box=live.record.id, error=str(error))
+            log("keeper").error("box not ended at close", box=record.id, error=str(error))
+
+    async def _wake(self, live: Live) -> None:
+        async with live.changing:
+            if live.record.state is State.PAUSED:
+                await live.running.resume()
+                await self._states.change(live.record, State.RUNNING, into=live, reason="its keeper closed")
+
+    async def leave(self, live: Live) -> None:
+        """Leave one box to itself: it lives by its dead-man's clock, and by its jobs, until somebody asks for it. No
+        keeper takes it over unasked before that clock has run out, and none ends it by closing."""
+        async with live.changing:
+            if self._boxes.pop(live.record.id, None) is None:
+                return
+            now = time.time()
+            used = now - (time.monotonic() - live.used)
+            try:
+                await self._states.update(live.record, into=live, left_at=now, used_at=used)
+                if live.instance is not None and live.record.state is State.RUNNING:
+                    await live.instance.work_alone()
+            except HutchError as error:
+                log("keeper").warning("box left without a note", box=live.record.id, error=str(error))
+            await self._let_go(live)
 
     async def _let_go(self, live: Live) -> None:
         if live.instance is not None:

@@ -1,20 +1,41 @@
 """The engines a keeper uses: one provider object for each name, its capabilities, and the effective spec they allow."""
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping
+from typing import NamedTuple, TypeVar
 
-from hutch.config import Config
+from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.keeper.breaker import Breaker
 from hutch.model.capabilities import Capabilities
 from hutch.model.places import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
-from hutch.policy import mounts
+from hutch.policy import mounts, rights
 from hutch.policy.effective import effective, providers_of
 from hutch.policy.imaged import imaged
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
+
+T = TypeVar("T")
+
+USABLE_SECONDS = 30.0
+"""How long a report trusts a good probe, or a box that was made since, before it asks the engine again."""
+UNUSABLE_SECONDS = 10.0
+"""How long a report trusts a bad probe: anybody may ask whether we are ready, and each probe may make a box."""
+
+
+class Choice(NamedTuple):
+    """Which engine would make a box of the default profile now."""
+
+    provider: str
+    """Empty: none."""
+    passed: Mapping[str, str]
+    """The engines before it in the chain, or all of them, each with the reason why it does not make the box."""
+    reason: str = ""
+    remedy: str = ""
 
 
 class Engines:
@@ -26,6 +47,12 @@ class Engines:
         self._capabilities: dict[str, Capabilities] = {}
         self._probes: dict[str, asyncio.Task[Capabilities]] = {}
         """Under way: a probe may make a box, and a hundred callers who come at once need only one."""
+        self._confirmed: dict[str, float] = {}
+        """When each engine was last probed or made a box (monotonic)."""
+        self._doubted: set[str] = set()
+        """Engines that failed since they were probed: a report asks them anew, whatever their age."""
+        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        """One question to an engine at a time, however many reports need its answer."""
         self._breakers: dict[str, Breaker] = {}
         self._last: tuple[Spec, str, Capabilities, EffectiveSpec] | None = None
 
@@ -33,6 +60,9 @@ class Engines:
         provider = self._providers.get(name)
         if provider is None:
             provider = registry.find(name)()
+            if self._config.enabled:  # before an engine makes a part of them, which would leave the rest to the umask
+                directories.make(self._config.state_dir)
+                directories.make(self._config.run_dir)
             provider.settle(str(self._config.state_dir), str(self._config.run_dir))
             provider.configure(self._config.for_provider(name))
             self._providers[name] = provider
@@ -56,38 +86,120 @@ class Engines:
             if prompt := provider.prompt():
                 known = known.but(facts=known.facts | {"prompt": prompt})
             self._capabilities[name] = known
+            self._confirmed[name] = time.monotonic()
+            self._doubted.discard(name)
             return known
         finally:
             del self._probes[name]
 
+    def worked(self, name: str) -> None:
+        """The engine made a box: it is there."""
+        self.breaker(name).worked()
+        self._confirmed[name] = time.monotonic()
+
+    def failed(self, name: str, reason: str) -> None:
+        """The engine did not make a box, for a reason of its own."""
+        self.breaker(name).failed(reason)
+        self.doubt(name)
+
+    def doubt(self, name: str) -> None:
+        """A creation failed, or a box could not be reached: the next report must not rest on an older probe."""
+        self._doubted.add(name)
+        if name in self._providers:
+            self._providers[name].doubt()
+
     async def asked(self, name: str) -> Capabilities:
-        """The same, for whoever reports: an engine that cannot even be asked is not usable, and says why."""
+        """What the engine can do, for a report: asked anew after a failure and after a while, so that no dead engine
+        stays usable (lesson 41). One that cannot even be asked is not usable, and says why."""
+        if (known := self._fresh(name)) is not None:
+            return known
+        async with self._asking[name]:
+            if (known := self._fresh(name)) is not None:
+                return known  # somebody asked meanwhile
+            try:
+                if await self._still_there(name):
+                    return self._capabilities[name]
+                self._capabilities.pop(name, None)
+                return await self.capabilities(name)
+            except HutchError as error:
+                return Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
+
+    def _fresh(self, name: str) -> Capabilities | None:
+        """What is known of an engine, if it may still be reported."""
+        known = self._capabilities.get(name)
+        if known is None or name in self._doubted:
+            return None
+        age = time.monotonic() - self._confirmed[name]
+        return known if age < (USABLE_SECONDS if known.usable else UNUSABLE_SECONDS) else None
+
+    async def _still_there(self, name: str) -> bool:
+        """A usable engine that nothing is known against need not be probed again while it answers."""
+        known = self._capabilities.get(name)
+        if known is None or not known.usable or name in self._doubted:
+            return False
         try:
-            return await self.capabilities(name)
+            await self.provider(name).check()
+        except HutchError:
+            self.doubt(name)  # the probe that follows says what is wrong
+            return False
+        self._confirmed[name] = time.monotonic()
+        return True
+
+    async def available(self) -> Choice:
+        """Which engine of the chain can make a box of the default profile now: what every report rests on, so that a
+        stand-in that works is seen (lesson 42). It fetches no image, and ends no breaker's waiting."""
+        spec, passed = Spec(), dict[str, str]()
+        profile = self._config.resolve_profile(spec.profile)
+
+        async def able(name: str) -> str:
+            self._effective(name, spec, profile, await self.asked(name), passed)
+            return name
+
+        try:
+            return Choice(await self._first_of_chain(spec, passed, able, Breaker.tripped), passed)
         except HutchError as error:
-            return Capabilities(provider=name, usable=False, reason=error.message, remedy=error.remedy)
+            return Choice("", passed, error.message, error.remedy or "hutch doctor")
 
     async def decide(self, spec: Spec, failed: Mapping[str, str] | None = None) -> tuple[Provider, EffectiveSpec]:
         """Which provider makes this box, and what policy makes of the spec on it. One that is out of order, or does not
         enforce what the profile needs, is passed by, and the adjustments say why. Never falls back to the host.
 
         `failed`: those that were tried for this box already, with the reasons."""
-        config = self._config
-        profile = config.resolve_profile(spec.profile)
-        names = self._names(spec)
+        profile = self._config.resolve_profile(spec.profile)
         passed = dict(failed or {})
+
+        async def decided(name: str) -> tuple[Provider, EffectiveSpec]:
+            capabilities = await self.capabilities(name)
+            answer = self._effective(name, spec, profile, capabilities, passed)
+            provider = self.provider(name)
+            try:
+                image = await provider.image(answer.image)
+            except Unavailable:  # it did not answer, though its probe was good
+                self.doubt(name)
+                raise
+            answer = imaged(answer, spec, profile, image, capabilities)
+            return provider, rights.within(answer, profile, rights.current())
+
+        return await self._first_of_chain(spec, passed, decided, Breaker.open)
+
+    async def _first_of_chain(
+        self,
+        spec: Spec,
+        passed: dict[str, str],
+        attempt: Callable[[str], Awaitable[T]],
+        rests: Callable[[Breaker], str],
+    ) -> T:
+        """What `attempt` says of the first provider that it does not fail for; `passed` gets the reasons of others."""
+        names = self._names(spec)
         first: HutchError | None = None
         for name in names:
             if name in passed:
                 continue
-            if len(names) > 1 and (reason := self.breaker(name).open()):
+            if len(names) > 1 and (reason := rests(self.breaker(name))):
                 passed[name] = reason
                 continue
             try:
-                capabilities = await self.capabilities(name)
-                answer = self._effective(name, spec, profile, capabilities, passed)
-                provider = self.provider(name)
-                return provider, imaged(answer, spec, profile, await provider.image(answer.image), capabilities)
+                return await attempt(name)
             except (Unavailable, Unsupported, Refused, NotFound) as error:
                 first = first or error
                 passed[name] = error.message
@@ -129,8 +241,11 @@ class Engines:
 
     def places(self, spec: EffectiveSpec) -> CheckedMounts:
         """The host places this box may show, each opened and pinned; Refused or FileMissing before anything starts."""
-        roots, refused = self._config.mount_roots, self._config.never_mounted
-        return mounts.check(spec.mounts, spec.workspace, spec.image, roots=roots, refused=refused)
+        config = self._config
+        return mounts.check(
+            spec.mounts, spec.workspace, spec.image, roots=config.mount_roots, refused=config.never_mounted,
+            unwritable=config.never_writable,
+        )  # fmt: skip
 
     def in_use(self) -> tuple[Provider, ...]:
         return tuple(self._providers.values())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from hutch.errors import HutchError, Unsupported
 from hutch.keeper.operations import Operation
 from hutch.keeper.watching import GuardedWatch
-from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
 from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
 from hutch.providers.linked.file_shapes import Copied
@@ -169,10 +169,52 @@ class GuardedFiles:
             "copy_in", lambda files: files.copy_in(source, target), changed=(target,), source=str(source), target=target
         )
 
-    async def copy_out(self, source: str, target: str | Path) -> int:
+    async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
         return await self._record(
-            "copy_out", lambda files: files.copy_out(source, target), source=source, target=str(target)
+            "copy_out", lambda files: files.copy_out(source, target, most=most), source=source, target=str(target)
         )
+
+    # --- rows as they come, for callers on other machines ------------------------------------------------------
+
+    def list_rows(self, path: str) -> AsyncIterator[FileInfo]:
+        """The entries of a directory."""
+        return self._rows("list", lambda files: files.list_rows(path), path=path)
+
+    def line_rows(self, path: str, start: int, count: int) -> AsyncIterator[str | bool]:
+        """Lines, and at last whether the file ends there."""
+        return self._rows(
+            "read", lambda files: files.line_rows(path, start, count), path=path, start=start, count=count
+        )
+
+    def glob_rows(self, pattern: str, root: str, limit: int) -> AsyncIterator[str | Matches]:
+        """Paths, and at last how the search ended."""
+        return self._rows("glob", lambda files: files.glob_rows(pattern, root, limit), pattern=pattern, root=root)
+
+    def grep_rows(
+        self, pattern: str, *, root: str, glob: str | None, ignore_case: bool, limit: int, timeout_sec: float
+    ) -> AsyncIterator[GrepHit | GrepResult]:
+        """Lines that match, and at last how the search ended."""
+        return self._rows(
+            "grep",
+            lambda files: files.grep_rows(
+                pattern, root=root, glob=glob, ignore_case=ignore_case, limit=limit, timeout_sec=timeout_sec
+            ),
+            pattern=pattern, root=root, glob=glob,
+        )  # fmt: skip
+
+    async def _rows(
+        self, op: str, work: "Callable[[LinkedFiles], AsyncIterator[T]]", **details: Detail
+    ) -> AsyncIterator[T]:
+        async with self._guard.operation(f"files.{op}", details):
+            instance = await self._guard.begin()
+            try:
+                async for row in work(streaming(instance.files)):
+                    yield row
+            except HutchError as error:
+                await self._guard.failed(error)
+                raise
+            finally:
+                self._guard.end()
 
     # --- trees as streams, for callers on other machines ------------------------------------------------------
 
@@ -197,6 +239,8 @@ def streaming(files: "Files") -> LinkedFiles:
     """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
     if not isinstance(files, LinkedFiles):
         raise Unsupported(
-            "this engine copies trees only on the machine that runs it", op="files.copy", remedy="copy file by file"
+            "this engine gives what its boxes hold only to programs on the machine that runs it",
+            op="files",
+            remedy="read file by file",
         )
     return files

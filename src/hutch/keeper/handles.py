@@ -22,6 +22,7 @@ from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import Adjustment, EffectiveSpec
 from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
+from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command, Instance, Process
 
@@ -65,6 +66,7 @@ class BoxHandle:
     async def begin(self) -> Instance:
         """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
         live = self._live
+        live.check_there()
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
         self._keeper.check_ours(live)
@@ -147,6 +149,7 @@ class BoxHandle:
         name: str = "",
         follow: bool = False,
     ) -> "JobHandle":
+        rights.check_user(user, self.spec.user, rights.current())
         order = Command(
             command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
             rows=rows, cols=cols, name=name, follow=follow,
@@ -197,6 +200,7 @@ class BoxHandle:
         follow: bool = False,
         keep_output: int = 1 << 20,
     ) -> tuple[Command, tuple[str, ...]]:
+        rights.check_user(user, self.spec.user, rights.current())
         seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
         order = Command(
             command=checked_command(command),
@@ -220,22 +224,29 @@ class BoxHandle:
             self.end()
 
     async def info(self) -> BoxInfo:
+        """Gone if the box has been destroyed, whoever did it."""
+        self._live.check_there()
         return shown(self._live.record, self._live)
 
     async def state(self) -> State:
+        self._live.check_there()
         return self._live.record.state
 
     async def pause(self) -> None:
+        self._live.check_there()
         await sleeping.pause(self._keeper, self._live)
 
     async def resume(self) -> None:
+        self._live.check_there()
         await sleeping.wake(self._keeper, self._live)
 
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""
+        self._live.check_there()
         await self._keeper.endings.stop(self._live, "stopped by a call")
 
     async def rename(self, name: str) -> None:
+        self._live.check_there()
         await self._keeper.rename(self._live, name)
 
     async def change(
@@ -244,7 +255,7 @@ class BoxHandle:
         """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
         await self.begin()
         try:
-            return await changing.change(self._keeper, self._live, retention, idle_timeout_sec, limits)
+            return await changing.change(self._keeper, self._live, self._session, retention, idle_timeout_sec, limits)
         finally:
             self.end()
 

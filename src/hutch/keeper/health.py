@@ -4,6 +4,7 @@ import asyncio
 import time
 
 from hutch.errors import BoxBroken, HutchError
+from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.states import States
 from hutch.model.state import State
@@ -15,15 +16,16 @@ CHECK_SECONDS = 5.0
 class Health:
     """Looks at boxes, and writes down what it finds."""
 
-    def __init__(self, states: States) -> None:
+    def __init__(self, states: States, engines: Engines) -> None:
         self._states = states
+        self._engines = engines
 
     async def good(self, live: Live) -> bool:
         """One real answer from the box, unless it gave one under 30 seconds ago (S3)."""
-        if time.monotonic() - max(live.checked, live.used) < HEALTHY_FOR_SECONDS:
-            return live.record.state in (State.RUNNING, State.PAUSED)
-        if live.record.state is State.RUNNING:
+        fresh = time.monotonic() - max(live.checked, live.used) < HEALTHY_FOR_SECONDS
+        if live.record.state is State.RUNNING and not fresh:
             await self.suspect(live)
+        # A stopped box is a good one that starts when it is used: taking it for lost would remove its files.
         return live.record.state in (State.RUNNING, State.PAUSED, State.STOPPED)
 
     async def suspect(self, live: Live) -> None:
@@ -35,6 +37,7 @@ class Health:
         except BoxBroken as broken:
             await self.condemn(live, f"health check failed: {broken.message}")
         except (HutchError, TimeoutError) as error:
+            self._engines.doubt(live.record.instance.provider)
             await self._mark(live, State.UNKNOWN, f"health check failed: {error or 'no answer'}")
 
     async def condemn(self, live: Live, reason: str) -> None:

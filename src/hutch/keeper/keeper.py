@@ -3,6 +3,7 @@
 import asyncio
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -20,16 +21,16 @@ from hutch.errors import (
     Unsupported,
 )
 from hutch.keeper import changing, claiming, leases, naming, ownership, receipt_losses, sleeping
-from hutch.keeper.callers import NOBODY, called_by
+from hutch.keeper.callers import NOBODY, called_by, who
 from hutch.keeper.census import Census
 from hutch.keeper.clocks import Clocks
-from hutch.keeper.drift import changed_limits, fixed_differences
 from hutch.keeper.endings import Endings, Hook, Unless
 from hutch.keeper.engines import Engines
 from hutch.keeper.health import Health
-from hutch.keeper.live import Live
+from hutch.keeper.live import Found, Live, gone
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.making import Maker
+from hutch.keeper.opening import open_key
 from hutch.keeper.pool import POOL_OWNER, Pool
 from hutch.keeper.receipts import Receipts
 from hutch.keeper.reconcile import Reconciler
@@ -44,13 +45,25 @@ from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, Lease
 from hutch.model.ids import BoxId
-from hutch.model.spec import Spec
+from hutch.model.spec import Order, Spec
 from hutch.model.state import State
+from hutch.policy import rights
+from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
     from hutch.keeper.ledger import Ledger
 
 Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
+
+
+TOLD_SECONDS = 60.0
+"""Until then, an error about a box that is gone has been logged and answered."""
+
+
+def _reveal_later(live: Live) -> None:
+    """What went wrong with a box is often told when it is gone: its secrets stay hidden until that has been said."""
+    if live.secrets:
+        asyncio.get_running_loop().call_later(TOLD_SECONDS, reveal, live.secrets)
 
 
 class Keeper:
@@ -69,23 +82,30 @@ class Keeper:
         self.id = "k" + os.urandom(6).hex()
         self.config = config
         self.store = store
-        self.receipts = Receipts(ledger, mode=config.receipts, days=config.receipts_days, most=config.receipts_rows)
+        self.receipts = Receipts(
+            ledger, mode=config.receipts, days=config.receipts_days, most=config.receipts_rows,
+            key=open_key(config) if ledger is not None else None,
+        )  # fmt: skip
         self.operations = self.receipts.operations
         self.states = States(store)
         self.states.witnesses.append(self.receipts.witness)
-        self.health = Health(self.states)
         self.engines = engines or Engines(config)
+        self.health = Health(self.states, self.engines)
         self.created: list[Hook] = []
         """Run until they have succeeded once for a box, after it is leased (P10)."""
         self._live: dict[BoxId, Live] = {}
-        self._making: dict[str, asyncio.Task[Live]] = {}
+        self._making: dict[str, asyncio.Task[Found]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
+        self.reuses: Counter[str] = Counter()
+        """How often a scope found its box again, by profile (S9)."""
         self.liveness = liveness or Locks(ownership.homes(config.state_dir, config.run_dir))
         """The one that belongs to the store: whoever shares the store must be seen."""
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
         self._taking = asyncio.Lock()
         """Whoever takes boxes over takes turns: two calls that find the same abandoned box must not race."""
+        self.taken_over = 0
+        """How many boxes of dead keepers have become this one's."""
         self._started = False
         self._starting = asyncio.Lock()
         """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
@@ -108,7 +128,7 @@ class Keeper:
         self.endings.hooks.append(self.skill_boxes.gone)
         self.endings.gone.append(self.pool.forget)
         self.endings.gone.append(lambda _: self.room.freed())
-        self.endings.gone.append(lambda live: reveal(live.secrets))
+        self.endings.gone.append(_reveal_later)
         self.endings.gone.append(lambda live: self.operations.forget(live.record.id))
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
 
@@ -139,10 +159,11 @@ class Keeper:
     async def adopt(self) -> None:
         """Take over what dead keepers left, and keep it."""
         async with self._taking:
-            with called_by(NOBODY):
+            with called_by(NOBODY, rights.UNBOUND):
                 adopted = await self.reconcile()
             for live in adopted:
                 self._live[live.record.id] = live
+            self.taken_over += len(adopted)
         if self._live:
             self._clocks.start()
 
@@ -154,8 +175,7 @@ class Keeper:
         )
 
     def _reconciler(self) -> Reconciler:
-        grace = self.config.orphan_grace_sec
-        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness, grace)
+        return Reconciler(self.id, self.store, self.states, self.engines, self.liveness, self.config)
 
     async def confirm(self) -> None:
         """Others may have taken this keeper for dead: boxes that they were faster with are let go."""
@@ -182,35 +202,16 @@ class Keeper:
             )
 
     async def close(self) -> None:
-        """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper."""
+        """End the clocks and the temporary boxes; persistent ones are stopped and come back with the next keeper.
+
+        A conversation's box is left to itself: it waits for the next program that asks for it, as long as it may idle.
+        """
         await self._clocks.stop()
         await self.pool.stop()
-        await asyncio.gather(*(self._part_with(live) for live in list(self._live.values())))
+        await asyncio.gather(*(self.endings.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
             self.receipts.left(live.record)
         await self._let_go()
-
-    async def _part_with(self, live: Live) -> None:
-        if self.visiting or live.record.left_at:
-            await self.leave(live)
-        else:
-            await self.endings.close(live)
-
-    async def leave(self, live: Live) -> None:
-        """Leave one box to itself: it lives by its dead-man's clock until somebody asks for it. No keeper takes it
-        over unasked before that clock has run out, and none ends it by closing."""
-        async with live.changing:
-            if self._live.pop(live.record.id, None) is None:
-                return
-            now = time.time()
-            used = now - (time.monotonic() - live.used)
-            try:
-                await self.states.update(live.record, into=live, left_at=now, used_at=used)
-            except HutchError as error:
-                log("keeper").warning("box left without a note", box=live.record.id, error=str(error))
-            if live.instance is not None:
-                await live.instance.close()
-                live.instance = None
 
     async def detach(self) -> None:
         """Go, and leave every box running: the next keeper on this state directory takes them over, jobs and all.
@@ -237,14 +238,18 @@ class Keeper:
 
     async def create(self, spec: Spec, *, session: str, owner: str = LOCAL_OWNER, key: str = "") -> Live:
         """A running box, leased to `session`. With a key, retries and concurrent calls give the same box."""
-        if not self.config.enabled:
-            raise Disabled("Hutch is switched off", op="create", remedy="set enabled = true in hutch.toml")
+        self._check_enabled()
+        spec = self._admitted(spec)
         if not key:
             return await self._create(spec, session, owner, "")
+        return (await self._find_or_create(spec, session, owner, key)).live
+
+    async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Found:
+        """Callers of one key wait for one box, and nobody else waits (lesson 9)."""
         name = f"{owner}\0{key}"
         making = self._making.get(name)
         if making is None:
-            making = self._making[name] = asyncio.create_task(self._find_or_create(spec, session, owner, key))
+            making = self._making[name] = asyncio.create_task(self._by_key(spec, session, owner, key))
             making.add_done_callback(lambda _: self._making.pop(name, None))
         return await asyncio.shield(making)
 
@@ -252,42 +257,49 @@ class Keeper:
         self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
     ) -> tuple[Live, tuple[str, ...]]:
         """The box of `key`, leased to `session` and healthy; a broken one is replaced, and the notes say so (S3)."""
+        self._check_enabled()
+        spec = self._admitted(spec)
         notes: tuple[str, ...] = ()
-        live = await self.create(spec, session=session, owner=owner, key=key)
+        live, was_there = await self._find_or_create(spec, session, owner, key)
         if not await self.health.good(live):
             reason = live.record.reason
             await self.endings.destroy(live, f"replaced: {reason}")
             live = await self.create(spec, session=session, owner=owner, key=key)
             notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
+            was_there = False
         else:
-            await self._fit(live, spec)
-        return await self.acquire(live.record.id, session), notes
+            await changing.fit(self, live, spec)
+        live = await self.acquire(live.record.id, session)
+        if was_there:
+            self.reuses[live.record.spec.profile] += 1
+        return live, notes
 
-    async def _fit(self, live: Live, spec: Spec) -> None:
-        """A live box for a spec that may have changed since: limits follow, the rest is a Conflict (B14)."""
-        _, asked = await self.engines.decide(spec)
-        differences = fixed_differences(live.record.spec, asked)
-        if differences:
-            raise Conflict(
-                f"box {live.record.id} lives with another {', '.join(differences)}",
-                details={"fields": list(differences)},
-                remedy="destroy it to have it recreated, or ask for what it has",
-            )
-        limits = changed_limits(live.record.spec, asked)
-        if limits is not None:
-            await changing.change_limits(self, live, limits)
+    def _admitted(self, spec: Spec) -> Spec:
+        """The spec as this caller may ask it; Refused where it goes past the operator's word."""
+        return rights.admitted(spec, rights.current(), self.config.profile, self.config.profiles)
 
-    async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
+    async def _by_key(self, spec: Spec, session: str, owner: str, key: str) -> Found:
         existing = await self.store.by_key(owner, key)
         if existing is not None:
             with suppress(Gone):  # lost with its dead keeper: the key is free again
                 live = await self.live(existing.id)
                 if not live.record.doomed:
-                    return live
+                    return Found(live, True)
                 await self.endings.destroy(live, live.record.reason)  # waits for the end that is under way
-        return await self._create(spec, session, owner, key)
+        try:
+            return Found(await self._create(spec, session, owner, key), False)
+        except Conflict:
+            faster = await self.store.by_key(owner, key)
+            if faster is None or faster.keeper == self.id:
+                raise
+            return Found(await self.live(faster.id), True)  # another process made it meanwhile
+
+    def _check_enabled(self) -> None:
+        if not self.config.enabled:
+            raise Disabled("Hutch is switched off", op="create", remedy="set enabled = true in hutch.toml")
 
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
+        rights.require(rights.current(), Action.CREATE)
         if spec.name:
             await naming.check_free(self.store, spec.name, owner)
         live = await claiming.claim(self, spec, self._lease(session), owner, key)
@@ -319,7 +331,7 @@ class Keeper:
         return await self._maker.make(spec, None, POOL_OWNER, "")
 
     def _lease(self, session: str) -> Lease:
-        return leases.granted(session, time.time(), self.config.lease_sec)
+        return leases.granted(session, time.time(), self.config.lease_sec, key=who().key)
 
     # --- finding --------------------------------------------------------------------------------------------
 
@@ -332,7 +344,7 @@ class Keeper:
             return live
         tombstone = await self.store.tombstone(BoxId(box_id))
         if tombstone is not None:
-            raise naming.gone(box_id, tombstone.at, tombstone.reason)
+            raise gone(tombstone)
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
 
     def held(self, box_id: BoxId) -> Live | None:
@@ -360,13 +372,15 @@ class Keeper:
     def _elsewhere(self, record: BoxRecord) -> HeldElsewhere:
         return HeldElsewhere(
             f"box {record.id} belongs to another live keeper ({record.keeper})",
-            details={"keeper": record.keeper},
+            details={"keeper": record.keeper, "box": record.id},
             remedy="use it from the process that made it, or let that process end first",
         )
 
     async def acquire(self, box_id: str, session: str, *, takeover: bool = False) -> Live:
         """Give `session` the lease: BoxBusy if another live one holds it, unless it is taken over."""
         live = await self.live(box_id)
+        if takeover:
+            rights.require(rights.current(), Action.TAKEOVER)
         decide: Decide = leases.taken_over if takeover else leases.acquired
         with live.coming(session):
             async with live.changing:
@@ -386,7 +400,7 @@ class Keeper:
             if unless is not None and unless(live):
                 return
             lease = live.record.lease
-            if lease is not None and lease.holder == session and live.record.id in self._live:
+            if lease is not None and leases.holds(lease, session) and live.record.id in self._live:
                 await self.states.update(live.record, into=live, kind="lease", reason="released", lease=None)
 
     async def rename(self, live: Live, name: str) -> None:
@@ -408,18 +422,31 @@ class Keeper:
 
     # --- using ----------------------------------------------------------------------------------------------
 
+    async def order_again(self, record: BoxRecord) -> Order:
+        """What the engine is to make of a box that was there before.
+
+        The values of its secrets were never written, so it comes back without them: a program would take the mask that
+        the record has in their place for a password.
+        """
+        if names := sorted(record.spec.secrets):
+            log("keeper").warning("a restored box has no secrets: they are not kept", box=record.id, names=names)
+        spec = record.spec.but(secrets={})
+        return await self._maker.order(record.id, spec, record.owner, record.created_at, record.grace_sec)
+
     async def restore(self, live: Live) -> None:
         """A stopped persistent box runs again, with its files (P16)."""
         async with live.changing:
             if live.record.state is not State.STOPPED:
                 return
+            if live.record.sealed_env:
+                raise Unavailable(
+                    f"box {live.record.id} cannot start: its environment is sealed with a key that is not here",
+                    retryable=False, remedy="put the state directory's state.key back from the backup",
+                )  # fmt: skip
             await self.states.change(live.record, State.RESTORING, into=live, reason="used")
             provider = self.engines.provider(live.record.instance.provider)
             try:
-                record = live.record
-                order = await self._maker.order(
-                    record.id, record.spec, record.owner, record.created_at, record.grace_sec
-                )
+                order = await self.order_again(live.record)
                 live.instance = await provider.restore(order, live.record.instance)
             except HutchError as error:
                 await self.states.change(live.record, State.STOPPED, into=live, reason=error.message)

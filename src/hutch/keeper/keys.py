@@ -15,6 +15,7 @@ from hutch.keeper.records import LOCAL_OWNER
 from hutch.keeper.store import Store
 from hutch.model.ids import is_name
 from hutch.model.record import Record
+from hutch.policy.rights import RightsTable, check_table
 
 KIND = "key"
 PREFIX = "hutch"
@@ -27,7 +28,7 @@ _NOBODY = hashlib.sha256(b"nobody").hexdigest()
 
 
 class Role(StrEnum):
-    """What a key may do: everything; everything with its owner's boxes; only look at them (P8)."""
+    """What a key may do: everything; what its owner's rights allow with its owner's boxes; only look at them (P8)."""
 
     ADMIN = "admin"
     USER = "user"
@@ -43,6 +44,8 @@ class Key(Record, frozen=True, kw_only=True):
     owner: str
     created_at: float
     revoked_at: float | None = None
+    rights: RightsTable = RightsTable()
+    """What it has of its own: they narrow those of its owner."""
 
 
 class _Kept(Record, frozen=True, kw_only=True):
@@ -58,14 +61,21 @@ class Keys:
         self._known: dict[str, _Kept] = {}
         self._read_at = float("-inf")
 
-    async def create(self, role: Role, owner: str = LOCAL_OWNER, name: str = "") -> tuple[Key, str]:
+    async def create(
+        self, role: Role, owner: str = LOCAL_OWNER, name: str = "", rights: RightsTable | None = None
+    ) -> tuple[Key, str]:
         """The key's record, and its text, which nobody can get a second time."""
         if not is_name(owner):
             raise Invalid(f"{owner!r} is no name for an owner", remedy="letters, digits, dot, dash, underscore; max 63")
         if len(name) > 200:
             raise Invalid("a key's name has at most 200 characters")
+        rights = rights or RightsTable()
+        if role is not Role.USER and rights != RightsTable():
+            raise Invalid(f"a key of role {role} has no rights of its own", remedy="give it role user, or no rights")
+        check_table(rights)
         secret = secrets.token_urlsafe(32)
-        key = Key(id="k" + secrets.token_hex(6), name=name, role=role, owner=owner, created_at=time.time())
+        key_id = "k" + secrets.token_hex(6)
+        key = Key(id=key_id, name=name, role=role, owner=owner, created_at=time.time(), rights=rights)
         kept = _Kept(key=key, digest=_digest(secret))
         await self._store.put_note(KIND, key.id, kept.to_json(), new=True)
         self._known[key.id] = kept
@@ -76,12 +86,19 @@ class Keys:
         await self._read()
         return tuple(sorted((kept.key for kept in self._known.values()), key=lambda key: key.created_at))
 
-    async def revoke(self, key_id: str) -> Key:
-        """From now on it opens nothing; revoking twice is fine."""
+    async def get(self, key_id: str) -> Key:
+        return (await self._kept(key_id)).key
+
+    async def _kept(self, key_id: str) -> _Kept:
         await self._read()
         kept = self._known.get(key_id)
         if kept is None:
             raise NotFound(f"no key {key_id}", remedy="`hutch key list` shows those there are")
+        return kept
+
+    async def revoke(self, key_id: str) -> Key:
+        """From now on it opens nothing; revoking twice is fine."""
+        kept = await self._kept(key_id)
         if kept.key.revoked_at is None:
             kept = kept.but(key=kept.key.but(revoked_at=time.time()))
             await self._store.put_note(KIND, key_id, kept.to_json())

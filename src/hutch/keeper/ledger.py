@@ -1,13 +1,13 @@
 """Where receipts are kept: the protocol every ledger keeps, and the ledger in memory."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from hutch.keeper.receipt_chain import Row, link
-from hutch.model.receipts import Chain, Receipt
+from hutch.model.receipts import Chain, Pruned, Receipt
 
 HEADS_KEPT_SECONDS = 365 * 86400.0
 """How long the head of a pruned chain stays, to tell that it was pruned and not stolen."""
@@ -25,7 +25,6 @@ class Ended(NamedTuple):
 
     box: str
     receipts: int
-    ended_at: float
 
 
 class Ledger(Protocol):
@@ -42,9 +41,14 @@ class Ledger(Protocol):
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
         """In the order of their numbers."""
 
+    async def held(self, owner: str, since: float) -> int:
+        """How many receipts an owner's chains have that were there at a time, pruned later or not."""
+
     async def prune(self, before: float, most: int) -> int:
-        """Remove the chains of gone boxes that ended before a time, and the oldest beyond so many receipts in all.
-        Their heads stay, and say so. How many chains went."""
+        """Remove the chains of gone boxes that ended before a time, and of each owner the oldest beyond so many
+        receipts: nobody's receipts make those of another go. Their heads stay, and say why. How many chains went.
+
+        A daybook says ahead when it will end; until then it is written to, and stays."""
 
     async def close(self) -> None: ...
 
@@ -54,16 +58,15 @@ def by_box(drafts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
     return [(box, list(each)) for box, each in groupby(sorted(drafts, key=attrgetter("box")), key=attrgetter("box"))]
 
 
-def expired(oldest: Sequence[Ended], total: int, before: float, most: int) -> list[Ended]:
-    """Which of the ended chains should go, `total` receipts being there: those that ended before a time, and the first
-    past `most`. A daybook says ahead when it will end; until then it is written to."""
-    going: list[Ended] = []
-    now = time.time()
+def beyond(oldest: Iterable[Ended], total: int, most: int) -> list[str]:
+    """Which of an owner's ended chains should go, of whose receipts there are `total`: the oldest, until `most` are
+    left."""
+    going: list[str] = []
     for chain in oldest:
-        if chain.ended_at > now or (chain.ended_at >= before and total <= most):
+        if total <= most:
             break
         total -= chain.receipts
-        going.append(chain)
+        going.append(chain.box)
     return going
 
 
@@ -82,7 +85,9 @@ class MemoryLedger:
             self._rows.setdefault(box, []).extend(rows)
             self._total += len(rows)
         if self._total > MEMORY_ROWS:
-            await self.prune(0.0, MEMORY_ROWS // 2)
+            # An equal share for each: whoever has less than his loses nothing.
+            owners = {self._chains[box].owner for box in self._rows}
+            await self.prune(0.0, MEMORY_ROWS // 2 // len(owners))
 
     async def chain(self, box: str) -> Chain | None:
         return self._chains.get(box)
@@ -94,17 +99,24 @@ class MemoryLedger:
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
         return [row for row in self._rows.get(box, ()) if row.seq > after][:limit]
 
+    async def held(self, owner: str, since: float) -> int:
+        mine = (chain for chain in self._chains.values() if chain.owner == owner)
+        return sum(chain.count for chain in mine if not chain.pruned_at or chain.pruned_at >= since)
+
     async def prune(self, before: float, most: int) -> int:
         now = time.time()
-        ended = [
-            Ended(chain.box, chain.count, chain.ended_at)
-            for chain in self._chains.values()
-            if chain.ended_at and not chain.pruned_at
-        ]
-        going = expired(sorted(ended, key=attrgetter("ended_at")), self._total, before, most)
-        for chain in going:
-            self._total -= len(self._rows.pop(chain.box, ()))
-            self._chains[chain.box] = self._chains[chain.box].but(pruned_at=now)
+        there = sorted([chain for chain in self._chains.values() if not chain.pruned_at], key=attrgetter("ended_at"))
+        ended = [chain for chain in there if 0 < chain.ended_at <= now]
+        aged = {chain.box for chain in ended if chain.ended_at < before}
+        going = dict.fromkeys(aged, (Pruned.AGE, now - before))
+        for owner in {chain.owner for chain in there}:
+            left = [chain for chain in there if chain.owner == owner and chain.box not in aged]
+            oldest = [Ended(chain.box, chain.count) for chain in left if 0 < chain.ended_at <= now]
+            over = beyond(oldest, sum(chain.count for chain in left), most)
+            going |= dict.fromkeys(over, (Pruned.ROWS, float(most)))
+        for box, (why, limit) in going.items():
+            self._total -= len(self._rows.pop(box, ()))
+            self._chains[box] = self._chains[box].but(pruned_at=now, pruned_why=why, pruned_limit=limit)
         pruned = sorted([chain for chain in self._chains.values() if chain.pruned_at], key=attrgetter("pruned_at"))
         for head in pruned[: max(0, len(pruned) - MEMORY_HEADS)]:
             del self._chains[head.box]

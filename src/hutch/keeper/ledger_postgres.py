@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import cast
 
 from hutch.keeper.connections import Connection, Connections
-from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
+from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, beyond, by_box
 from hutch.keeper.ledger_sqlite import COLUMNS, chain_of, chain_values
 from hutch.keeper.receipt_chain import Row, link
-from hutch.model.receipts import Chain, Receipt
+from hutch.model.receipts import Chain, Pruned, Receipt
 
 _CHAIN = f"SELECT {', '.join(COLUMNS)} FROM hutch.chains"
 _NEW = ", ".join(f"{name} = excluded.{name}" for name in (*COLUMNS[1:], "batch"))
@@ -19,10 +19,14 @@ _KEEP = (
 )
 _ADD = "INSERT INTO hutch.receipts (box, seq, hash, body) VALUES (%s, %s, %s, %s)"
 _ROWS = "SELECT seq, hash, body FROM hutch.receipts WHERE box = %s AND seq > %s ORDER BY seq LIMIT %s"
-_TOTAL = "SELECT coalesce(sum(count), 0) FROM hutch.chains WHERE pruned_at = 0"
+_HELD = "SELECT coalesce(sum(count), 0) FROM hutch.chains WHERE owner = %s AND (pruned_at = 0 OR pruned_at >= %s)"
+_AGED = "SELECT box FROM hutch.chains WHERE pruned_at = 0 AND ended_at > 0 AND ended_at < %s ORDER BY ended_at LIMIT %s"
+_CROWDED = "SELECT owner, sum(count) FROM hutch.chains WHERE pruned_at = 0 GROUP BY owner HAVING sum(count) > %s"
 _OLDEST = (
-    "SELECT box, count, ended_at FROM hutch.chains WHERE pruned_at = 0 AND ended_at > 0 ORDER BY ended_at LIMIT %s"
+    "SELECT box, count FROM hutch.chains WHERE pruned_at = 0 AND owner = %s AND ended_at > 0 AND ended_at <= %s"
+    " ORDER BY ended_at LIMIT %s"
 )
+_MARK = "UPDATE hutch.chains SET pruned_at = %s, pruned_why = %s, pruned_limit = %s WHERE box = %s"
 _PAGE = f'{_CHAIN} WHERE box COLLATE "C" > %s AND (%s::text IS NULL OR owner = %s) ORDER BY box COLLATE "C" LIMIT %s'
 
 
@@ -61,6 +65,10 @@ class PostgresLedger:
         rows = await self._connections.run(lambda db, _: db.execute(_ROWS, (box, after, limit)).fetchall())
         return [Row(*row) for row in rows]  # type: ignore[arg-type]
 
+    async def held(self, owner: str, since: float) -> int:
+        rows = await self._connections.run(lambda db, _: db.execute(_HELD, (owner, since)).fetchall())
+        return int(cast(int, rows[0][0]))
+
     async def prune(self, before: float, most: int) -> int:
         gone = 0
         while some := await self._connections.run(lambda db, _: _prune(db, before, most)):
@@ -81,14 +89,19 @@ def _done(db: Connection, box: str, batch: str) -> bool:
 
 
 def _prune(db: Connection, before: float, most: int) -> int:
-    """How many chains went: so many at once, until there are none."""
+    """How many chains went: so many at once, until there are none; as `ledger_sqlite` does it."""
     now = time.time()
+    why, limit = Pruned.AGE, now - before
     with db.transaction():
-        [[total]] = db.execute(_TOTAL).fetchall()
-        oldest = [Ended(*row) for row in db.execute(_OLDEST, (PRUNED_AT_ONCE,))]  # type: ignore[arg-type]
-        going = expired(oldest, cast(int, total), before, most)
-        for chain in going:
-            db.execute("DELETE FROM hutch.receipts WHERE box = %s", (chain.box,))
-            db.execute("UPDATE hutch.chains SET pruned_at = %s WHERE box = %s", (now, chain.box))
+        going = [str(box) for (box,) in db.execute(_AGED, (min(before, now), PRUNED_AT_ONCE))]
+        if not going:
+            why, limit = Pruned.ROWS, float(most)
+            for owner, total in db.execute(_CROWDED, (most,)).fetchall():
+                oldest = db.execute(_OLDEST, (owner, now, PRUNED_AT_ONCE - len(going)))
+                ended = (Ended(*row) for row in oldest)  # type: ignore[arg-type]
+                going += beyond(ended, int(cast(int, total)), most)
+        for box in going:
+            db.execute("DELETE FROM hutch.receipts WHERE box = %s", (box,))
+            db.execute(_MARK, (now, str(why), limit, box))
         db.execute("DELETE FROM hutch.chains WHERE pruned_at > 0 AND pruned_at < %s", (now - HEADS_KEPT_SECONDS,))
     return len(going)

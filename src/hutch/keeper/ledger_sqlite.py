@@ -9,33 +9,43 @@ from pathlib import Path
 from typing import TypeVar
 
 from hutch.errors import Unavailable
-from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, by_box, expired
+from hutch.keeper.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, beyond, by_box
 from hutch.keeper.receipt_chain import Row, link
 from hutch.keeper.schema import LEDGER_STEPS, migrate
 from hutch.keeper.sqlite_files import opened
-from hutch.model.receipts import Chain, Receipt
+from hutch.model.receipts import Chain, Pruned, Receipt
 
 T = TypeVar("T")
 
 _PATIENCE = 30.0
 """Seconds to wait for other writers."""
-COLUMNS = ("box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at")
+COLUMNS = (
+    "box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at", "pruned_why",
+    "pruned_limit",
+)  # fmt: skip
 """Of a chain, as a table holds it."""
 _ADD = "INSERT INTO receipts (box, seq, hash, body) VALUES (?, ?, ?, ?)"
 # SQLite stores a value of any type in a column of any other: what somebody else wrote there is read as ours.
 _CHAIN = (
     "SELECT CAST(box AS TEXT), CAST(owner AS TEXT), CAST(count AS INTEGER), CAST(head AS TEXT), CAST(begun_at AS REAL),"
-    " CAST(last_at AS REAL), CAST(last_op AS TEXT), CAST(ended_at AS REAL), CAST(pruned_at AS REAL) FROM chains"
+    " CAST(last_at AS REAL), CAST(last_op AS TEXT), CAST(ended_at AS REAL), CAST(pruned_at AS REAL),"
+    " CAST(pruned_why AS TEXT), CAST(pruned_limit AS REAL) FROM chains"
 )
 _ROWS = (
     "SELECT CAST(seq AS INTEGER), CAST(hash AS TEXT), CAST(body AS BLOB) FROM receipts"
     " WHERE box = ? AND seq > ? ORDER BY seq LIMIT ?"
 )
-_TOTAL = "SELECT coalesce(sum(count), 0) FROM chains WHERE pruned_at = 0"
-_OLDEST = (
-    "SELECT CAST(box AS TEXT), CAST(count AS INTEGER), CAST(ended_at AS REAL) FROM chains"
-    " WHERE pruned_at = 0 AND ended_at > 0 ORDER BY ended_at LIMIT ?"
+_HELD = "SELECT coalesce(sum(count), 0) FROM chains WHERE owner = ? AND (pruned_at = 0 OR pruned_at >= ?)"
+_AGED = (
+    "SELECT CAST(box AS TEXT) FROM chains WHERE pruned_at = 0 AND ended_at > 0 AND ended_at < ?"
+    " ORDER BY ended_at LIMIT ?"
 )
+_CROWDED = "SELECT CAST(owner AS TEXT), sum(count) FROM chains WHERE pruned_at = 0 GROUP BY owner HAVING sum(count) > ?"
+_OLDEST = (
+    "SELECT CAST(box AS TEXT), CAST(count AS INTEGER) FROM chains"
+    " WHERE pruned_at = 0 AND owner = ? AND ended_at > 0 AND ended_at <= ? ORDER BY ended_at LIMIT ?"
+)
+_MARK = "UPDATE chains SET pruned_at = ?, pruned_why = ?, pruned_limit = ? WHERE box = ?"
 _KEEP = f"INSERT OR REPLACE INTO chains ({', '.join(COLUMNS)}) VALUES ({', '.join('?' * len(COLUMNS))})"
 
 
@@ -70,6 +80,10 @@ class SqliteLedger:
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
         rows = await self._do(lambda db: db.execute(_ROWS, (box, after, limit)).fetchall())
         return [Row(*row) for row in rows]
+
+    async def held(self, owner: str, since: float) -> int:
+        rows = await self._do(lambda db: db.execute(_HELD, (owner, since)).fetchall())
+        return int(rows[0][0])
 
     async def prune(self, before: float, most: int) -> int:
         gone = 0
@@ -122,7 +136,10 @@ class SqliteLedger:
 
 
 def chain_of(row: Sequence[object]) -> Chain:
-    return Chain(**dict(zip(COLUMNS, row, strict=True)))  # type: ignore[arg-type]
+    """A reason that nobody of us gave is none."""
+    fields = dict(zip(COLUMNS, row, strict=True))
+    why = str(fields.pop("pruned_why"))
+    return Chain(**fields, pruned_why=Pruned(why) if why in set(Pruned) else None)  # type: ignore[arg-type]
 
 
 def _chain(db: sqlite3.Connection, box: str) -> Chain | None:
@@ -131,17 +148,22 @@ def _chain(db: sqlite3.Connection, box: str) -> Chain | None:
 
 
 def chain_values(chain: Chain) -> tuple[object, ...]:
-    return tuple(getattr(chain, name) for name in COLUMNS)
+    return tuple(getattr(chain, name) or "" if name == "pruned_why" else getattr(chain, name) for name in COLUMNS)
 
 
 def _prune(db: sqlite3.Connection, before: float, most: int) -> int:
-    """How many chains went: so many at once, until there are none."""
+    """How many chains went: so many at once, until there are none. First those that are too old, so that none of them
+    counts for its owner."""
     now = time.time()
-    [total] = db.execute(_TOTAL).fetchone()
-    oldest = [Ended(*row) for row in db.execute(_OLDEST, (PRUNED_AT_ONCE,))]
-    going = expired(oldest, int(total), before, most)
-    for chain in going:
-        db.execute("DELETE FROM receipts WHERE box = ?", (chain.box,))
-        db.execute("UPDATE chains SET pruned_at = ? WHERE box = ?", (now, chain.box))
+    why, limit = Pruned.AGE, now - before
+    going = [box for (box,) in db.execute(_AGED, (min(before, now), PRUNED_AT_ONCE))]
+    if not going:
+        why, limit = Pruned.ROWS, float(most)
+        for owner, total in db.execute(_CROWDED, (most,)).fetchall():
+            oldest = db.execute(_OLDEST, (owner, now, PRUNED_AT_ONCE - len(going)))
+            going += beyond((Ended(*row) for row in oldest), int(total), most)
+    for box in going:
+        db.execute("DELETE FROM receipts WHERE box = ?", (box,))
+        db.execute(_MARK, (now, why, limit, box))
     db.execute("DELETE FROM chains WHERE pruned_at > 0 AND pruned_at < ?", (now - HEADS_KEPT_SECONDS,))
     return len(going)

@@ -4,25 +4,36 @@ import asyncio
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
-from hutch.errors import BoxBroken, Conflict, Detail, LeaseLost
-from hutch.keeper.records import BoxRecord
+from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
+from hutch.keeper.leases import holds
+from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.states import in_words
 from hutch.model.state import State
 from hutch.providers.base import Instance
 
 
+class Found(NamedTuple):
+    """The box of a key, and whether it was there before."""
+
+    live: "Live"
+    was_there: bool
+
+
 class Live:
     """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
 
-    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets", "trouble",
-                 "used")  # fmt: skip
+    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets",
+                 "tombstone", "trouble", "used")  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
         self.secrets = secrets
         """Kept out of every log line while the box lives; the record has only their names."""
         self.instance: Instance | None = None
+        self.tombstone: Tombstone | None = None
+        """What stays of the box when it is gone: whoever still has a handle is told."""
         self.pins = 0
         self.handles: dict[str, int] = {}
         """Open handles in this process by session: while the holder has any, its lease is kept alive."""
@@ -39,6 +50,7 @@ class Live:
 
     def pin(self, epoch: int) -> None:
         """Begin an operation under `epoch`; every pin needs its `unpin`."""
+        self.check_there()
         record = self.record
         if record.epoch != epoch:
             raise taken_over(record, {"epoch": record.epoch, "yours": epoch})
@@ -46,6 +58,11 @@ class Live:
             kind = BoxBroken if record.state is State.ERROR else Conflict
             raise kind(in_words(record), details={"state": str(record.state)})
         self.pins += 1
+
+    def check_there(self) -> None:
+        """Gone if the box has been destroyed."""
+        if self.tombstone is not None:
+            raise gone(self.tombstone)
 
     def unpin(self) -> None:
         self.pins -= 1
@@ -74,6 +91,11 @@ class Live:
         lease = self.record.lease
         return lease is not None and lease.holder in self.handles
 
+    def in_use(self, now: float) -> bool:
+        """Whether somebody works with the box or holds it, so that its idle clock stands still."""
+        lease = self.record.lease
+        return bool(self.pins) or (lease is not None and lease.live(now) and self.held)
+
     @property
     def running(self) -> Instance:
         if self.instance is None:
@@ -82,7 +104,7 @@ class Live:
 
     def held_by_another(self, session: str) -> bool:
         lease = self.record.lease
-        return lease is not None and lease.holder != session and lease.live(time.time())
+        return lease is not None and not holds(lease, session) and lease.live(time.time())
 
 
 def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -> LeaseLost:
@@ -90,4 +112,14 @@ def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -
         f"box {record.id} was taken over by another session",
         remedy="attach to it again, or create a box of your own",
         details=details,
+    )
+
+
+def gone(tombstone: Tombstone) -> Gone:
+    """ "box x has been destroyed: idle for 600 s" (P4)."""
+    name = f" ({tombstone.name})" if tombstone.name else ""
+    return Gone(
+        f"box {tombstone.id}{name} has been destroyed: {tombstone.reason}",
+        details={"at": tombstone.at, "reason": tombstone.reason},
+        remedy="create a new one",
     )

@@ -6,7 +6,7 @@ import time
 from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
-from hutch.keeper.deadlines import own_ttl
+from hutch.keeper.deadlines import orphan_grace, own_ttl
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
 from hutch.keeper.liveness import Liveness
@@ -56,18 +56,17 @@ class Maker:
         while True:
             with telemetry.step("hutch.create.policy"):
                 provider, effective = await self._engines.decide(spec, failed)
-            breaker = self._engines.breaker(effective.provider)
             try:
                 with telemetry.step("hutch.create", profile=effective.profile, provider=effective.provider):
                     live = await self._make(provider, effective, lease, owner, key)
             except (Unavailable, EngineError) as error:
-                breaker.failed(error.message)
+                self._engines.failed(effective.provider, error.message)
                 failed[effective.provider] = error.message
                 if not self._engines.others(spec, failed):
                     raise
                 log("keeper").warning("provider failed, another stands in", provider=effective.provider, error=error)
             else:
-                breaker.worked()
+                self._engines.worked(effective.provider)
                 return live
 
     async def _make(
@@ -94,7 +93,8 @@ class Maker:
     ) -> tuple[Live, Order]:
         """The box on record, and what the engine is to make."""
         now = time.time()
-        order = await self.order(box_id, effective, owner, now)
+        grace = orphan_grace(self._config, effective, key)
+        order = await self.order(box_id, effective, owner, now, grace)
         record = BoxRecord(
             id=box_id, owner=owner, keeper=self._keeper, state=State.CREATING, spec=effective.shown(),
             instance=provider.plan(order), created_at=now, used_at=now, idempotency_key=key, lease=lease,
@@ -118,9 +118,7 @@ class Maker:
             raise
         return live, order
 
-    async def order(
-        self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float = 0.0
-    ) -> Order:
+    async def order(self, box_id: BoxId, spec: EffectiveSpec, owner: str, created_at: float, grace: float) -> Order:
         """With the host places the box may show, checked now: they may have changed since it was stopped."""
         places = self._engines.places(spec)
         kind, _, volume = spec.workspace.source.partition(":")

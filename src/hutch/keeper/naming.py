@@ -1,6 +1,7 @@
 """How people name a box: by its id, by the beginning of it, or by a name that no other live box of its owner has."""
 
-from hutch.errors import Conflict, Gone, Invalid, NotFound
+from hutch.errors import Conflict, Invalid, NotFound
+from hutch.keeper.live import gone
 from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.store import Store
 from hutch.model.ids import BoxId, is_name
@@ -45,15 +46,9 @@ async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: 
 
 
 async def _absence(store: Store, text: str, owner: str) -> NotFound:
-    tombstone = await store.tombstone(BoxId(text))
-    if tombstone is not None and tombstone.owner == owner:
-        return gone(text, tombstone.at, tombstone.reason)
+    tombstone = await store.tombstone(BoxId(text)) or await store.buried(owner, text)
     short = 0 < len(text) < SHORTEST_PREFIX
+    if tombstone is not None and tombstone.owner == owner and text and (tombstone.name == text or not short):
+        return gone(tombstone)
     hint = f"the beginning of an id needs {SHORTEST_PREFIX} characters; " if short else ""
     return NotFound(f"no box {text}", remedy=f"{hint}`hutch box list` shows those there are")
-
-
-def gone(box_id: str, at: float, reason: str) -> Gone:
-    return Gone(
-        f"box {box_id} has been destroyed: {reason}", details={"at": at, "reason": reason}, remedy="create a new one"
-    )

@@ -30,6 +30,7 @@ class Observing:
 
     async def begin(self) -> Instance:
         """Only a running box can be looked into: a paused one would have to be woken."""
+        self._live.check_there()
         self._keeper.check_ours(self._live)
         if self._live.record.state is not State.RUNNING:
             raise Conflict(in_words(self._live.record), details={"state": str(self._live.record.state)})
@@ -121,6 +122,7 @@ class ObservedBox:
         return await (await self._guard.begin()).usage()
 
     async def info(self) -> BoxInfo:
+        self._live.check_there()
         return shown(self._live.record, self._live)
 
     async def state(self) -> State:

@@ -7,9 +7,11 @@ from hutch.errors import ConfigError
 from hutch.keeper import ownership
 from hutch.keeper.liveness import Liveness, Locks
 from hutch.keeper.store import MemoryStore, Store
+from hutch.logs import log
 
 if TYPE_CHECKING:
     from hutch.keeper.ledger import Ledger
+    from hutch.keeper.state_key import StateKey
 
 
 def open_store(config: Config) -> tuple[Store, Liveness]:
@@ -18,9 +20,10 @@ def open_store(config: Config) -> tuple[Store, Liveness]:
     if not config.enabled or config.store == "memory":
         return MemoryStore(), Locks(homes)
     if not config.store:
+        from hutch.keeper.seal import Seal
         from hutch.keeper.sqlite import SqliteStore
 
-        return SqliteStore(config.state_dir / "hutch.db"), Locks(homes)
+        return SqliteStore(config.state_dir / "hutch.db", Seal(open_key(config))), Locks(homes)
     if not is_shared(config):
         # Not shown: what was meant as an address may hold a password.
         raise ConfigError(
@@ -37,7 +40,12 @@ def open_store(config: Config) -> tuple[Store, Liveness]:
             remedy="pip install 'hutch[postgres]'",
             details={"field": "store"},
         ) from error
-    store = PostgresStore(config.store)
+    from hutch.keeper.seal import Seal
+
+    seal = Seal(open_key(config)) if config.state_key_file else None
+    if seal is None:
+        log("store").info("environments of boxes are in the open in the database", remedy="set state_key_file")
+    store = PostgresStore(config.store, seal)
     return store, Heartbeat(store.connections, homes)
 
 
@@ -56,6 +64,16 @@ def open_ledger(config: Config, store: Store) -> "Ledger":
     from hutch.keeper.ledger_sqlite import SqliteLedger
 
     return SqliteLedger(config.state_dir / "receipts.db", synced=config.receipts == "strict")
+
+
+def open_key(config: Config) -> "StateKey":
+    """The key of the state directory, or the one that the configuration names. Records in memory need none that
+    lasts."""
+    from hutch.keeper.state_key import FILE, StateKey
+
+    if not config.enabled or config.store == "memory":
+        return StateKey()
+    return StateKey(config.state_key_file or config.state_dir / FILE)
 
 
 def is_shared(config: Config) -> bool:

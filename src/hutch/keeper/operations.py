@@ -19,12 +19,13 @@ from hutch.keeper.live import Live
 from hutch.keeper.records import BoxRecord
 from hutch.logs import redact
 from hutch.model.digests import digest
-from hutch.model.receipts import Detail, Details, Receipt
+from hutch.model.receipts import SPELLED, Detail, Details, Receipt
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
 
 if TYPE_CHECKING:
     from hutch.keeper.receipt_queue import ReceiptQueue
+    from hutch.keeper.state_key import StateKey
 
 LONGEST_TEXT = 2000
 MOST_PARTS = 50
@@ -35,9 +36,11 @@ Ended = Callable[[Receipt], None]
 class Operations:
     """Where all operations of one keeper end."""
 
-    def __init__(self, queue: "ReceiptQueue | None", *, strict: bool = False) -> None:
+    def __init__(self, queue: "ReceiptQueue | None", key: "StateKey | None" = None, *, strict: bool = False) -> None:
         self.queue = queue
         """None: no receipts are kept."""
+        self._key = key
+        """None: what receipts do not show is not proven either."""
         self.strict = strict
         """The answer waits until the receipt is on record."""
         self.listeners: list[Ended] = []
@@ -57,6 +60,19 @@ class Operations:
         for listener in self.listeners:
             listener(draft)
         return self.queue.put(draft) if self.queue is not None else 0
+
+    def told(self, details: Details) -> tuple[Details, dict[str, str]]:
+        """Details as a receipt shows them, and the keyed digests of those that it does not show whole. A command always
+        has one: what it spells out is hidden only later, where nobody waits for it (`receipt_chain.link`)."""
+        shown, key = bounded(details), self._key
+        if key is None:
+            return shown, {}
+        digests = {
+            name: key.digest(name, value)
+            for name, value in details.items()
+            if isinstance(value, str) and (name in SPELLED or shown[name] != value)
+        }
+        return shown, digests
 
     def policy(self, record: BoxRecord) -> str:
         """The digest of the box's effective spec, as people may see it."""
@@ -112,13 +128,15 @@ class Operation:
 
     def _receipt(self, error: BaseException | None) -> Receipt:
         record, result = self._live.record, self.result
+        details, digests = self._operations.told(self._details)
         draft = Receipt(
             box=record.id,
             owner=record.owner,
             at=self._at,
             op=self._op,
             who=who(self._session),
-            details=bounded(self._details),
+            details=details,
+            digests=digests,
             policy=self._operations.policy(record),
             error=_code(error),
             changed=None if self.changed is None or error is not None else bounded_texts(self.changed),

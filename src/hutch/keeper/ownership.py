@@ -13,19 +13,26 @@ from pathlib import Path
 
 
 class Claim:
-    """This keeper's own lock."""
+    """A lock by a keeper's name: its own, or (with `wait=False`) the one that a dead keeper has left.
 
-    def __init__(self, directory: Path, keeper: str) -> None:
+    Raises BlockingIOError if it does not wait and another process has the lock.
+    """
+
+    def __init__(self, directory: Path, keeper: str, *, wait: bool = True) -> None:
         locks = directory / "keepers"
         locks.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = locks / keeper
-        self._fd = self._lock()
+        self._fd = self._lock(fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def _lock(self) -> int:
+    def _lock(self, how: int) -> int:
         """Between open and flock a sweeper may take the file for a dead keeper's: then it is made again."""
         while True:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(fd, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(fd, how)
+            except BlockingIOError:
+                os.close(fd)
+                raise
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(fd), os.stat(self._path)):
                     return fd

@@ -12,7 +12,8 @@ import psycopg
 from hutch.errors import Conflict
 from hutch.keeper.connections import EVENTS_LOCK, PATIENCE_SECONDS, Connection, Connections
 from hutch.keeper.records import BoxRecord, Tombstone
-from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken
+from hutch.keeper.seal import Seal, from_store, to_store
+from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken, the_only
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.reading import remembered
@@ -33,7 +34,7 @@ _REPLACE = (
 )
 _REMOVE = "DELETE FROM hutch.boxes WHERE id = %s AND version = %s"
 _BURY = (
-    "INSERT INTO hutch.tombstones (id, at, body) SELECT %s, %s, %s FROM done"
+    "INSERT INTO hutch.tombstones (id, at, owner, name, body) SELECT %s, %s, %s, %s, %s FROM done"
     " ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body"
 )
 _SETTLED = (
@@ -45,17 +46,20 @@ _SETTLED = (
 class PostgresStore:
     """The `Store` protocol over one database; its tables are in the schema `hutch`."""
 
-    def __init__(self, url: str, *, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, url: str, seal: Seal | None = None, *, patience: float = PATIENCE_SECONDS) -> None:
+        """Keepers that share the database share the key of `seal`; without one, environments are in the open."""
+        self._seal = seal
         self.connections = Connections(url, patience)
 
     async def insert(self, record: BoxRecord, event: Event) -> None:
         query = f"{_WRITER}, done AS ({_INSERT} RETURNING 1) {_TELL}"
+        columns = self._columns(record)
 
         def work(db: Connection, again: bool) -> None:
             try:
-                told = db.execute(query, (*_columns(record), *_told(event))).fetchone()
+                told = db.execute(query, (*columns, *_told(event))).fetchone()
             except psycopg.errors.UniqueViolation as error:
-                if again and _holds(db, record):
+                if again and _holds(db, columns):
                     return
                 raise _taken(record, error) from error
             _trim(db, told)
@@ -63,7 +67,8 @@ class PostgresStore:
         await self.connections.run(work)
 
     async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
-        values = (*_columns(record)[1:], record.id, expected)
+        columns = self._columns(record)
+        values = (*columns[1:], record.id, expected)
         query = f"{_WRITER}, done AS ({_REPLACE} RETURNING 1) {_TELL}"
 
         def work(db: Connection, again: bool) -> bool:
@@ -73,18 +78,18 @@ class PostgresStore:
                 raise _taken(record, error) from error
             if cursor.rowcount and event is not None:
                 _trim(db, cursor.fetchone())
-            return bool(cursor.rowcount) or (again and _holds(db, record))
+            return bool(cursor.rowcount) or (again and _holds(db, columns))
 
         return await self.connections.run(work)
 
     async def remove(self, tombstone: Tombstone, expected: int, event: Event) -> bool:
-        grave = (tombstone.id, tombstone.at, tombstone.to_json())
+        grave = (tombstone.id, tombstone.at, tombstone.owner, tombstone.name or None, tombstone.to_json())
         query = f"{_WRITER}, done AS ({_REMOVE} RETURNING 1), buried AS ({_BURY}) {_TELL}"
 
         def work(db: Connection, again: bool) -> bool:
             told = db.execute(query, (tombstone.id, expected, *grave, *_told(event))).fetchone()
             if told is None:
-                return again and _body(db, "SELECT body FROM hutch.tombstones WHERE id = %s", tombstone.id) == grave[2]
+                return again and _body(db, "SELECT body FROM hutch.tombstones WHERE id = %s", tombstone.id) == grave[-1]
             _trim(db, told)
             db.execute("DELETE FROM hutch.tombstones WHERE at < %s", (time.time() - TOMBSTONE_SECONDS,))
             return True
@@ -93,22 +98,33 @@ class PostgresStore:
 
     async def get(self, box_id: BoxId) -> BoxRecord | None:
         body = await self.connections.run(lambda db, _: _body(db, "SELECT body FROM hutch.boxes WHERE id = %s", box_id))
-        return None if body is None else BoxRecord.from_json(body)
+        return None if body is None else from_store(body, self._seal)
 
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
         query = "SELECT body FROM hutch.boxes WHERE owner = %s AND key = %s"
         body = await self.connections.run(lambda db, _: _body(db, query, owner, key))
-        return None if body is None else BoxRecord.from_json(body)
+        return None if body is None else from_store(body, self._seal)
 
     async def all(self) -> tuple[BoxRecord, ...]:
         query = "SELECT body FROM hutch.boxes ORDER BY id"
         rows = await self.connections.run(lambda db, _: db.execute(query).fetchall())
-        return tuple(BoxRecord.from_json(_bytes(body)) for (body,) in rows)
+        return tuple(from_store(_bytes(body), self._seal) for (body,) in rows)
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         query = "SELECT body FROM hutch.tombstones WHERE id = %s"
         body = await self.connections.run(lambda db, _: _body(db, query, box_id))
         return None if body is None else remembered(body, Tombstone)
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        named = "SELECT body FROM hutch.tombstones WHERE owner = %s AND name = %s ORDER BY at DESC LIMIT 1"
+        begun = "SELECT body FROM hutch.tombstones WHERE starts_with(id, %s) AND owner = %s LIMIT 2"
+
+        def work(db: Connection, _: bool) -> list[tuple[bytes]]:
+            found = db.execute(named, (owner, text)).fetchall()
+            found = found or db.execute(begun, (text, owner)).fetchall()
+            return [(_bytes(body),) for (body,) in found]
+
+        return the_only(await self.connections.run(work))
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         """Only numbers below which nothing can appear any more: whoever goes on from the last one misses none."""
@@ -149,10 +165,9 @@ class PostgresStore:
     async def close(self) -> None:
         await self.connections.close()
 
-
-def _columns(record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
-    key, name = record.idempotency_key or None, record.spec.name or None
-    return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, record.to_json()
+    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+        key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
+        return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
 
 
 def _taken(record: BoxRecord, error: psycopg.errors.UniqueViolation) -> Conflict:
@@ -170,8 +185,8 @@ def _trim(db: Connection, told: tuple[object, ...] | None) -> None:
         db.execute("DELETE FROM hutch.events WHERE seq <= %s", (seq - EVENTS_KEPT,))
 
 
-def _holds(db: Connection, record: BoxRecord) -> bool:
-    return _body(db, "SELECT body FROM hutch.boxes WHERE id = %s", record.id) == record.to_json()
+def _holds(db: Connection, columns: tuple[str | int | bytes | None, ...]) -> bool:
+    return _body(db, "SELECT body FROM hutch.boxes WHERE id = %s", str(columns[0])) == columns[-1]
 
 
 def _body(db: Connection, query: str, *values: str) -> bytes | None:

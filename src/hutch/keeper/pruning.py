@@ -16,8 +16,9 @@ from hutch.errors import HutchError
 from hutch.keeper import ownership
 from hutch.keeper.engines import Engines
 from hutch.keeper.liveness import Liveness
-from hutch.keeper.opening import is_shared, open_ledger, open_store
+from hutch.keeper.opening import is_shared, open_key, open_ledger, open_store
 from hutch.keeper.receipts import Receipts
+from hutch.keeper.reconcile import at_work
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.states import States
 from hutch.keeper.store import Store
@@ -33,7 +34,7 @@ async def prune(config: Config, *, dry_run: bool = False) -> AsyncIterator[Lefto
     homes = ownership.homes(config.state_dir, config.run_dir)
     store, liveness = _opened(config)
     engines = Engines(config)
-    receipts = Receipts(open_ledger(config, store), mode=config.receipts)
+    receipts = Receipts(open_ledger(config, store), mode=config.receipts, key=open_key(config))
     pruner = _Pruner(config, homes, me, engines, liveness, receipts, dry_run=dry_run)
     try:
         if not dry_run:
@@ -100,6 +101,8 @@ class _Pruner:
             if record.spec.retention is Retention.PERSISTENT or record.place not in ("", self._liveness.place):
                 continue
             if record.waits(time.time()) or await self._liveness.alive(record.keeper):
+                continue
+            if await at_work(self._engines, record):
                 continue
             states = States(store)
             states.witnesses.append(self._receipts.witness)

@@ -20,9 +20,12 @@ from hutch.model.receipts import (
     GONE,
     HANDED_OVER,
     LEFT,
+    NOTES,
+    SPELLED,
     Chain,
     ChainCheck,
     Details,
+    Pruned,
     Receipt,
 )
 
@@ -94,7 +97,9 @@ def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Ro
         body = sealed.to_json()
         head = hashlib.sha256(body).hexdigest()
         rows.append(Row(count, head, body))
-        last_at, last_op = draft.at + draft.duration_ms / 1000, draft.op
+        # How long it took is the caller's own word in a note, and must not date what follows.
+        last_at = draft.at if draft.op.startswith(NOTES) else draft.at + draft.duration_ms / 1000
+        last_op = draft.op
     ended = last_at if last_op == GONE else chain.ended_at
     return chain.but(count=count, head=head, last_at=last_at, last_op=last_op, ended_at=ended), rows
 
@@ -108,13 +113,24 @@ def _arrival(draft: Receipt, since: float, last_op: str) -> Receipt:
 
 def _masked(details: Details) -> Details:
     """Secrets that were told to the box are hidden before; these are the ones that a command spells out."""
-    spelled = {name: text for name in ("command", "what") if isinstance(text := details.get(name), str)}
+    spelled = {name: text for name in SPELLED if isinstance(text := details.get(name), str)}
     if not spelled:
         return details
     return details | {
         name: re.sub(_ASSIGNED, lambda found: found[1] + HIDDEN, text, flags=re.IGNORECASE)
         for name, text in spelled.items()
     }
+
+
+def pruning_problem(chain: Chain, held: int | None = None) -> str:
+    """Why the receipts of a pruned chain should still be there; empty: retention asked for it. `held`: how many the
+    owner had at that time at least, if that is known."""
+    if chain.pruned_why is Pruned.AGE and chain.ended_at + chain.pruned_limit > chain.pruned_at + 1.0:
+        kept = (chain.pruned_at - chain.ended_at) / DAY_SECONDS
+        return f"removed {kept:.1f} days after its end, and {chain.pruned_limit / DAY_SECONDS:.1f} are kept"
+    if chain.pruned_why is Pruned.ROWS and held is not None and held <= chain.pruned_limit:
+        return f"removed as one too many, and its owner never had more than {held} of {chain.pruned_limit:.0f}"
+    return "" if chain.ended_at else "removed, and its box is not gone"
 
 
 class Walk:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.keeper.receipt_chain import Row, Walk
+from hutch.keeper.receipt_chain import Row, Walk, pruning_problem
 from hutch.keeper.receipts import trailer
 from hutch.model.reading import remembered, understood_plain
 from hutch.model.receipts import Chain, ChainCheck, Receipt
@@ -89,7 +89,18 @@ class _Checking:
         walk = self._walk or Walk(chain.box, chain.owner)
         self._walk = None
         if chain.pruned_at and not walk.count:
-            self.checks.append(ChainCheck(box=chain.box, owner=chain.owner, pruned_at=chain.pruned_at))
+            problem = pruning_problem(chain)
+            self.checks.append(
+                ChainCheck(
+                    box=chain.box,
+                    owner=chain.owner,
+                    pruned_at=chain.pruned_at,
+                    pruned_why=chain.pruned_why,
+                    ok=not problem,
+                    broken=0 if problem else None,
+                    problem=problem,
+                )
+            )
         elif (walk.box, walk.owner) != (chain.box, chain.owner):
             walk.stop(f"it stands in the chain of box {chain.box}, owner {chain.owner}")
             self.checks.append(walk.end(chain))

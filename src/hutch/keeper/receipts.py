@@ -1,6 +1,7 @@
 """Receipts of a keeper: what happened to boxes is written down, read again, checked, exported and, one day, pruned."""
 
 import asyncio
+import math
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable
@@ -14,7 +15,7 @@ import msgspec
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper import receipt_losses
 from hutch.keeper.callers import unasked, who
-from hutch.keeper.operations import Operations, bounded
+from hutch.keeper.operations import Operations
 from hutch.keeper.pool import POOL_OWNER
 from hutch.keeper.records import BoxRecord
 from hutch.keeper.store import Store
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from hutch.keeper.ledger import Ledger
     from hutch.keeper.receipt_chain import Row
     from hutch.keeper.receipt_queue import ReceiptQueue
+    from hutch.keeper.state_key import StateKey
 
 OWN_OPS = r"(tool|mcp|note)\.[a-z0-9_.-]{1,60}"
 """Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
@@ -51,15 +53,27 @@ _OF_STATES = {
 class Receipts:
     """One for each keeper. With mode `off` nothing is written; what was written before can still be read."""
 
-    def __init__(self, ledger: "Ledger | None", *, mode: str = "on", days: float = 30.0, most: int = 1_000_000) -> None:
-        """Without a ledger they are kept in memory."""
+    def __init__(
+        self, ledger: "Ledger | None", *, mode: str = "on", days: float = 30.0, most: int = 1_000_000,
+        key: "StateKey | None" = None,
+    ) -> None:  # fmt: skip
+        """Without a ledger they are kept in memory; without a key, what they prove ends with this process. `most`: how
+        many are kept of each owner."""
         self._given = ledger
+        self._key = key
         self._days = days
         self._most = most
         self.queue = self._new_queue() if mode != "off" else None
-        self.operations = Operations(self.queue, strict=mode == "strict")
+        self.operations = Operations(self.queue, self.key if self.queue is not None else None, strict=mode == "strict")
         self._clock: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
+
+    @cached_property
+    def key(self) -> "StateKey":
+        """By which texts that are not shown whole can be proven."""
+        from hutch.keeper.state_key import StateKey
+
+        return self._key or StateKey()
 
     @cached_property
     def _ledger(self) -> "Ledger":
@@ -128,18 +142,20 @@ class Receipts:
                 op="receipts.note",
                 remedy="tool.NAME, mcp.NAME or note.NAME, in lower case",
             )
-        told = bounded(details or {})
+        if not 0 <= duration_ms < math.inf:
+            raise Invalid(f"a note cannot have taken {duration_ms} ms", op="receipts.note")
+        told, digests = self.operations.told(details or {})
         if len(told) > MOST_DETAILS or len(encoded(told)) > LONGEST_NOTE:
             raise Invalid(
                 f"a note has at most {MOST_DETAILS} details, and {LONGEST_NOTE} bytes of JSON", op="receipts.note"
             )
         if self.queue is None:
             return
-        at = time.time() - duration_ms / 1000
+        at = time.time()  # not the caller's word: nobody puts a note before what has happened already
         box, whose = await self._place(box_id, owner, at)
         draft = Receipt(
-            box=box, owner=whose, at=at, op=op, who=who(session), details=told, error=error[:LONGEST_CODE],
-            duration_ms=round(duration_ms, 3),
+            box=box, owner=whose, at=at, op=op, who=who(session), details=told, digests=digests,
+            error=error[:LONGEST_CODE], duration_ms=round(duration_ms, 3),
         )  # fmt: skip
         await self._settled(self.operations.ended(draft))
 
@@ -158,8 +174,9 @@ class Receipts:
     def _write(self, record: BoxRecord, op: str, details: Details, session: str = "") -> int:
         if not self.operations.heard:
             return 0
+        told, digests = self.operations.told(details)
         draft = Receipt(
-            box=record.id, owner=record.owner, at=time.time(), op=op, who=who(session), details=bounded(details),
+            box=record.id, owner=record.owner, at=time.time(), op=op, who=who(session), details=told, digests=digests,
             policy=self.operations.policy(record),
         )  # fmt: skip
         return self.operations.ended(draft)
@@ -187,6 +204,24 @@ class Receipts:
         await self.settled()
         chain = await self._chain(box_id, owner)
         return tuple([_shown(row) for row in await self._ledger.rows(chain.box, after, limit)])
+
+    async def matches(self, box_id: str, number: int, detail: str, text: str) -> bool:
+        """Whether a detail of a receipt was this text, whole, also where the receipt shows it cut or hides parts of it.
+
+        Only for whoever has the state directory: over HTTP, guesses at what is hidden could be tried one by one.
+        """
+        found = await self.list(box_id, number - 1, 1) if number > 0 else ()
+        if not found or found[0].seq != number or detail not in found[0].details:
+            raise NotFound(f"receipt {number} of box {box_id} has no {detail!r}", remedy="`hutch receipts list BOX`")
+        kept = found[0].digests.get(detail)
+        if kept is None:
+            return found[0].details[detail] == text
+        if kept.partition(":")[0] != self.key.id:
+            raise Invalid(
+                f"receipt {number} was written with another key ({kept.partition(':')[0]})", op="receipts.matches",
+                remedy="use the state directory that it was written with",
+            )  # fmt: skip
+        return kept == self.key.digest(detail, text)
 
     async def chains(self, owner: str | None = None) -> tuple[Chain, ...]:
         """Those there are, pruned ones too, by box."""
@@ -229,11 +264,10 @@ class Receipts:
         from hutch.keeper.receipt_chain import Walk
 
         if chain.pruned_at:
-            left = await self._ledger.rows(chain.box, 0, 1)
-            problem = "the head record tells that they were pruned, and some are there" if left else ""
+            problem = await self._pruning_problem(chain)
             return ChainCheck(
-                box=chain.box, owner=chain.owner, ok=not left, broken=0 if left else None, problem=problem,
-                pruned_at=chain.pruned_at,
+                box=chain.box, owner=chain.owner, ok=not problem, broken=0 if problem else None, problem=problem,
+                pruned_at=chain.pruned_at, pruned_why=chain.pruned_why,
             )  # fmt: skip
         walk = Walk(chain.box, chain.owner)
         while page := await self._ledger.rows(chain.box, walk.count, PAGE):
@@ -241,6 +275,15 @@ class Receipts:
                 break
         # Receipts may have been added meanwhile; the head is read again behind them.
         return walk.end(await self._ledger.chain(chain.box) or chain)
+
+    async def _pruning_problem(self, chain: Chain) -> str:
+        from hutch.keeper.receipt_chain import pruning_problem
+
+        if await self._ledger.rows(chain.box, 0, 1):
+            return "the head record tells that they were pruned, and some are there"
+        if chain.pruned_why is None:
+            return "the receipts are gone, and no rule of retention says why"
+        return pruning_problem(chain, await self._ledger.held(chain.owner, chain.pruned_at))
 
     async def _chain(self, box_id: str, owner: str | None) -> Chain:
         found = await self._ledger.chain(box_id)

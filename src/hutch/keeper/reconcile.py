@@ -6,8 +6,10 @@ Nothing of a live keeper is touched (lesson 10), nothing is forgotten before its
 import time
 from collections.abc import Callable
 
+from hutch.config import Config
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
-from hutch.keeper.deadlines import attached
+from hutch.keeper.callers import who
+from hutch.keeper.deadlines import attached, orphan_grace
 from hutch.keeper.engines import Engines
 from hutch.keeper.leases import surviving
 from hutch.keeper.live import Live
@@ -17,6 +19,7 @@ from hutch.keeper.states import States
 from hutch.keeper.store import Store
 from hutch.logs import log
 from hutch.model.durations import shown
+from hutch.model.results import JobState
 from hutch.model.spec import Retention
 from hutch.model.state import State
 
@@ -27,21 +30,20 @@ class Reconciler:
     """Brings one keeper's memory, the store and the engines to agree."""
 
     def __init__(
-        self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, grace: float
+        self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, config: Config
     ) -> None:
-        """`grace`: the dead-man's clock that this keeper gives to what it takes over."""
         self._keeper = keeper
         self._store = store
         self._states = states
         self._engines = engines
         self._liveness = liveness
-        self._grace = grace
+        self._config = config
 
     async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
         """The boxes that are ours now."""
         adopted: list[Live] = []
         for record in await self._store.all():
-            if not wanted(record) or not await self.abandoned(record):
+            if not wanted(record) or not await self.abandoned(record) or await at_work(self._engines, record):
                 continue
             try:
                 live = await self.take(record)
@@ -69,9 +71,8 @@ class Reconciler:
             record,
             keeper=self._keeper,
             epoch=record.epoch + 1,
-            lease=surviving(record.lease),
-            # One that was left to itself keeps the clock it was left with: `--keep` chose it.
-            grace_sec=record.grace_sec if record.left_at else self._grace,
+            lease=surviving(record.lease, asking=who().session),
+            grace_sec=self._grace_of(record),
             kind="" if record.left_at else "adopted",
             reason="its keeper died",
         )
@@ -84,6 +85,10 @@ class Reconciler:
         if record.state is State.STOPPED:
             return Live(record)
         return await self._reattach(record)
+
+    def _grace_of(self, record: BoxRecord) -> float:
+        """A box that was left to itself keeps the clock it was left with: `--keep` chose it."""
+        return record.grace_sec if record.left_at else orphan_grace(self._config, record.spec, record.idempotency_key)
 
     async def _reattach(self, record: BoxRecord) -> Live | None:
         provider = self._engines.provider(record.instance.provider)
@@ -146,6 +151,23 @@ class Reconciler:
                 if not await self._liveness.alive(instance.keeper):
                     await provider.destroy(instance)
             await provider.sweep()
+
+
+async def at_work(engines: Engines, record: BoxRecord) -> bool:
+    """Whether a box that was left on purpose is kept by a running job: it goes on waiting for whoever asks for it, and
+    no keeper takes it unasked."""
+    if not record.left_at or record.state is not State.RUNNING:
+        return False
+    try:
+        instance = await engines.provider(record.instance.provider).attach(record.instance, record.spec)
+    except HutchError:
+        return False  # what has become of it is found out by whoever takes it
+    try:
+        return any(job.state is JobState.RUNNING for job in await instance.jobs())
+    except HutchError:
+        return False
+    finally:
+        await instance.close()
 
 
 def _lost(record: BoxRecord, gone: NotFound) -> str:

@@ -13,8 +13,11 @@ from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
 
-SCHEMA = 1
+SCHEMA = 2
+"""2: the environment may be sealed."""
 LOCAL_OWNER = "local"
+SCOPE_KEY = "scope:"
+"""How the key of a conversation's box begins; the keys that callers choose for their creations do not."""
 
 
 class BoxRecord(Record, frozen=True, kw_only=True):
@@ -47,7 +50,9 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     grace_sec: float = 0.0
     """Its dead-man's clock: how long it lives without any keeper."""
     left_at: float = 0.0
-    """When a keeper last went and left it to itself on purpose (`Keeper.leave`); 0: never."""
+    """When a keeper last went and left it to itself on purpose (`Endings.leave`); 0: never."""
+    sealed_env: str = ""
+    """The spec's environment as a store holds it (`keeper.seal`); here only if it could not be opened."""
 
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
@@ -60,6 +65,11 @@ class BoxRecord(Record, frozen=True, kw_only=True):
             raise
         _check_schema(record)
         return record
+
+    @property
+    def of_conversation(self) -> bool:
+        """Whether `box_for` finds it by the values of a scope."""
+        return self.idempotency_key.startswith(SCOPE_KEY)
 
     def waits(self, now: float) -> bool:
         """Left to itself, and its clock has not run out: it waits for whoever asks for it. A box that stands still
@@ -91,5 +101,6 @@ class Tombstone(Record, frozen=True, kw_only=True):
 
     id: BoxId
     owner: str
+    name: str = ""
     reason: str
     at: float

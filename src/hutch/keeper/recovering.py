@@ -26,6 +26,7 @@ async def _recover(live: Live, states: States, engines: Engines) -> None:
             await states.change(live.record, State.ERROR, into=live, reason=f"lost: {gone.message}")
             raise BoxBroken(f"box {live.record.id} is lost: {gone.message}", remedy="destroy it") from gone
         except HutchError as error:
+            engines.doubt(provider.name)
             await states.change(live.record, State.UNKNOWN, into=live, reason=error.message)
             raise Unavailable(f"box {live.record.id} cannot be reached: {error.message}") from error
         if live.instance is not None:

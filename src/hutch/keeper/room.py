@@ -13,6 +13,9 @@ from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
 from hutch.policy.quotas import Quota, Shortage, shortage
 
+_SUMMED = ("cpus", "memory_mb", "disk_mb")
+"""What a quota counts of each box."""
+
 
 class Room:
     """Counts live things only: boxes that exist and creations that are under way (lesson 8)."""
@@ -43,6 +46,20 @@ class Room:
     def giving(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AbstractContextManager[None]:
         """A box of the pool counts as the owner's, who is about to get it."""
         return self._census.expecting(box_id, owner, spec)
+
+    @asynccontextmanager
+    async def growing(self, box_id: BoxId, owner: str, now: Limits, spec: EffectiveSpec) -> AsyncIterator[None]:
+        """Room in the owner's quota for a live box with other limits, until they are on record. QuotaExceeded at once:
+        the box works, so nobody has to wait for it. What shrinks needs no room, also past a quota that was lowered."""
+        shrinking = (what for what in _SUMMED if getattr(spec.limits, what) <= getattr(now, what))
+        quota = self._quota(owner).but(boxes=0, **dict.fromkeys(shrinking, 0))
+        if quota != Quota():
+            boxes = await self._census.all()
+            boxes.pop(box_id, None)
+            if lack := _over(quota, boxes, owner, spec.limits):
+                raise _refusal(lack, owner)
+        with self._census.expecting(box_id, owner, spec):
+            yield
 
     async def _wait(self, owner: str, look: Callable[[], Awaitable[Shortage | None]]) -> None:
         loop = asyncio.get_running_loop()
@@ -93,7 +110,7 @@ def _over(quota: Quota, boxes: Mapping[BoxId, Counted], owner: str, limits: Limi
 
 def _refusal(lack: Shortage, owner: str) -> QuotaExceeded:
     return QuotaExceeded(
-        f"no room for another box of {owner}: {lack.what} {lack.used:g} of {lack.limit:g} are in use",
+        f"no room for that box of {owner}: {lack.what} {lack.used:g} of {lack.limit:g} are in use",
         op="create",
         retry_after=5.0,
         details={"what": lack.what, "limit": lack.limit, "used": lack.used, "asked": lack.asked},

@@ -42,6 +42,14 @@ _CHAINS_BY_AGE = """
     CREATE INDEX chains_by_pruning ON chains (pruned_at) WHERE pruned_at > 0;
     """
 
+# Retention is each owner's own, and says what rule removed a chain. What went before that has no rule on record.
+_PRUNED_BY_OWNER = """
+    ALTER TABLE chains ADD COLUMN pruned_why TEXT NOT NULL DEFAULT '';
+    ALTER TABLE chains ADD COLUMN pruned_limit {float} NOT NULL DEFAULT 0;
+    UPDATE chains SET pruned_why = 'earlier' WHERE pruned_at > 0;
+    CREATE INDEX chains_by_owner ON chains (owner, ended_at, box, count) WHERE pruned_at = 0;
+    """
+
 # No two boxes of an owner have one name. Of those that do, from before this was held, one keeps it.
 _NAMES = """
     ALTER TABLE boxes ADD COLUMN name TEXT;
@@ -50,6 +58,13 @@ _NAMES = """
         SELECT 1 FROM boxes AS other WHERE other.owner = boxes.owner AND other.name = boxes.name AND other.id < boxes.id
     );
     CREATE UNIQUE INDEX boxes_by_name ON boxes (owner, name) WHERE name IS NOT NULL;
+    """
+
+# Whoever asks for a box that is gone asks by its name, or by the beginning of its id.
+_GRAVES = """
+    ALTER TABLE tombstones ADD COLUMN owner TEXT;
+    ALTER TABLE tombstones ADD COLUMN name TEXT;
+    CREATE INDEX tombstones_by_name ON tombstones (owner, name, at) WHERE name IS NOT NULL;
     """
 
 
@@ -75,9 +90,12 @@ def _postgres(step: str) -> str:
     )
 
 
-STEPS = (_sqlite(_BOXES), _sqlite(_NAMES))
-LEDGER_STEPS = (_sqlite(_RECEIPTS), _CHAINS_BY_AGE)
-POSTGRES_STEPS = (_postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS), _CHAINS_BY_AGE, _postgres(_NAMES))
+STEPS = (_sqlite(_BOXES), _sqlite(_NAMES), _GRAVES)
+LEDGER_STEPS = (_sqlite(_RECEIPTS), _CHAINS_BY_AGE, _sqlite(_PRUNED_BY_OWNER))
+POSTGRES_STEPS = (
+    _postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS), _CHAINS_BY_AGE, _postgres(_NAMES), _postgres(_PRUNED_BY_OWNER),
+    _GRAVES,
+)  # fmt: skip
 
 
 def statements(step: str) -> list[str]:

@@ -10,6 +10,7 @@ import string
 from collections.abc import Mapping
 
 from hutch.errors import Invalid
+from hutch.keeper.records import SCOPE_KEY
 from hutch.model.digests import digest
 from hutch.model.record import Record
 
@@ -40,7 +41,7 @@ class Scope(Record, frozen=True, kw_only=True):
 
 def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str = "") -> Scope:
     """A template variable that was not given is an error, never a shared box called "unknown" (lesson 33)."""
-    given = {"global": "global", **values}
+    given = {"global": "global", **({"kind": kind} if kind else {}), **values}
     if template == "task":
         given["task"] = _task(given)
     template = READY_MADE.get(template, template)
@@ -58,7 +59,7 @@ def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str 
     shown = template
     for name, text in zip(names, texts, strict=True):
         shown = shown.replace("{" + name + "}", text)
-    return Scope(key="scope:" + digest(*(len(part).to_bytes(8, "big") + part for part in parts)), shown=shown[:200])
+    return Scope(key=SCOPE_KEY + digest(*(len(part).to_bytes(8, "big") + part for part in parts)), shown=shown[:200])
 
 
 def _task(given: Mapping[str, object]) -> object:

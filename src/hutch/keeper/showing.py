@@ -5,11 +5,12 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import hutch
+from hutch.keeper.clocks import UP
+from hutch.keeper.engines import Choice
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.live import Live
 from hutch.keeper.records import BoxRecord
 from hutch.model.boxes import BoxInfo
-from hutch.model.capabilities import Capabilities
 from hutch.model.state import State
 
 if TYPE_CHECKING:
@@ -21,9 +22,7 @@ def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = Fals
     now = time.time()
     used_at = record.used_at if live is None else now - time.monotonic() + live.used
     lease = record.lease
-    ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
-    if record.left_at and not elsewhere and record.state is State.RUNNING:
-        ends.append(record.left_at + record.grace_sec)
+    ends = _ends(record, live, now, used_at, elsewhere=elsewhere)
     trouble = "" if live is None or live.instance is None else live.instance.trouble()
     return BoxInfo(
         id=record.id,
@@ -43,6 +42,18 @@ def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = Fals
     )
 
 
+def _ends(record: BoxRecord, live: Live | None, now: float, used_at: float, *, elsewhere: bool) -> list[float]:
+    """When each of its clocks would end the box, if nobody used it from now on."""
+    ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
+    # The dead-man's clock stands still while a keeper is here, and begins anew when it leaves. A box that is left and
+    # has outlived its clock is kept by a job.
+    if record.left_at and not elsewhere and record.state is State.RUNNING and (live is not None or record.waits(now)):
+        ends.append((record.left_at if live is None else now) + record.grace_sec)
+    if live is not None and record.spec.idle_timeout_sec and record.state in UP:
+        ends.append((now if live.in_use(now) else used_at) + record.spec.idle_timeout_sec)
+    return ends
+
+
 async def shown_anywhere(keeper: Keeper, record: BoxRecord) -> BoxInfo:
     """A box of the store, whoever keeps it."""
     ours = keeper.held(record.id)
@@ -57,28 +68,34 @@ async def all_shown(keeper: Keeper, owner: str | None) -> tuple[BoxInfo, ...]:
     return tuple([await shown_anywhere(keeper, record) for record in sorted(found, key=lambda each: each.created_at)])
 
 
-def condition(keeper: Keeper, engine: Capabilities, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
-    """Of a keeper whose default engine was asked; `boxes` are those the caller may count."""
+async def condition(keeper: Keeper, boxes: tuple[BoxRecord, ...], since: float) -> "Status":
+    """Whether the keeper can make boxes: status, readiness, tools and MCP hosting all rest on it (lesson 41). `boxes`
+    are those the caller may count."""
     from hutch.model.status import Condition, Status
 
     config = keeper.config
     states = Counter(str(record.state) for record in boxes)
+    choice = await keeper.engines.available() if config.enabled else Choice("", {})
     state, reason, remedy = Condition.READY, "", ""
     if not config.enabled:
         state, reason, remedy = Condition.DISABLED, "enabled = false in the configuration", "set enabled = true"
-    elif not engine.usable:
-        state, reason, remedy = Condition.UNAVAILABLE, engine.reason, engine.remedy
+    elif not choice.provider:
+        state, reason, remedy = Condition.UNAVAILABLE, choice.reason, choice.remedy
     elif keeper.liveness.lapsed():
         state, reason = Condition.DEGRADED, "the store does not answer"
         remedy = "boxes that others could take over answer again when the store is back"
     elif keeper.receipts.queue is not None and keeper.receipts.queue.failing:
         state, reason = Condition.DEGRADED, "receipts cannot be written"
         remedy = "look at the disk or database that holds them: when too many wait, nothing more is done"
+    elif choice.passed:
+        passed = "; ".join(f"{name}: {why}" for name, why in choice.passed.items())
+        state, reason = Condition.DEGRADED, f"provider {choice.provider} stands in ({passed})"
+        remedy = "hutch doctor"
     elif states[State.UNKNOWN]:
         state, reason = Condition.DEGRADED, f"{states[State.UNKNOWN]} boxes cannot be reached"
         remedy = "look at their reasons: hutch box list"
     return Status(
         state=state, enabled=config.enabled, available=state in (Condition.READY, Condition.DEGRADED), reason=reason,
-        remedy=remedy, provider=config.provider, version=hutch.__version__, keeper=keeper.id,
+        remedy=remedy, provider=choice.provider or config.provider, version=hutch.__version__, keeper=keeper.id,
         uptime_sec=time.time() - since, boxes=dict(states),
     )  # fmt: skip

@@ -1,5 +1,8 @@
 """Skills in boxes: the view each box mounts, through the box's life, and copies where nothing can be mounted.
 
+An owner without any skill pays nothing for them when a box is made: the first skill is mounted into the boxes that are
+there, where the engine can do that. Else it is copied, and the copy is brought anew whenever the skill is prepared.
+
 The directory `.skills` that a mount needs is made in the box's own store. In a workspace that is a directory of the
 host it has to be made there: an empty one, which is removed again when the last box of that workspace has gone.
 """
@@ -10,9 +13,10 @@ import os
 import time
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hutch.errors import FileThere, HutchError
+from hutch.errors import FileThere, HutchError, Unsupported
 from hutch.keeper.census import Census, Counted
 from hutch.keeper.engines import Engines
 from hutch.keeper.live import Live
@@ -81,8 +85,7 @@ class SkillBoxes:
     # --- a box's life ---------------------------------------------------------------------------------------
 
     async def place(self, box_id: BoxId, spec: EffectiveSpec, owner: str, places: CheckedMounts) -> CheckedMounts:
-        """The box's places with its skills among them, where the engine can mount. An owner who has no skill pays
-        nothing for them; the first one is copied into the boxes that are there."""
+        """The box's places with its skills among them, where the engine can mount and its owner has any."""
         if (
             spec.skills == NO_SKILL
             or not self._any(owner)
@@ -98,21 +101,38 @@ class SkillBoxes:
             view = view_place(self._skills.root, owner, spec.skills)
             if not view.is_dir() or stale_mark(self._skills.root, owner).exists():
                 view = await in_thread(self._skills.store.view, owner, spec.skills)
-        found = os.stat(view)
-        mount = CheckedMount(
-            real=os.path.realpath(view), target=INSTALLED_AT, mode=MountMode.RO, dev=found.st_dev, ino=found.st_ino,
-            public=True,
-        )  # fmt: skip
-        return places.but(mounts=(*places.mounts, mount))
+        return places.but(mounts=(*places.mounts, _mount_of(view)))
 
     async def settle(self, live: Live) -> None:
-        """A box has come up: where they are not mounted, its skills are copied in now (P11). Never into a workspace
-        that others have too: they would find files there that they did not put."""
-        record = live.record
-        if record.skills_mounted or record.spec.skills == NO_SKILL or record.spec.workspace.source != "own":
+        """A box has come up, or skills have: where they are not mounted yet, they are now, or copied in if that cannot
+        be done (P11). Never in a workspace that others have too: they would find there what they did not put."""
+        if not self._copies(live.record) or not self._any(live.record.owner):
             return
-        if self._any(record.owner):
-            await self._copy(live)
+        async with self._copying.of(live.record.id):
+            if live.record.id in self._copied or not await self._mounted_late(live):
+                await self._copy(live)
+
+    async def _mounted_late(self, live: Live) -> bool:
+        """The view of a box that was made before its owner's first skill. False: its engine mounts only when it makes a
+        box, or there is something in the way."""
+        record = live.record
+        if not (await self._engines.capabilities(record.instance.provider)).mounts:
+            return False
+        try:
+            view = await in_thread(self._skills.store.view, record.owner, record.spec.skills)
+            await live.running.show(_mount_of(view))
+        except Unsupported:
+            return False
+        except (HutchError, OSError) as error:
+            log("keeper").info("skills not mounted in a live box", box=record.id, error=str(error))
+            return False
+        async with live.changing:
+            await self._states.update(live.record, into=live, skills_mounted=True)
+        return True
+
+    def _copies(self, record: BoxRecord) -> bool:
+        """Whether what the box shows of skills are copies."""
+        return not record.skills_mounted and record.spec.skills != NO_SKILL and record.spec.workspace.source == "own"
 
     async def arrived(self, live: Live) -> None:
         """A box came into this keeper's hands: its skills may have changed while nobody had it."""
@@ -181,10 +201,10 @@ class SkillBoxes:
                 await self.settle(live)
 
     async def _copy(self, live: Live) -> None:
-        """Best effort: a box without its skills is still a box, and an event says what is missing."""
+        """In the box's turn. Best effort: a box without its skills is still a box; an event says what is missing."""
         record = live.record
         try:
-            async with asyncio.timeout(COPY_SECONDS), self._copying.of(record.id):
+            async with asyncio.timeout(COPY_SECONDS):
                 await self._bring(live)
         except (HutchError, OSError, TimeoutError) as error:
             reason = str(error) or f"it took more than {COPY_SECONDS:g} s"
@@ -205,6 +225,15 @@ class SkillBoxes:
                 await files.copy_in(view / name, f"{INSTALLED_AT}/{name}")
                 there[name] = version
 
+    async def _renew(self, box_id: str, name: str) -> None:
+        """Before a copy is used it is brought anew: the box's user owns it, and may have changed what it does."""
+        live = self._boxes.get(BoxId(box_id))
+        if live is None or not self._copies(live.record) or name not in self._copied.get(live.record.id, {}):
+            return
+        async with self._copying.of(live.record.id):
+            del self._copied[live.record.id][name]
+            await self._bring(live)
+
     async def _warn(self, box_id: BoxId, owner: str, reason: str) -> None:
         await self._states.announce(
             Event(seq=0, at=time.time(), box_id=box_id, owner=owner, kind="warning", reason=reason)
@@ -223,6 +252,7 @@ class SkillBoxes:
         if box.spec.workspace.mode is not MountMode.RW:
             state = f"/tmp/.skills-state/{name}"
         await box.files.mkdir(state)
+        await self._renew(box.id, name)
         path = f"{INSTALLED_AT}/{name}"
         if not await box.files.exists(path):
             warnings.append(f"box {box.id} does not show it: its skills are {box.spec.skills!r}")
@@ -232,6 +262,14 @@ class SkillBoxes:
         return SkillPlace(
             name=name, digest=skill.digest, path=path, state=state, env=env, warnings=tuple(warnings)
         )  # fmt: skip
+
+
+def _mount_of(view: Path) -> CheckedMount:
+    found = os.stat(view)
+    return CheckedMount(
+        real=os.path.realpath(view), target=INSTALLED_AT, mode=MountMode.RO, dev=found.st_dev, ino=found.st_ino,
+        public=True,
+    )  # fmt: skip
 
 
 def shows_skills(order: Order) -> bool:

@@ -116,11 +116,12 @@ class Workshop:
                 files = live.running.files
                 await files.copy_in(source, dependencies.SKILL_AT)
                 await files.mkdir(dependencies.BUILD_AT)
+                await files.mkdir(dependencies.EMPTY_AT)
                 for command in dependencies.commands(needed):
-                    await _run(live, command, cwd=dependencies.SKILL_AT)
+                    await _run(live, command, cwd=dependencies.EMPTY_AT)
                 # Bounded while it comes: what strangers wrote has run in there, and its word may have no end.
                 coming = _bounded(streaming(files).pack(dependencies.BUILD_AT), _MOST_STREAMED)
-                await unpacked(coming, dependencies.BUILD_AT, scratch / "built")
+                await unpacked(coming, dependencies.BUILD_AT, scratch / "built", _MOST_STREAMED)
             await in_thread(store.keep_dependencies, owner, name, digest, scratch / "built")
 
     # --- repositories ---------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hutch import api
     from hutch.skills.content import Budget
     from hutch.skills.shelf import Origin
-    from hutch.skills.sources import Source, Written
+    from hutch.skills.sources import Allow, Source, Written
     from hutch.skills.store import SkillStore
 
 P = ParamSpec("P")
@@ -98,8 +98,9 @@ class Skills:
         await self._changed(owner, skill, before, "installed" if not before else "upgraded")
         return skill
 
-    async def upgrade(self, owner: str, name: str) -> SkillInfo:
-        skill, before = await in_thread(self.store.upgrade, owner, name)
+    async def upgrade(self, owner: str, name: str, allow: "Allow | None" = None) -> SkillInfo:
+        """`allow`: the policy for paths of this machine, where its user is not the one who asks."""
+        skill, before = await in_thread(self.store.upgrade, owner, name, allow)
         await self._changed(owner, skill, before, "upgraded")
         return skill
 

@@ -5,10 +5,12 @@ import time
 from collections.abc import Awaitable
 from pathlib import Path
 
-from hutch.errors import Conflict
+from hutch.errors import Conflict, HutchError
 from hutch.keeper.records import BoxRecord, Tombstone
+from hutch.keeper.seal import Seal, from_store, to_store
 from hutch.keeper.sqlite_writing import SqliteWriter
-from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken
+from hutch.keeper.store import TOMBSTONE_SECONDS, key_taken, name_taken, the_only
+from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.reading import remembered
@@ -19,8 +21,9 @@ EVENTS_KEPT = 100_000
 class SqliteStore:
     """The `Store` protocol over one file. Several keepers may share it: SQLite serialises their transactions."""
 
-    def __init__(self, path: Path) -> None:
-        self._writer = SqliteWriter(path)
+    def __init__(self, path: Path, seal: Seal | None = None) -> None:
+        self._seal = seal
+        self._writer = SqliteWriter(path, lambda db: _seal_earlier(db, seal))
         self._do = self._writer.do
 
     def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
@@ -29,7 +32,7 @@ class SqliteStore:
                 db.execute(
                     "INSERT INTO boxes (id, owner, keeper, state, version, key, name, body) "
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    _columns(record),
+                    self._columns(record),
                 )
             except sqlite3.IntegrityError as error:
                 raise _taken(record, error) from error
@@ -43,7 +46,7 @@ class SqliteStore:
                 changed = db.execute(
                     "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, name = ?, body = ? "
                     "WHERE id = ? AND version = ?",
-                    (*_columns(record)[1:], record.id, expected),
+                    (*self._columns(record)[1:], record.id, expected),
                 ).rowcount
             except sqlite3.IntegrityError as error:
                 raise _taken(record, error) from error
@@ -59,8 +62,8 @@ class SqliteStore:
             if not gone:
                 return False
             db.execute(
-                "INSERT OR REPLACE INTO tombstones (id, at, body) VALUES (?, ?, ?)",
-                (tombstone.id, tombstone.at, tombstone.to_json()),
+                "INSERT OR REPLACE INTO tombstones (id, at, owner, name, body) VALUES (?, ?, ?, ?, ?)",
+                (tombstone.id, tombstone.at, tombstone.owner, tombstone.name or None, tombstone.to_json()),
             )
             db.execute("DELETE FROM tombstones WHERE at < ?", (time.time() - TOMBSTONE_SECONDS,))
             _append(db, event)
@@ -76,11 +79,20 @@ class SqliteStore:
 
     async def all(self) -> tuple[BoxRecord, ...]:
         rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)
-        return tuple(BoxRecord.from_json(body) for (body,) in rows)
+        return tuple(from_store(body, self._seal) for (body,) in rows)
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
         return remembered(row[0], Tombstone) if row else None
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        def work(db: sqlite3.Connection) -> list[tuple[bytes]]:
+            named = "SELECT body FROM tombstones WHERE owner = ? AND name = ? ORDER BY at DESC LIMIT 1"
+            begun = "SELECT body FROM tombstones WHERE id >= ? AND id < ? AND owner = ? LIMIT 2"
+            found: list[tuple[bytes]] = db.execute(named, (owner, text)).fetchall()
+            return found or db.execute(begun, (text, text + "~", owner)).fetchall()
+
+        return the_only(await self._do(work))
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
@@ -108,12 +120,37 @@ class SqliteStore:
 
     async def _one(self, query: str, values: tuple[str, ...]) -> BoxRecord | None:
         row = await self._do(lambda db: db.execute(query, values).fetchone())
-        return BoxRecord.from_json(row[0]) if row else None
+        return from_store(row[0], self._seal) if row else None
+
+    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+        key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
+        return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
 
 
-def _columns(record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
-    key, name = record.idempotency_key or None, record.spec.name or None
-    return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, record.to_json()
+def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
+    """Seal what an earlier release wrote in the open, and leave no trace of it in the file's free pages."""
+    query = "SELECT body FROM boxes WHERE json_extract(CAST(body AS TEXT), '$.spec.env') != '{}'"
+    if seal is None or not (rows := db.execute(query).fetchall()):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    for (body,) in rows:
+        try:
+            record = BoxRecord.from_json(body)
+        except HutchError as error:  # of a newer release, or broken: whoever asks for this box is told
+            log("store").warning("a record stays as it is", error=error)
+            continue
+        update = "UPDATE boxes SET body = ? WHERE id = ? AND version = ?"
+        db.execute(update, (to_store(record, seal), record.id, record.version))
+    db.execute("COMMIT")
+    log("store").warning(
+        "environments of boxes, kept in the open by an earlier release, are sealed now", boxes=len(rows)
+    )
+    try:
+        db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.OperationalError as error:  # another process uses the file in this moment
+        remedy = "stop every Hutch on this state directory, then VACUUM the file"
+        log("store").warning("free pages of the file may still show them", error=error, remedy=remedy)
 
 
 def _taken(record: BoxRecord, error: sqlite3.IntegrityError) -> Conflict:

@@ -46,9 +46,11 @@ class Handed(NamedTuple):
 class SqliteWriter:
     """One file, its connections and its thread."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, prepare: Callable[[sqlite3.Connection], None] | None = None) -> None:
+        """`prepare` is called in the thread, before any work, when the file has this release's schema."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._path = path
+        self._prepare = prepare
         self._failure: BaseException | None = None
         self._usable = False
         """Whether the thread has found the file in order."""
@@ -138,6 +140,8 @@ class SqliteWriter:
         try:
             db = _connect(self._path, patience=_PATIENCE)
             migrate(db)
+            if self._prepare is not None:
+                self._prepare(db)
         except (sqlite3.Error, HutchError) as error:
             self._failure = error
             self._refuse_all(error)

@@ -9,6 +9,7 @@ from hutch.errors import Conflict
 from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.keeper.store import Store
 from hutch.keeper.whole import whole
+from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.state import State, may_move
 
@@ -73,6 +74,7 @@ class States:
         """`into` gets the new record even if the caller is cancelled while it is being written."""
         if not may_move(record.state, to):
             raise Conflict(f"{in_words(record)}, it cannot become {to}", details={"state": str(record.state)})
+        reason = redact(reason)  # often an error's words, which may quote a command or a path with a secret
         moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
         event = _event(moved, "state", old=record.state, new=to, reason=reason)
         return await self._write(record, moved, event, into)
@@ -82,18 +84,20 @@ class States:
     ) -> BoxRecord:
         """Change a record within its state (lease, instance facts); an event only if `kind` names one."""
         updated = record.but(version=record.version + 1, **fields)
-        event = _event(updated, kind, reason=reason) if kind else None
+        event = _event(updated, kind, reason=redact(reason)) if kind else None
         return await self._write(record, updated, event, into)
 
-    async def forget(self, record: BoxRecord, reason: str) -> None:
+    async def forget(self, record: BoxRecord, reason: str) -> Tombstone:
         """The box is gone from its engine: drop the record, leave a tombstone."""
         if record.state is not State.STOPPING:
             raise Conflict(f"{in_words(record)}: only a box that is being destroyed can be forgotten")
+        reason = redact(reason)
         event = _event(record, "gone", old=record.state, reason=reason)
-        tombstone = Tombstone(id=record.id, owner=record.owner, reason=reason, at=event.at)
+        tombstone = Tombstone(id=record.id, owner=record.owner, name=record.spec.name, reason=reason, at=event.at)
         if not await self._store.remove(tombstone, record.version, event):
             raise _lost_race(record)
         await _all(self._tell(record, record, event))
+        return tombstone
 
     async def reassert(self, holder: Holder, keeper: str) -> bool:
         """Whether the box is still `keeper`'s. Whoever writes first has it, so its record is written once; the holder

@@ -8,6 +8,7 @@ from hutch.errors import Conflict
 from hutch.keeper.records import BoxRecord, Tombstone
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
+from hutch.model.reading import remembered
 
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0
 
@@ -39,6 +40,9 @@ class Store(Protocol):
     async def all(self) -> tuple[BoxRecord, ...]: ...
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None: ...
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        """The owner's box that went last of those with this name, else the one whose id begins so."""
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]: ...
 
@@ -114,6 +118,12 @@ class MemoryStore:
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         return self._tombstones.get(box_id)
 
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        own = [tombstone for tombstone in self._tombstones.values() if tombstone.owner == owner]
+        named = [tombstone for tombstone in own if text and tombstone.name == text]
+        begun = [tombstone for tombstone in own if tombstone.id.startswith(text)]
+        return named[-1] if named else begun[0] if len(begun) == 1 else None
+
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         return tuple(event for event in self._events if event.seq > after)[:limit]
 
@@ -156,6 +166,11 @@ class MemoryStore:
             if oldest.at >= limit and len(self._tombstones) <= 10_000:
                 return
             del self._tombstones[oldest.id]
+
+
+def the_only(rows: list[tuple[bytes]]) -> Tombstone | None:
+    """None if the question could mean two boxes."""
+    return remembered(rows[0][0], Tombstone) if len(rows) == 1 else None
 
 
 def key_taken(record: BoxRecord) -> Conflict:

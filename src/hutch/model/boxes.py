@@ -5,6 +5,9 @@ from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 
+RENEWED_AFTER = 0.05
+"""The lease of a live handle is renewed when that moves its expiry by this share of its length."""
+
 
 class Lease(Record, frozen=True, kw_only=True):
     """Which session may change a box now. It ends for good when it expires; a takeover bumps the record's epoch."""
@@ -15,9 +18,20 @@ class Lease(Record, frozen=True, kw_only=True):
     """Unix time; 0: until it is released."""
     seconds: float = 0.0
     """How long it lasts from the last use on; 0: until it is released."""
+    key: str = ""
+    """The id of the key by which the session got it; empty: by none."""
 
     def live(self, now: float) -> bool:
         return self.expires_at == 0 or self.expires_at > now
+
+    def expires_in_sec(self, now: float) -> float | None:
+        """None: it does not expire."""
+        return max(0.0, self.expires_at - now) if self.expires_at else None
+
+    @property
+    def auto_renew_sec(self) -> float | None:
+        """How often it is renewed while a handle of its holder lives; None: it does not expire."""
+        return RENEWED_AFTER * self.seconds if self.expires_at and self.seconds else None
 
 
 class BoxInfo(Record, frozen=True, kw_only=True):
@@ -37,7 +51,8 @@ class BoxInfo(Record, frozen=True, kw_only=True):
     grace_sec: float
     """How long it lives without a keeper."""
     remaining_sec: float | None
-    """Until it ends if nobody uses it; None: nothing ends it by time."""
+    """Until the first of its clocks ends it (idle, ttl, or life without a keeper), or lets it sleep, if nobody uses it
+    from now on and no job runs; None: nothing ends it by time."""
     epoch: int
     lease: Lease | None
     elsewhere: bool = False

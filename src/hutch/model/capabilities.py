@@ -50,6 +50,8 @@ class Capabilities(Record, frozen=True, kw_only=True):
     """What a box is made from if nobody names an image; empty: one must be named."""
     mounts: bool = False
     ports: bool = False
+    memory_mb: int = 0
+    """What the machine has: no box can have more; 0: unknown."""
     grades: Grades = msgspec.field(default_factory=Grades)
     """By what each limit is held in a temporary box with a read-only root."""
     disk_if_persistent: EnforcedBy | None = None

@@ -1,5 +1,7 @@
 """Receipts: the tamper-evident record of each operation on a box, and what is known of the chain they form."""
 
+from enum import StrEnum
+
 import msgspec
 
 from hutch.model.record import Record
@@ -17,6 +19,25 @@ GONE = "box.gone"
 
 DAYBOOK = "daybook-"
 """How the id of a chain begins that is no box's."""
+
+
+NOTES = ("tool.", "mcp.", "note.")
+"""How operations begin that a caller puts on record himself."""
+
+
+SPELLED = ("command", "what")
+"""Details in which a command may spell a secret out."""
+
+
+class Pruned(StrEnum):
+    """Why the receipts of a chain were removed."""
+
+    AGE = "age"
+    """Its box was gone for longer than receipts are kept."""
+    ROWS = "rows"
+    """Its owner had more receipts than are kept of one."""
+    EARLIER = "earlier"
+    """By a release that did not say."""
 
 
 class Who(Record, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,12 +63,15 @@ class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
     seq: int = 0
     """From 1, without holes, within the box's chain."""
     at: float
-    """Unix time at which the operation began."""
+    """Unix time at which the operation began; of a caller's own note, at which the server got it."""
     op: str
     """exec, job.start, files.write, box.paused, …, gap; `tool.…`, `mcp.…` and `note.…` are a caller's own."""
     who: Who = Who()
     details: Details = msgspec.field(default_factory=dict)
     """What was asked, bounded and without secrets: a command's text, paths, sizes; never content or values of env."""
+    digests: dict[str, str] = msgspec.field(default_factory=dict)
+    """Of a command, and of every other detail that is cut or has hidden parts: a keyed digest of its whole text, as
+    `KEY:DIGEST`. Whoever has the state directory's key can prove that a text is the one, and nobody can guess it."""
     policy: str = ""
     """SHA-256 of the box's effective spec, as it is shown, when the operation began."""
     error: str = ""
@@ -62,6 +86,7 @@ class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
     hosts: tuple[str, ...] | None = None
     """Hosts reached; absent: not known."""
     duration_ms: float = 0.0
+    """Of a caller's own note: as the caller says."""
     prev: str = ""
     """The hash of the receipt before; of the first: of the chain's own beginning (box and owner)."""
     hash: str = ""
@@ -83,6 +108,9 @@ class Chain(Record, frozen=True, kw_only=True):
     """The box is gone since, or the daybook is closed from then on; 0: it goes on."""
     pruned_at: float = 0.0
     """The receipts were removed by retention then, all of them; 0: they are there."""
+    pruned_why: Pruned | None = None
+    pruned_limit: float = 0.0
+    """What was kept at that time: seconds after the end (age), or receipts of one owner (rows)."""
 
 
 class ChainCheck(Record, frozen=True, kw_only=True):
@@ -97,3 +125,4 @@ class ChainCheck(Record, frozen=True, kw_only=True):
     """The number of the first receipt that is not what was written; 0: the head record itself."""
     problem: str = ""
     pruned_at: float = 0.0
+    pruned_why: Pruned | None = None
