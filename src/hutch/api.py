@@ -86,8 +86,10 @@ class Files(Protocol):
     async def copy_in(self, source: str | Path, target: str) -> int:
         """A host file or tree into the box, streamed; returns bytes copied."""
 
-    async def copy_out(self, source: str, target: str | Path) -> int:
-        """A box's file or tree to the host, streamed. Names that would leave `target` are refused."""
+    async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
+        """A box's file or tree to the host, streamed. Names that would leave `target` are refused, and so is more than
+        `most` bytes on disk (FileTooLarge); without it, more than the box's own disk can hold, and 16 GB of an image.
+        """
 
 
 class Watch(Protocol):

@@ -1,6 +1,7 @@
 """The public `Hutch`: embedded, or a client of a server. Which one is chosen here, and nothing else."""
 
 import os
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
@@ -158,7 +159,13 @@ def _chosen(
         raise Invalid("a key is for a server, and none was named", remedy="give its address: Hutch(url, key=…)")
     from hutch.keeper.embedded import opened
 
-    return _embedded(opened(config), session)
+    if config.store == "memory" or not hasattr(socket, "AF_UNIX"):
+        return _embedded(opened(config), session)
+    from hutch.shared import SharedHutch
+
+    shared = SharedHutch(keeper=opened(config))
+    shared.session = session or shared.session
+    return shared
 
 
 def _embedded(keeper: "Keeper", session: str) -> Any:

@@ -5,12 +5,14 @@ protocols in `hutch.api`, taken from there, so that the two forms cannot drift a
 """
 
 import asyncio
+import os
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, Concatenate, ParamSpec, Protocol, Self, TypeVar
 
 from hutch import api
+from hutch.errors import Conflict
 from hutch.front import Hutch as AsyncHutch
 from hutch.model.files import Change
 from hutch.model.results import Result
@@ -27,12 +29,25 @@ class Portal:
     """An event loop in a thread of its own."""
 
     def __init__(self) -> None:
+        self._process = os.getpid()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="hutch-sync", daemon=True)
         self._thread.start()
 
+    @property
+    def forked(self) -> bool:
+        """Whether this is a child of the process that has the thread."""
+        return os.getpid() != self._process
+
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Its result; an interrupt (Ctrl-C) cancels the work and waits for its cleanup."""
+        if self.forked:
+            work.close()
+            raise Conflict(
+                f"this Hutch belongs to process {self._process}: a fork has none of its threads, and no call could end",
+                details={"process": self._process},
+                remedy="make a Hutch in each process, after the fork (gunicorn: in post_fork, or without --preload)",
+            )
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -417,7 +432,7 @@ class Hutch:
         return Skills(self._portal, self._inner.skills)
 
     def close(self) -> None:
-        if not self._borrowed:
+        if not self._borrowed and not self._portal.forked:  # a fork leaves its parent's boxes alone
             self._portal.run(self._inner.close())
             self._portal.close()
 

@@ -14,8 +14,11 @@ from tests.server.serving import Server, serving
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with serving() as started:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Its keys may what a process may with its own boxes; what keys may not is `tests/server/test_rights.py`'s."""
+    config = tmp_path_factory.mktemp("both") / "hutch.toml"
+    config.write_text('[rights."*"]\nroot = true\n')
+    with serving(HUTCH_CONFIG=str(config)) as started:
         yield started
 
 

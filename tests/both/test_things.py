@@ -10,11 +10,50 @@ from hutch.errors import (
     Conflict,
     Invalid,
     NotFound,
+    Unsupported,
 )
 from hutch.model.boxes import Event, VolumeInfo
+from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
 from hutch.model.status import Condition
-from tests.both.forms import Open
+from tests.both.forms import PATIENCE, Open
+
+
+async def test_a_temporary_box_becomes_persistent(open_hutch: Open) -> None:
+    """P15, P16: `set_retention` on a live box: same id, lease and files, which now outlive a stop. A job that runs
+    would be ended, so the box stays as it is until nothing runs."""
+    async with open_hutch() as hutch:
+        box = await hutch.create(name=f"n{os.urandom(4).hex()}", idle_timeout_sec=600)
+        try:
+            await box.files.write("deep/er/f", b"\x00kept")
+            await box.exec("ln -s deep/er/f link; chmod 700 deep; echo mine > ~/notes")
+            job = await box.start("sleep 600")
+            with pytest.raises(Conflict, match=f"job {job.id} runs") as busy:
+                await box.change(retention=Retention.PERSISTENT)
+            assert busy.value.remedy and await box.files.read("deep/er/f") == b"\x00kept"
+            assert (await box.info()).spec.retention is Retention.TEMPORARY
+            await job.signal(9)
+            await job.wait(PATIENCE)
+            assert await box.change(retention=Retention.PERSISTENT, idle_timeout_sec=500) == ()
+            info = await box.info()
+            assert (info.spec.retention, info.spec.idle_timeout_sec) == (Retention.PERSISTENT, 500)
+            assert (await box.exec("cat link ~/notes; stat -c %a deep")).stdout == "\0keptmine\n700\n"
+            await box.stop()
+            assert await box.state() is State.STOPPED
+            back = await hutch.attach(box.id)
+            assert (await back.exec("cat link ~/notes")).stdout == "\0keptmine\n"
+        finally:
+            await hutch.destroy(box.id, force=True)
+
+
+async def test_a_box_that_cannot_become_persistent_says_why_and_goes_on(open_hutch: Open) -> None:
+    """P15: the values of secrets are in no record, so such a box could not come back as it was."""
+    async with open_hutch() as hutch, hutch.box(secrets={"KEY": "hidden"}) as box:
+        await box.files.write("f", "here")
+        with pytest.raises(Unsupported, match="secrets") as refused:
+            await box.change(retention=Retention.PERSISTENT)
+        assert "import" in (refused.value.remedy or "")
+        assert (await box.exec("cat f; echo $KEY")).stdout == "herehidden\n"
 
 
 async def test_a_box_that_changes(open_hutch: Open) -> None:
@@ -28,7 +67,6 @@ async def test_a_box_that_changes(open_hutch: Open) -> None:
             info = await box.info()
             assert (info.spec.limits.memory_mb, info.spec.idle_timeout_sec) == (300, 77)
             assert box.spec.limits.memory_mb == 300
-            assert await box.change(retention="persistent") == ("retention",)  # type: ignore[arg-type]
             with pytest.raises(Invalid):
                 await box.change(memmory=1)
             with pytest.raises(Conflict):

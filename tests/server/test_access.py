@@ -8,6 +8,7 @@ from hutch.errors import NotFound
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keys import Role
 from hutch.model.spec import Spec
+from hutch.policy.rights import UNBOUND
 from hutch.server.access import find
 from hutch.server.call import Call, Message
 from hutch.server.door import Caller
@@ -20,7 +21,7 @@ def call(service: Service, owner: str, box: str) -> Call:
     async def nothing() -> Message:
         raise AssertionError("there is no body")
 
-    caller = Caller(key_id="k", role=Role.USER, owner=owner, session="s")
+    caller = Caller(key_id="k", role=Role.USER, owner=owner, session="s", rights=UNBOUND)
     return Call(service, caller, {"headers": []}, nothing, {"box": box})
 
 

@@ -1,5 +1,6 @@
 """Boxes over HTTP: made in the background, made once, held, taken over, slept, found again by their session."""
 
+import json
 from concurrent.futures import ThreadPoolExecutor
 
 from tests.server.serving import Client, Server, until
@@ -31,6 +32,23 @@ def test_a_box_may_be_destroyed_while_it_is_made(client: Client) -> None:
         box = client.call("POST", "/v1/boxes?wait=false", {}).headers["location"]
         client.good("DELETE", box)
         until(lambda box=box: client.call("GET", box).status == 410)
+
+
+def test_only_an_admin_opens_paths_of_the_machine(server: Server, client: Client) -> None:
+    """B18, lesson 27: for one box, each root logged; a user's key cannot, and what is always refused stays refused."""
+    place = server.top / "project"
+    place.mkdir(exist_ok=True)
+    spec = {"mounts": [f"{place}:/mnt/project"]}
+    roots = json.dumps([str(place), "/etc"])
+    user, admin = server.tcp(server.key("user", "roots")), client
+    assert user.call("POST", "/v1/boxes", spec, hutch_mount_roots=roots).status == 403
+    assert admin.call("POST", "/v1/boxes", spec).status == 403
+    assert admin.call("POST", "/v1/boxes", spec, hutch_mount_roots='{"no": "list"}').status == 400
+    made = admin.good("POST", "/v1/boxes", spec, hutch_mount_roots=roots)
+    admin.good("DELETE", f"/v1/boxes/{made['id']}?force=true")
+    assert "mount root added for a box" in server.log.read_text()
+    etc = {"mounts": ["/etc:/mnt/etc"]}
+    assert admin.call("POST", "/v1/boxes", etc, hutch_mount_roots=roots).status == 403
 
 
 def test_an_idempotency_key_gives_one_box(server: Server, client: Client) -> None:
@@ -71,6 +89,8 @@ def test_one_session_works_at_a_time(client: Client) -> None:
     with one.box() as box:
         first = one.good("GET", f"{box}/lease")
         assert first["lease"]["holder"] == "one"
+        assert first["auto_renew_interval_seconds"] == 30 and 500 < first["lease_expires_in_seconds"] <= 600
+        assert first["lease_expires_at"] == first["lease"]["expires_at"]
         one.good("PUT", f"{box}/files/content?path=f", b"x")
         assert two.call("PUT", f"{box}/files/content?path=f", b"y").json()["code"] == "busy"
         assert two.call("POST", f"{box}/lease", {}).json()["code"] == "busy"
@@ -141,3 +161,12 @@ def test_nothing_of_the_host_is_mounted_by_default(server: Server, client: Clien
     for mount in (".:/mnt/here", "/work:/mnt/x", str(server.top) + ":/mnt/y"):
         answer = client.call("POST", "/v1/boxes", {"mounts": [mount]})
         assert answer.status in (400, 403), (mount, answer)
+
+
+def test_a_private_range_that_no_box_could_reach_is_the_callers_mistake(client: Client) -> None:
+    """P10: what cannot be had is said before anything is made, with a remedy and without our own insides."""
+    answer = client.call("POST", "/v1/boxes", {"network": "on", "allow_private": ["fd00::/8"]})
+    assert answer.status == 400, answer
+    error = answer.json()
+    assert error["code"] == "invalid" and "no IPv6" in error["message"] and error["remedy"], error
+    assert "Traceback" not in str(error)

@@ -128,6 +128,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
     """[server] as HUTCH_SERVER_…: above the file, below the command line; a typo or a wrong value is told by name."""
     (tmp_path / "hutch.toml").write_text("[server]\nport = 1\nrate_per_sec = 5\n")
     given = {"HUTCH_SERVER_PORT": "2", "HUTCH_SERVER_HOSTS": "a.example, b.example", "HUTCH_SERVER_DRAIN_SEC": "1.5"}
+    given["HUTCH_CONFIG"] = "hutch.toml"
     config = Config.load(environ=given, cwd=tmp_path)
     assert (config.server.port, config.server.rate_per_sec, config.server.drain_sec) == (2, 5, 1.5)
     assert config.server.hosts == ("a.example", "b.example")

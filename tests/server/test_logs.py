@@ -2,6 +2,7 @@
 at its start."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,3 +86,16 @@ def test_the_first_lines_say_what_works_and_why_not() -> None:
         assert "hutch: no spans are sent: there is no exporter 'pigeon'" in text
     with serving(HUTCH_ENABLED="false") as server:
         assert "boxes are switched off" in server.log.read_text()
+
+
+def test_only_boxes_of_an_earlier_server_are_taken_over(tmp_path: Path) -> None:
+    """B30: a fresh state directory has nothing to take over, though the pool has made boxes by then."""
+    config = tmp_path / "hutch.toml"
+    config.write_text("[pool]\ndefault = 1\n")
+    with serving(HUTCH_CONFIG=str(config)) as server:
+        server.unix(hutch_session="s").good("POST", "/v1/boxes", {})
+        server.end()
+        assert "taken over" not in server.log.read_text()
+        before = len(server.log.read_text())
+        server.start()
+        assert "taken over" in server.log.read_text()[before:]

@@ -69,7 +69,7 @@ def test_numbers_follow_what_happens() -> None:
 
 
 def test_the_pool_counts_claims_and_misses() -> None:
-    """S9: pool; reused boxes."""
+    """S9: boxes of the pool, apart from those that are found again."""
     with serving() as server:
         server.end()
         (server.top / "hutch.toml").write_text("[pool]\ndefault = 1\n")
@@ -80,9 +80,23 @@ def test_the_pool_counts_claims_and_misses() -> None:
         found = numbers(client)
         claims, misses = (found[f"hutch_pool_{name}_total{{profile=default}}"] for name in ("claims", "misses"))
         assert claims + misses == 3 and claims >= 1
-        assert found["hutch_boxes_reused_total{profile=default}"] == claims
+        assert found["hutch_boxes_claimed_total{profile=default}"] == claims
+        assert found["hutch_boxes_reused_total{profile=default}"] == 0, "nobody has come back to a box"
         for box in boxes:
             client.good("DELETE", f"/v1/boxes/{box}")
+
+
+def test_a_box_that_its_scope_finds_again_is_reused(client: Client) -> None:
+    """S9, lesson 48: `reused` counts conversations that come back to their box, by the real event."""
+    name = "hutch_boxes_reused_total{profile=default}"
+    scope = {"template": "{chat}", "values": {"chat": "reuse"}}
+    before = numbers(client)
+    found = [client.good("POST", "/v1/scopes", scope)["box"]["id"] for _ in range(3)]
+    after = numbers(client)
+    assert len(set(found)) == 1
+    assert moved(before, after, name) == 2, "the first made it"
+    assert moved(before, after, "hutch_boxes_created_total{profile=default}") == 1
+    client.good("DELETE", f"/v1/boxes/{found[0]}?force=true")
 
 
 def test_open_sockets_are_counted(client: Client) -> None:

@@ -72,7 +72,7 @@ def test_plain_http(tmp_path: Path) -> None:
             refused = client.call("POST", "/v1/boxes/import", body)
             assert (refused.status, refused.json()["code"]) == (400, "invalid"), refused
         assert _boxes(client) == before
-        assert not list(Path("/tmp").glob("hutch-moving-*/box")), "nothing of it stays"
+        assert not list((server.state / "spool").iterdir()), "nothing of it stays"
 
 
 def test_a_stream_that_would_unpack_to_more_than_an_upload_is_refused() -> None:
@@ -102,7 +102,7 @@ def test_whoever_leaves_gets_no_box() -> None:
         until(lambda: client.call("GET", f"/v1/boxes/{box}/files/stat?path=begun").status == 200)
         connection.close()
         until(lambda: not _boxes(client))
-        until(lambda: not list(Path("/tmp").glob("hutch-import-*")) + list(Path("/tmp").glob("hutch-moving-*")))
+        until(lambda: not list((server.state / "spool").iterdir()))
         assert '"status": 499' in server.log.read_text() or "status=499" in server.log.read_text()
 
 

@@ -160,6 +160,12 @@ RECIPES: dict[str, Try] = {
     "POST /v1/mcp-servers/import": Try(body={"servers": {"{mcp_server}": {"command": "harm"}}, "replace": True}),
 }
 """A route that has no line here makes the first test fail: whoever adds one thinks of who must not use it."""
+ACTIONS = {
+    "DELETE /v1/volumes/{volume}", "PUT /v1/session/current", f"DELETE {_BOX}", f"POST {_BOX}/lease",
+    "POST /v1/skills/preview", f"DELETE {_MCP}", "POST /v1/session/working", "POST /v1/volumes", "POST /v1/mcp-servers",
+    "POST /v1/mcp-servers/import",
+}  # fmt: skip
+"""What a key of the same owner may not without the right action (P15)."""
 NAMED_IN_PATH = {"{box}", "{volume}", "{skill}", "{question}", "{mcp_server}"}
 NAMED_IN_BODY = {"PUT /v1/session/current", "PUT /v1/default", "GET /v1/find", "POST /v1/questions"}
 
@@ -368,6 +374,20 @@ def test_observers(place: tuple[Server, Victim]) -> None:
         elif RECIPES[op].reads:
             assert answer.status == 200, (op, answer)
     assert victim.snapshot() == before
+
+
+def test_members_without_actions(place: tuple[Server, Victim]) -> None:
+    """P15: a key of the same owner to which no action is given makes, takes over and ends nothing."""
+    server, victim = place
+    rights = {"actions": []}
+    made = server.unix().good("POST", "/v1/keys", {"role": "user", "owner": "victim", "rights": rights})
+    before = victim.snapshot()
+    for op, answer, _ in _walk(server.tcp(made["text"]), victim.names, but=RECIPES.keys() - ACTIONS):
+        assert (answer.status, answer.json()["code"]) == (403, "refused"), (op, answer)
+        assert answer.json()["details"]["setting"] == "rights.victim.actions", (op, answer)
+    server.unix().good("DELETE", f"/v1/keys/{made['key']['id']}")
+    after = victim.snapshot()
+    assert {**after, "notes": before["notes"]} == before
 
 
 def test_admins_over_all_say_so_and_are_logged(place: tuple[Server, Victim]) -> None:

@@ -32,7 +32,7 @@ class RemoteBox:
         if not observing and (lease is None or lease.holder != session):
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
         self._handle = Handle(server, session, info.id, lease)
-        self.files = RemoteFiles(self._handle)
+        self.files = RemoteFiles(self._handle, lambda: self.spec)
         if lease is not None:
             server.hold(session, info.id, lease)
 
@@ -153,6 +153,7 @@ class RemoteBox:
         self._handle.refuse_if_observing("destroy")
         self._close()
         await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._handle.credentials(), force=True)
+        self._handle.is_destroyed = True
 
     def _close(self) -> bool:
         """Whether the session has no other handle on the box now."""

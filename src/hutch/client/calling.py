@@ -1,6 +1,7 @@
 """Asking a server: headers, JSON both ways, errors as the classes they were, and what may be asked twice."""
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -51,7 +52,7 @@ class Server:
         """Boxes whose leases are kept alive, by session and id."""
         self._pool = Pool(address)
         self._line = Line(address)
-        self._fixed = f"Host: {address.named}\r\n"
+        self._fixed = f"Host: {address.named}\r\nHutch-Client: {secrets.token_hex(8)}\r\n"
         if key:
             if not (key.isascii() and key.isprintable()):
                 raise Invalid("the key has characters that no key has", remedy="check it")

@@ -1,7 +1,7 @@
 """`RemoteFiles`: the `Files` protocol over HTTP. Content is streamed both ways; names may hold any byte."""
 
 import builtins
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,9 @@ from hutch.client.http import Broken
 from hutch.client.watching import RemoteWatch
 from hutch.errors import FileTooLarge
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
+from hutch.model.spec import EffectiveSpec
 from hutch.model.texts import as_bytes
+from hutch.providers.linked.copy_bounds import most_of
 
 MAX_READ = 64 << 20
 """Bytes that `read` returns at once where no limit was given."""
@@ -21,8 +23,9 @@ MAX_READ = 64 << 20
 class RemoteFiles:
     """Files as the box's user sees them."""
 
-    def __init__(self, handle: Handle) -> None:
+    def __init__(self, handle: Handle, spec: Callable[[], EffectiveSpec]) -> None:
         self._handle = handle
+        self._spec = spec
 
     async def _post(self, kind: type[Any], op: str, body: dict[str, Any], repeat: Repeat = Repeat.ALWAYS) -> Any:
         return await self._handle.ask(kind, "POST", f"/files/{op}", body=body, repeat=repeat)
@@ -145,5 +148,6 @@ class RemoteFiles:
         self._handle.refuse_if_observing("copy_in")
         return await trees.copy_in(self._handle, source, target)
 
-    async def copy_out(self, source: str, target: str | Path) -> int:
-        return await trees.copy_out(self._handle, source, target)
+    async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
+        bound = most_of(self._spec(), source) if most is None else most
+        return await trees.copy_out(self._handle, source, target, bound)

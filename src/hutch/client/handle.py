@@ -8,7 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 from hutch.client.calling import Repeat, Server
 from hutch.client.http import Body, Broken, Response
-from hutch.errors import Conflict, HutchError, LeaseLost, Refused, Unavailable
+from hutch.errors import Conflict, Gone, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ class Handle:
         self.box_id = box_id
         self.lease = lease
         self.open = True
+        self.is_destroyed = False
+        """By this very handle: the server is not asked about a box that is certainly gone."""
         self.path = f"/v1/boxes/{box_id}"
 
     @property
@@ -33,6 +35,8 @@ class Handle:
 
     def headers(self, **more: str) -> dict[str, str]:
         """LeaseLost if this handle was released: what comes late must not hit whoever has the box then."""
+        if self.is_destroyed:
+            raise Gone(f"box {self.box_id} has been destroyed: destroyed by a call", remedy="create a new one")
         if not self.open:
             raise LeaseLost(f"box {self.box_id} was released by this handle", remedy="attach to it again")
         return self.credentials() | {name.replace("_", "-"): value for name, value in more.items()}

@@ -81,7 +81,8 @@ class LaunchedHutch(RemoteHutch):
 
     async def _live_once(self) -> str:
         """One child's life; why it ended."""
-        command = [sys.executable, "-m", "hutch.cli.main", "serve", "--private", "--host", "", "--socket",
+        # -P: without it Python would import from the working directory first, where a box may have left an hutch.py.
+        command = [sys.executable, "-P", "-m", "hutch.cli.main", "serve", "--private", "--host", "", "--socket",
                    str(self._home / announcement.SOCKET)]  # fmt: skip
         try:
             self._child = await asyncio.create_subprocess_exec(

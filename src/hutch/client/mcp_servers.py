@@ -23,8 +23,11 @@ class RemoteMcpServers:
     async def info(self, name: str) -> McpServerInfo:
         return await self._of(name, "GET", "")
 
-    async def add(self, name: str, server: McpServer, *, replace: bool = False) -> McpServerInfo:
+    async def add(self, name: str, server: McpServer, *, trusted: bool = True, replace: bool = False) -> McpServerInfo:
+        """`trusted`: what it names of the server's machine is opened to it, if this key may do that."""
         body = {"name": name, "definition": server.to_plain(), "replace": replace}
+        if not trusted:
+            body["open_paths"] = False
         info: McpServerInfo = await self._ask(
             McpServerInfo, "POST", "/v1/mcp-servers", body=body, repeat=Repeat.UNSENT
         )  # fmt: skip

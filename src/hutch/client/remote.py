@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import json
 import secrets
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -22,6 +23,7 @@ from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
+from hutch.policy.mounts import granted_roots
 
 if TYPE_CHECKING:
     from hutch.client.mcp_servers import RemoteMcpServers
@@ -103,6 +105,8 @@ class RemoteHutch:
         """A new box. Without a key of the caller's it has one of its own: a retry never makes two."""
         name = quote(key, safe=_IN_HEADERS) if key else f"once:{secrets.token_hex(16)}"
         headers = self._headers | {"Idempotency-Key": name}
+        if roots := granted_roots():
+            headers["Hutch-Mount-Roots"] = json.dumps(roots)
         making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec))
         try:
             info = await making

@@ -21,7 +21,7 @@ from hutch.model.skills import (
     SkillVersion,
 )
 from hutch.skills import collecting, sources
-from hutch.skills.content import walk
+from hutch.skills.content import measure
 
 Ask = Callable[..., Awaitable[Any]]
 Get = Callable[..., Awaitable[bytes]]
@@ -163,9 +163,9 @@ def _packed(source: sources.Source) -> bytes:
         source.fetch(into, aside)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in walk(into):
-                entry = zipfile.ZipInfo(file.name)
+            for file in measure(into):
+                entry = zipfile.ZipInfo(file.path)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 entry.external_attr = (0o755 if file.executable else 0o644) << 16
-                archive.writestr(entry, Path(file.path).read_bytes())
+                archive.writestr(entry, (into / file.path).read_bytes())
         return packed.getvalue()

@@ -23,9 +23,10 @@ async def copy_in(handle: Handle, source: str | Path, target: str) -> int:
     return told(path, report)
 
 
-async def copy_out(handle: Handle, source: str, target: str | Path) -> int:
-    """A box's file or tree to this machine."""
-    return await unpacked(_received(handle, source), source, target)
+async def copy_out(handle: Handle, source: str, target: str | Path, most: int) -> int:
+    """A box's file or tree to this machine; at most so many bytes on its disk."""
+    async with aclosing(cast(AsyncGenerator[bytes, None], _received(handle, source))) as pieces:
+        return await unpacked(pieces, source, target, most)
 
 
 async def _received(handle: Handle, source: str) -> AsyncIterator[bytes]:

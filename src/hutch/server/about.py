@@ -15,6 +15,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.model.status import Condition
 from hutch.policy.profiles import BUILT_IN, Profile
+from hutch.policy.rights import Action, RightsTable, check_table, default_of, require, visible
 from hutch.providers import registry
 from hutch.server.call import Call, Reply
 from hutch.server.service import Failure
@@ -46,6 +47,8 @@ class KeyBody(Record, frozen=True, kw_only=True):
     role: Role = Role.USER
     owner: str = LOCAL_OWNER
     name: str = ""
+    rights: RightsTable = RightsTable()
+    """Of a key of role user: they narrow those of its owner."""
 
 
 class NewKey(Record, frozen=True, kw_only=True):
@@ -66,17 +69,18 @@ async def status(call: Call) -> Reply:
     """Whether boxes can be made, and if not why not. Always answers (lesson 11)."""
     service, caller = call.service, call.caller
     boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
-    found = condition(call.keeper, await service.engine(), boxes, service.started_at)
+    found = await condition(call.keeper, boxes, service.started_at)
     if service.draining.is_set() and found.enabled:
         found = found.but(state=Condition.DRAINING, available=False, reason="the server is about to end")
     return Reply(found)
 
 
 async def profiles(call: Call) -> Reply:
-    """The profiles there are, as the configuration resolves them."""
-    config = call.service.config
-    names = [*BUILT_IN, *sorted(config.profiles)]
-    return Reply(ProfileList(default=config.profile, profiles=[config.resolve_profile(name) for name in names]))
+    """The profiles that the caller may name, as the configuration resolves them."""
+    config, rights = call.service.config, call.caller.rights
+    names = visible((*BUILT_IN, *sorted(config.profiles)), rights)
+    found = [config.resolve_profile(name) for name in names]
+    return Reply(ProfileList(default=default_of(rights, config.profile), profiles=found))
 
 
 class ProvidersQuery(Record, frozen=True, kw_only=True):
@@ -91,7 +95,7 @@ async def providers(call: Call, query: ProvidersQuery) -> Reply:
         if query.name not in names:
             raise NotFound(f"there is no provider {query.name!r}", op=call.op, remedy=f"one of {', '.join(names)}")
         names = [query.name]
-    found = [await call.service.engine(name) for name in names]
+    found = [await call.keeper.engines.asked(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 
 
@@ -108,11 +112,13 @@ async def get_volume(call: Call) -> Reply:
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
     """A new, empty volume."""
+    require(call.caller.rights, Action.CREATE)
     return Reply(_volume(call, await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
     """With all that is in it; a conflict while a box works in it."""
+    require(call.caller.rights, Action.DESTROY)
     await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
     return Reply(status=204)
 
@@ -129,7 +135,8 @@ async def list_keys(call: Call) -> Reply:
 
 async def create_key(call: Call, body: KeyBody) -> Reply:
     """A new key, whose text is shown this once."""
-    key, text = await call.service.keys.create(body.role, body.owner, body.name)
+    check_table(body.rights, call.service.config.profiles)
+    key, text = await call.service.keys.create(body.role, body.owner, body.name, body.rights)
     log("server").warning("key created", id=key.id, role=str(key.role), owner=key.owner, by=call.caller.key_id)
     return Reply(NewKey(key=key, text=text), 201)
 
@@ -168,6 +175,6 @@ async def healthz(call: Call) -> Reply:
 async def readyz(call: Call) -> Reply:
     """Boxes can be made here, now."""
     service = call.service
-    engine = await service.engine()
-    ready = service.config.enabled and engine.usable and not service.draining.is_set()
+    found = await condition(call.keeper, (), service.started_at)
+    ready = found.available and not service.draining.is_set()
     return Reply({"ready": ready}, 200 if ready else 503)

@@ -9,7 +9,7 @@ from hutch.keeper.files import Guard
 from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
-from hutch.keeper.leases import worth_writing
+from hutch.keeper.leases import holds, worth_writing
 from hutch.keeper.live import Live
 from hutch.keeper.observing import Observing, refuse
 from hutch.logs import log
@@ -44,7 +44,7 @@ async def using(call: Call) -> AsyncIterator[BoxHandle]:
         if lease := call.header("hutch-lease"):
             await _keep(call, live, lease)
         else:
-            await hold(call.keeper, live, call.caller.session)
+            await _hold_or_say(call, live)
     handle = BoxHandle(call.keeper, live, call.caller.session)
     try:
         yield handle
@@ -65,13 +65,35 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
         yield handle
 
 
+async def _hold_or_say(call: Call, live: Live) -> None:
+    """A caller that names no session is its key's: of a box that its owner holds through another door it is told how
+    to go on."""
+    try:
+        await hold(call.keeper, live, call.caller.session)
+    except BoxBusy as busy:
+        if call.header("hutch-session"):
+            raise
+        own = "this request names no session: if the box is yours, send the Hutch-Session of its holder"
+        raise BoxBusy(
+            busy.message, op=busy.op, details=busy.details, retry_after=busy.retry_after,
+            remedy=f"{own}; else {busy.remedy}",
+        ) from busy  # fmt: skip
+
+
 async def hold(keeper: Keeper, live: Live, session: str) -> None:
     """The lease, for this session. The store is written only if that gives it noticeably more time."""
     record = live.record
     lease, now = record.lease, time.time()
-    held = lease is not None and lease.holder == session and lease.live(now)
+    held = lease is not None and holds(lease, session) and lease.live(now)
     if lease is None or not held or worth_writing(lease, now, keeper.config.lease_sec) or record.state is State.STOPPED:
         await keeper.acquire(record.id, session)
+
+
+def note_client(call: Call, live: Live) -> None:
+    """Count the client's handle from now on and not from its first heartbeat: another process of the same session may
+    release the box before that."""
+    if client := call.header("hutch-client"):
+        call.service.presence.beat(call.caller.session, live, client)
 
 
 async def _keep(call: Call, live: Live, given: str) -> None:
@@ -92,7 +114,7 @@ async def _keep(call: Call, live: Live, given: str) -> None:
 async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:
     """Extend the session's lease; LeaseLost if it has none. Sparingly: only if that gives noticeably more time."""
     lease, now = live.record.lease, time.time()
-    if lease is None or lease.holder != call.caller.session or not lease.live(now):
+    if lease is None or not holds(lease, call.caller.session) or not lease.live(now):
         raise LeaseLost(f"the lease of box {live.record.id} has run out", remedy="attach to it again")
     if not sparingly or worth_writing(lease, now, call.keeper.config.lease_sec):
         await call.keeper.renew(live)

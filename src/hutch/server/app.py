@@ -1,5 +1,6 @@
 """The ASGI application: find the route, ask the door, call the handler, send its answer or its error."""
 
+import asyncio
 import math
 import secrets
 import time
@@ -14,6 +15,8 @@ from hutch.keeper.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
 from hutch.model.record import encoded as as_json
+from hutch.providers.linked.allowance import LARGE, allowed
+from hutch.server.budget import Account
 from hutch.server.call import JSON, NOBODY, Call, ClientLeft, Message, Receive, Reply, Scope, Send
 from hutch.server.door import Door
 from hutch.server.mcp_door import Mounts, enter
@@ -22,6 +25,7 @@ from hutch.server.routes import May, Route, Table, WrongMethod, check_role
 from hutch.server.service import Service
 from hutch.server.sockets import Sockets
 from hutch.server.statuses import status_of, wire_of
+from hutch.server.views import SMALL, WrittenResult
 
 CLIENT_LEFT = 499
 """The client left before there was an answer: a number for logs and metrics only."""
@@ -73,7 +77,11 @@ class Exchange:
         call.op = "?"
         self._page_headers = self._door.page_headers(call.headers)
         with telemetry.request(call.headers) as span:
-            await self._attempt(call, scope, receive)
+            try:
+                await self._attempt(call, scope, receive)
+            finally:
+                if call.account is not None:
+                    call.account.close()
             telemetry.served(span, call.op, self._status, self._request)
         seconds = time.monotonic() - begun
         self._service.metrics.served(call.op, self._status, seconds)
@@ -101,47 +109,74 @@ class Exchange:
         if mounted := self._mounts.find(scope["path"]):
             mount, call.params = mounted
             call.op = mount.op
-            self._door.check_place(call.headers, scope["scheme"])
-            call.caller = await self._door.caller(call.headers, scope["client"])
+            await self._let_in(call, scope)
             await enter(mount, call, scope, receive, self._send_foreign, self._request)
             return
         try:
             route, call.params = self._table.find(scope["method"], scope["path"])
         except HutchError:
-            # Whether a path is there is told only to those who may come in.
-            self._door.check_place(call.headers, scope["scheme"])
-            call.caller = await self._door.caller(call.headers, scope["client"])
+            await self._let_in(call, scope)  # whether a path is there is told only to those who may come in
             raise
         call.op = route.op
         if route.may is May.ANYBODY:
             self._door.count_stranger(scope["client"])
         else:
-            self._door.check_place(call.headers, scope["scheme"])
-            call.caller = await self._door.caller(call.headers, scope["client"])
+            await self._let_in(call, scope)
             check_role(route.may, call.caller, route.op)
             if call.caller.over_all and "{box}" not in route.path:  # with a box, its owner is logged too: access.py
                 log("server").warning("admin looks past owners", operation=call.op, by=call.caller.key_id)
-        with called_by(who_of(call.caller, self._request)):
+        account = call.account = call.account or self._service.budget.account("")
+        with called_by(who_of(call.caller, self._request), call.caller.rights), allowed(account):
             taken = await route.parse(call)
             if route.long:
                 await call.while_there(self._work(call, route, taken))
             else:
                 await self._work(call, route, taken)
 
+    async def _let_in(self, call: Call, scope: Scope) -> None:
+        self._door.check_place(call.headers, scope["scheme"])
+        call.caller = await self._door.caller(call.headers, scope["client"])
+        call.let_in(scope)
+
     async def _work(self, call: Call, route: Route, taken: dict[str, Any]) -> None:
-        await self._send(await route.handler(call, **taken))
+        await self._send(await route.handler(call, **taken), call.account)
 
     # --- sending --------------------------------------------------------------------------------------------
 
-    async def _send(self, reply: Reply) -> None:
-        if isinstance(reply.body, AsyncGenerator):
-            async with aclosing(reply.body) as pieces:
+    async def _send(self, reply: Reply, account: Account | None = None) -> None:
+        body = reply.body
+        if isinstance(body, AsyncGenerator):
+            async with aclosing(body) as pieces:
                 await self._send_pieces(reply, pieces)
             return
-        body = encoded(reply.body)
-        headers = reply.headers if reply.status in (204, 416) else {"content-length": str(len(body)), **reply.headers}
-        await self._start(reply.status, "" if reply.body is None else reply.type, headers)
-        await self._body(body, more=False)
+        if isinstance(body, WrittenResult):
+            if body.size > SMALL:
+                await self._send_result(reply, body, account)
+                return
+            data = b"".join(body.pieces())
+        else:
+            data = encoded(body)
+        if len(data) > SMALL and account is not None:
+            account.take(len(data))
+        headers = reply.headers if reply.status in (204, 416) else {"content-length": str(len(data)), **reply.headers}
+        await self._start(reply.status, "" if body is None else reply.type, headers)
+        await self._body(data, more=False)
+
+    async def _send_result(self, reply: Reply, result: WrittenResult, account: Account | None) -> None:
+        """In turns with everybody else's work."""
+        if result.size <= LARGE and account is not None:
+            account.take(result.size)
+        reply.readers += 1
+        try:
+            await self._start(reply.status, reply.type, reply.headers)
+            for piece in result.pieces():
+                await self._body(piece, more=True)
+                await asyncio.sleep(0)
+            await self._body(b"", more=False)
+        finally:
+            reply.readers -= 1
+        if reply.sent is not None:
+            reply.sent()
 
     async def _send_pieces(self, reply: Reply, pieces: AsyncGenerator[bytes, None]) -> None:
         """The first piece is awaited before the status is sent: until then every error can still be told by it."""

@@ -1,18 +1,24 @@
 """Boxes over HTTP: create, find, list, look, change, pause, resume, stop, destroy; their leases."""
 
+import time
 from typing import Any
 
 import msgspec
 
-from hutch.errors import Gone, Invalid
+from hutch.errors import Gone, Invalid, Refused
 from hutch.keeper import naming
+from hutch.keeper.keys import Role
+from hutch.keeper.leases import OF_A_PROCESS
 from hutch.keeper.live import Live, taken_over
 from hutch.keeper.showing import all_shown, shown, shown_anywhere
+from hutch.logs import log
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
 from hutch.model.spec_kinds import Retention
 from hutch.model.state import State
-from hutch.server.access import find, hold, looking, refuse_if_busy, renew, using
+from hutch.policy.mounts import granted
+from hutch.policy.rights import Action, require
+from hutch.server.access import find, hold, looking, note_client, refuse_if_busy, renew, using
 from hutch.server.call import Call, Reply
 from hutch.server.commands import Seconds
 from hutch.server.sessions import asked
@@ -36,6 +42,11 @@ class LeaseView(Record, frozen=True, kw_only=True):
     box: str
     epoch: int
     lease: Lease | None
+    lease_expires_at: float | None = None
+    """Unix time; None: it does not expire, or nobody holds the box."""
+    lease_expires_in_seconds: float | None = None
+    auto_renew_interval_seconds: float | None = None
+    """How often it is renewed while its holder uses the box or its client lives (P6)."""
 
 
 class LeaseBody(Record, frozen=True, kw_only=True):
@@ -76,9 +87,27 @@ async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
     caller = call.caller
     known = bool(key) and await call.keeper.store.by_key(caller.owner, key) is not None
     begin = call.service.creations.make if query.wait else call.service.creations.begin
-    record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
+    with granted(*_opened_roots(call)):
+        record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
     status = 202 if record.state is State.CREATING else 200 if known else 201
     return Reply(shown(record), status, headers={"location": f"/v1/boxes/{record.id}"})
+
+
+def _opened_roots(call: Call) -> tuple[str, ...]:
+    """What an admin opens for this one box: the files of an MCP server that he hosts from a process of his own. It is
+    what he could open by registering that server here."""
+    text = call.header("hutch-mount-roots")
+    if not text:
+        return ()
+    if call.caller.role is not Role.ADMIN:
+        raise Refused("only an admin opens paths of this machine to a box", op="create", details={"field": "mounts"})
+    try:
+        roots = msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError as error:
+        raise Invalid(f"Hutch-Mount-Roots is not a list of paths: {error}", op="create") from error
+    for root in roots:
+        log("server").warning("mount root added for a box", root=root, key=call.caller.key_id)
+    return roots
 
 
 async def list_boxes(call: Call) -> Reply:
@@ -101,6 +130,7 @@ async def get(call: Call) -> Reply:
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
     """End the box and all that is in it; what is gone already is fine. Whoever names a lease (Hutch-Lease) does not
     end a box that another session has by now."""
+    require(call.caller.rights, Action.DESTROY)
     try:
         live = await find(call)
     except Gone:
@@ -111,6 +141,8 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
             raise taken_over(live.record)
         if not query.force:
             refuse_if_busy(call, live)
+        elif live.held_by_another(call.caller.session):
+            require(call.caller.rights, Action.TAKEOVER)
         return False
 
     await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", held)
@@ -178,6 +210,7 @@ async def take_lease(call: Call, body: LeaseBody) -> Reply:
         await call.keeper.acquire(live.record.id, call.caller.session, takeover=True)
     else:
         await hold(call.keeper, live, call.caller.session)
+    note_client(call, live)
     return _lease(shown(live.record))
 
 
@@ -186,10 +219,26 @@ async def drop_lease(call: Call) -> Reply:
     live = await find(call)
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
-    call.service.presence.end(holder, live.record.id)
-    await call.keeper.release(live, holder)
+    presence, client = call.service.presence, call.header("hutch-client")
+    if client and holder.startswith(OF_A_PROCESS):
+        # Processes that share a session of nobody's name each give up their own share; the last releases the box.
+        presence.end(holder, live.record.id, client)
+        await call.keeper.release(live, holder, unless=lambda live: holder in live.handles)
+    else:
+        if call.caller.over_all or not live.held_by_another(holder):
+            presence.end_session(holder, live.record.id)
+        await call.keeper.release(live, holder)
     return _lease(shown(live.record))
 
 
 def _lease(box: BoxInfo) -> Reply:
-    return Reply(LeaseView(box=box.id, epoch=box.epoch, lease=box.lease))
+    lease = box.lease
+    if lease is None:
+        return Reply(LeaseView(box=box.id, epoch=box.epoch, lease=None))
+    return Reply(
+        LeaseView(
+            box=box.id, epoch=box.epoch, lease=lease, lease_expires_at=lease.expires_at or None,
+            lease_expires_in_seconds=lease.expires_in_sec(time.time()),
+            auto_renew_interval_seconds=lease.auto_renew_sec,
+        )
+    )  # fmt: skip

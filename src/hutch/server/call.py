@@ -13,8 +13,12 @@ from hutch.errors import FileTooLarge, Invalid, Timeout
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.model.record import Record, decoded
+from hutch.policy.rights import Rights
+from hutch.server.budget import Account
+from hutch.server.connections import CONNECTION, Connection
 from hutch.server.door import Caller
 from hutch.server.service import Service
+from hutch.server.views import SMALL, WrittenResult
 
 T = TypeVar("T")
 
@@ -28,7 +32,7 @@ NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
 FILE_NAMES = frozenset({"path", "into"})
 """What a query says of files: their names may hold any byte."""
-NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="")
+NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="", rights=Rights(profiles=(), actions=frozenset()))
 """Before the door was asked."""
 SLOWEST = 64 << 10
 """Bytes of a body for which it gets one more second."""
@@ -40,12 +44,16 @@ class ClientLeft(Exception):
 
 @dataclass(slots=True)
 class Reply:
-    """A record, plain data or bytes at once, or bytes as they come."""
+    """A record, plain data or bytes at once, a result in pieces, or bytes as they come."""
 
-    body: Record | Mapping[str, object] | bytes | AsyncGenerator[bytes, None] | None = None
+    body: Record | Mapping[str, object] | bytes | WrittenResult | AsyncGenerator[bytes, None] | None = None
     status: int = 200
     type: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
+    sent: Callable[[], None] | None = None
+    """Called when the client has the whole of it, as far as can be known."""
+    readers: int = 0
+    """To how many it is being sent."""
 
 
 class Call:
@@ -59,9 +67,20 @@ class Call:
         self.params = params
         self.headers = headers_of(scope)
         self.op = ""
+        self.account: Account | None = None
+        """What is held for this request; None before the door was asked."""
         self._scope = scope
         self._receive = receive
         self._left = False
+
+    def let_in(self, scope: Scope) -> Account:
+        """The door knows who calls: from here on his bytes are counted, and his connection is no stranger's."""
+        key = self.caller.key_id
+        connection: Connection | None = scope.get(CONNECTION)
+        if connection is not None and connection.key != key:
+            self.service.connections.recognised(connection, key)
+        self.account = self.service.budget.account(key)
+        return self.account
 
     @property
     def keeper(self) -> Keeper:
@@ -111,7 +130,13 @@ class Call:
             raise Invalid("body: it is nested too deeply") from error
 
     async def whole_body(self) -> bytes:
-        parts = [piece async for piece in self.pieces(self.service.config.server.max_body_mb << 20)]
+        parts: list[bytes] = []
+        size = 0
+        async for piece in self.pieces(self.service.config.server.max_body_mb << 20):
+            parts.append(piece)
+            size += len(piece)
+            if size > SMALL and self.account is not None:
+                self.account.take(len(piece))
         return b"".join(parts)
 
     async def pieces(self, limit: int) -> AsyncIterator[bytes]:

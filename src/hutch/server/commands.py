@@ -14,7 +14,7 @@ from hutch.model.results import Result
 from hutch.server.access import using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
 from hutch.server.statuses import wire_of
-from hutch.server.views import result_view
+from hutch.server.views import SMALL, WrittenResult, result_view, without_output
 
 FRAME = struct.Struct(">BI")
 """A frame of the octet-stream form: kind, length of what follows."""
@@ -56,9 +56,22 @@ async def execute(call: Call, body: ExecBody) -> Reply:
 
 
 async def _executed(call: Call, body: ExecBody) -> Reply:
+    keep, notes = _kept(call, body.keep_output)
     async with using(call) as box:
-        result = await box.exec(body.command, **body.options(), keep_output=body.keep_output)
+        result = await box.exec(body.command, **body.options(), keep_output=keep)
+    if notes:
+        result = result.but(notes=(*notes, *result.notes))
+    if len(result.stdout_bytes) + len(result.stderr_bytes) > SMALL:
+        return Reply(WrittenResult(result))
     return Reply(encoded(result_view(result)))
+
+
+def _kept(call: Call, asked: int) -> tuple[int, tuple[str, ...]]:
+    """Bytes of each stream that the answer may have, and what the caller should know of that."""
+    most = call.service.budget.largest // 2
+    if asked <= most:
+        return asked, ()
+    return most, (f"keep_output {asked} was cut to {most}: this server holds no more for one answer",)
 
 
 async def cancel(call: Call) -> Reply:
@@ -136,7 +149,7 @@ async def _streamed(call: Call, body: ExecBody, form: Form) -> AsyncGenerator[by
 
 
 def _without_output(result: Result) -> dict[str, Any]:
-    return result_view(result.but(stdout_bytes=b"", stderr_bytes=b""))
+    return {**without_output(result), "stdout": "", "stderr": ""}
 
 
 def _line(value: Mapping[str, Any]) -> bytes:

@@ -2,14 +2,15 @@
 
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from urllib.parse import urlsplit
 
 from hutch.config.server import ServerTable
 from hutch.errors import QuotaExceeded, Refused, Unauthenticated
-from hutch.keeper.keys import Keys, Role
+from hutch.keeper.keys import Key, Keys, Role
 from hutch.keeper.records import LOCAL_OWNER
 from hutch.model.record import Record
+from hutch.policy.rights import UNBOUND, Rights, narrowed
 from hutch.server.headers import FOR_PAGES, TO_PAGES, check
 
 UNIX = "unix"
@@ -29,6 +30,8 @@ class Caller(Record, frozen=True, kw_only=True):
     session: str
     over_all: bool = False
     """An admin who said `Hutch-Admin: yes`: may act on every owner's boxes, without their lease, and is logged."""
+    rights: Rights
+    """What it may ask for; an admin anything."""
 
 
 class Bucket:
@@ -60,8 +63,10 @@ class Bucket:
 class Door:
     """One for the TCP address and one for the Unix socket."""
 
-    def __init__(self, keys: Keys, table: ServerTable, *, unix: bool) -> None:
+    def __init__(self, keys: Keys, table: ServerTable, rights_of: Callable[[str], Rights], *, unix: bool) -> None:
+        """`rights_of`: what an owner's keys may ask for (`Config.rights_of`)."""
         self._keys = keys
+        self._rights_of = rights_of
         self._unix = unix
         self._rate = table.rate_per_sec
         self._of_keys: dict[str, Bucket] = {}
@@ -135,9 +140,9 @@ class Door:
             if key is None:
                 self.count_stranger(client)
                 raise Unauthenticated("this key opens nothing", remedy="check it, or have one made: hutch key create")
-            key_id, role, owner = key.id, key.role, key.owner
+            key_id, role, owner, rights = key.id, key.role, key.owner, self._rights(key)
         elif self._unix and client is not None and client[0] == UNIX and client[1] in (0, os.geteuid()):
-            key_id, role, owner = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER
+            key_id, role, owner, rights = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER, UNBOUND
         else:
             self.count_stranger(client)
             raise Unauthenticated(
@@ -147,8 +152,12 @@ class Door:
         check(headers)
         session = headers.get("hutch-session", "") or key_id
         return Caller(
-            key_id=key_id, role=role, owner=owner, session=session, over_all=_wants_all(headers, role)
+            key_id=key_id, role=role, owner=owner, session=session, over_all=_wants_all(headers, role), rights=rights
         )  # fmt: skip
+
+    def _rights(self, key: Key) -> Rights:
+        """An admin acts for the operator, who is bound by nothing."""
+        return UNBOUND if key.role is Role.ADMIN else narrowed(self._rights_of(key.owner), key.id, key.rights)
 
 
 def _wants_all(headers: Mapping[str, str], role: Role) -> bool:

@@ -1,19 +1,22 @@
 """A box's files over HTTP: content streamed up and down, ranges, and the operations of `Files`."""
 
 import re
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from contextlib import aclosing
-from typing import Annotated, ClassVar, cast
+from typing import Annotated, ClassVar, TypeVar, cast
 
 import msgspec
 
 from hutch.errors import FileFailed, HutchError, Invalid
 from hutch.keeper.files import GuardedFiles
-from hutch.model.files import Change, FileInfo, FileKind
+from hutch.model.files import Change, FileInfo, FileKind, GrepResult, Matches
 from hutch.model.record import Record
 from hutch.server.access import looking, using
 from hutch.server.call import BYTES, NDJSON, Call, Reply
+from hutch.server.rows import in_pieces
 from hutch.server.statuses import wire_of
+
+T = TypeVar("T")
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
 HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
@@ -186,8 +189,7 @@ async def remove(call: Call, query: RemoveQuery) -> Reply:
 
 async def list_files(call: Call, query: ListQuery) -> Reply:
     """What a directory holds."""
-    async with looking(call) as guard:
-        return Reply(FileList(files=await GuardedFiles(guard).list(query.path)))
+    return await in_pieces("files", _looked(call, lambda files: files.list_rows(query.path)))
 
 
 async def stat(call: Call, query: PathQuery) -> Reply:
@@ -217,9 +219,8 @@ async def write_tree(call: Call, query: TreeQuery) -> Reply:
 
 async def lines(call: Call, query: LinesQuery) -> Reply:
     """Some lines of a text file."""
-    async with looking(call) as guard:
-        found, end = await GuardedFiles(guard).read_lines(query.path, start=query.start, count=query.count)
-    return Reply(LinesView(lines=found, end=end))
+    rows = _looked(call, lambda files: files.line_rows(query.path, query.start, query.count))
+    return await in_pieces("lines", rows, lambda end: {"end": end} if isinstance(end, bool) else None)
 
 
 async def mkdir(call: Call, body: MkdirBody) -> Reply:
@@ -245,18 +246,17 @@ async def edit(call: Call, body: EditBody) -> Reply:
 
 async def glob(call: Call, body: GlobBody) -> Reply:
     """Paths that match a pattern."""
-    async with looking(call) as guard:
-        return Reply(await GuardedFiles(guard).glob(body.pattern, root=body.root, limit=body.limit))
+    rows = _looked(call, lambda files: files.glob_rows(body.pattern, body.root, body.limit))
+    return await in_pieces("paths", rows, lambda end: _summary(end, Matches))
 
 
 async def grep(call: Call, body: GrepBody) -> Reply:
     """Lines that match a regular expression; a bound that was met is told."""
-    async with looking(call) as guard:
-        found = await GuardedFiles(guard).grep(
-            body.pattern, root=body.root, glob=body.glob, ignore_case=body.ignore_case, limit=body.limit,
-            timeout_sec=body.timeout_sec,
-        )  # fmt: skip
-    return Reply(found)
+    rows = _looked(call, lambda files: files.grep_rows(
+        body.pattern, root=body.root, glob=body.glob, ignore_case=body.ignore_case, limit=body.limit,
+        timeout_sec=body.timeout_sec,
+    ))  # fmt: skip
+    return await in_pieces("hits", rows, lambda end: _summary(end, GrepResult))
 
 
 async def digest(call: Call, body: DigestBody) -> Reply:
@@ -283,6 +283,20 @@ async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]
         if not begun:
             raise
         yield msgspec.json.encode({"error": wire_of(error, call.op)}) + b"\n"
+
+
+async def _looked(call: Call, work: Callable[[GuardedFiles], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+    async with looking(call) as guard:
+        async with aclosing(cast(AsyncGenerator[T, None], work(GuardedFiles(guard)))) as rows:
+            async for row in rows:
+                yield row
+
+
+def _summary(end: object, kind: type[Matches | GrepResult]) -> dict[str, object] | None:
+    """The fields of the last item of a search, but for the rows that it would have held."""
+    if not isinstance(end, kind):
+        return None
+    return {name: value for name, value in end.to_plain().items() if name not in ("paths", "hits")}
 
 
 async def _packed(call: Call, path: str) -> AsyncGenerator[bytes, None]:

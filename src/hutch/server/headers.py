@@ -13,6 +13,10 @@ REQUEST_HEADERS: Mapping[str, dict[str, Any]] = {
         "description": "Whose lease it is: boxes are changed by one session at a time. Default: the key's id.",
         "schema": {"type": "string", "maxLength": 128, "pattern": _VISIBLE},
     },
+    "Hutch-Client": {
+        "description": "Which process of the session this is. A lease that several share is released by the last.",
+        "schema": {"type": "string", "pattern": "^[a-zA-Z0-9]{1,64}$"},
+    },
     "Hutch-Admin": {
         "description": "`yes` from an admin: every owner's boxes, past their lease. Each such call is logged.",
         "schema": {"enum": ["yes"]},
@@ -37,6 +41,11 @@ REQUEST_HEADERS: Mapping[str, dict[str, Any]] = {
         "description": "A retry with the same key gives the box that was made.",
         "schema": {"type": "string", "minLength": 1, "maxLength": 200, "pattern": _VISIBLE},
     },
+    "Hutch-Mount-Roots": {
+        "description": "From an admin: host paths, as a JSON list, that this one box may mount besides `mount_roots`. "
+        "Each is logged, and what is always refused stays refused.",
+        "schema": {"type": "string", "maxLength": 16384, "pattern": _VISIBLE},
+    },
     "Last-Event-ID": {
         "description": "Goes before `after`, as browsers send it.",
         "schema": {"type": "string", "pattern": "^[0-9]{1,18}$"},
@@ -46,7 +55,7 @@ REQUEST_HEADERS: Mapping[str, dict[str, Any]] = {
         "schema": {"type": "string"},
     },
 }
-OF_EVERY_ROUTE = ("Hutch-Session", "Hutch-Admin")
+OF_EVERY_ROUTE = ("Hutch-Session", "Hutch-Client", "Hutch-Admin")
 OF_BOX_ROUTES = ("Hutch-Epoch", "Hutch-Observe")
 
 FOR_PAGES = (

@@ -16,7 +16,7 @@ from hutch.server.access import job_of, looking, using
 from hutch.server.call import BYTES, Call, Reply
 from hutch.server.commands import ERROR, STDERR, STDOUT, Seconds, framed
 from hutch.server.statuses import wire_of
-from hutch.server.views import chunk_view, result_view
+from hutch.server.views import WrittenResult, chunk_view
 
 SKIPPED_OUT, SKIPPED_ERR = 5, 6
 
@@ -200,7 +200,7 @@ async def wait(call: Call, body: WaitBody) -> Reply:
     async with looking(call) as guard:
         job = await job_of(call, guard)
         result = await call.service.unless_draining(job.wait(body.timeout_sec))
-    return Reply(result_view(result))
+    return Reply(WrittenResult(result))
 
 
 async def forget(call: Call) -> Reply:

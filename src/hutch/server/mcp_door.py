@@ -7,14 +7,13 @@ application with `drain(seconds)`, such as `hutch.mcp.serving.http.HttpSessions`
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from hutch.errors import Unavailable
 from hutch.keeper.callers import called_by
-from hutch.model.spec_kinds import NetworkMode
 from hutch.server import mcp_sdk
 from hutch.server.call import Call, Message, Receive, Scope, Send
 from hutch.server.door import key_text
@@ -26,6 +25,7 @@ from hutch.server.service import Service
 if TYPE_CHECKING:
     from hutch.api import Hutch
     from hutch.mcp.serving.http import Visitor
+    from hutch.policy.profiles import Profile
     from hutch.tools.gate import Ask
 
 METHODS = ("GET", "POST", "DELETE")
@@ -107,7 +107,7 @@ async def enter(mount: Mount, call: Call, scope: Scope, receive: Receive, send: 
     app = await mount.app()
     from hutch.mcp.serving.http import VISITOR
 
-    with called_by(who_of(call.caller, request)):
+    with called_by(who_of(call.caller, request), call.caller.rights):
         await app({**scope, VISITOR: _visitor(call)}, _again(body, receive), send)
 
 
@@ -146,14 +146,14 @@ class OwnTools:
         from hutch.mcp.serving.http import HttpSessions
         from hutch.mcp.serving.visitors import VisitorDesks
 
-        def network(profile: str) -> bool:
-            return service.config.resolve_profile(profile or None).network is not NetworkMode.OFF
+        def profile(spec: Mapping[str, str]) -> "Profile":
+            return service.config.resolve_profile(spec.get("profile"))
 
         def ask(visitor: "Visitor") -> "Ask | None":
             return partial(asked, service, visitor.owner) if service.config.server.answer_sec else None
 
         self._socket = socket
-        self._desks = VisitorDesks(self._hutch, service.config.permissions, network, ask)
+        self._desks = VisitorDesks(self._hutch, service.config.permissions, profile, ask)
         self._sessions = HttpSessions(self._desks.open, self._desks.sessionless())
 
     def _hutch(self, visitor: "Visitor") -> "Hutch":

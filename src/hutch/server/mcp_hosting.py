@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from hutch.config import Config
 from hutch.errors import Gone, HutchError, Invalid, NotFound
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
@@ -17,6 +18,7 @@ from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.receipts import Detail
 from hutch.model.status import Status
+from hutch.policy.rights import UNBOUND, bound_by
 from hutch.server import mcp_sdk
 from hutch.server.call import Receive, Scope, Send
 from hutch.server.service import Service
@@ -40,6 +42,10 @@ class OwnerBoxes:
         self.receipts = OwnerReceipts(service.keeper.receipts, owner)
 
     @property
+    def config(self) -> Config:
+        return self._service.config
+
+    @property
     def _keeper(self) -> Keeper:
         return self._service.keeper
 
@@ -51,15 +57,15 @@ class OwnerBoxes:
         return await all_shown(self._keeper, self._owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        try:
-            await self._keeper.acquire(box_id, SESSION)
-        except Gone:
-            return
-        await self._keeper.destroy(box_id, "its MCP server starts anew")
+        with bound_by(UNBOUND):  # the box is the MCP server's own: the caller's rights do not matter
+            try:
+                await self._keeper.acquire(box_id, SESSION)
+            except Gone:
+                return
+            await self._keeper.destroy(box_id, "its MCP server starts anew")
 
     async def status(self) -> Status:
-        engine = await self._service.engine()
-        return condition(self._keeper, engine, self._keeper.boxes(), self._service.started_at)
+        return await condition(self._keeper, self._keeper.boxes(), self._service.started_at)
 
 
 class OwnerReceipts:
@@ -127,6 +133,7 @@ class Hostings:
         hosted = Hosted(
             OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
             directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
+            rights=self._service.rights_of(owner),
         )  # fmt: skip
         await hosted.open()
         return hosted

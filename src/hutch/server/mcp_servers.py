@@ -8,6 +8,8 @@ from hutch.errors import Refused
 from hutch.keeper.keys import Role
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool
 from hutch.model.record import Record
+from hutch.model.spec import Spec
+from hutch.policy.rights import Action, admitted, require
 from hutch.server.call import Call, Reply
 
 if TYPE_CHECKING:
@@ -23,6 +25,8 @@ class ServerBody(Record, frozen=True, kw_only=True):
     name: Name
     definition: McpServer
     replace: bool = False
+    open_paths: bool = True
+    """What an admin registers may show the files that it names; false: only those that any box could be shown."""
 
 
 class ImportBody(Record, frozen=True, kw_only=True):
@@ -65,7 +69,9 @@ async def add(call: Call, body: ServerBody) -> Reply:
     else are an admin's to name."""
     trusted = _may_define(call, body.definition)
     hosted = await _hosted(call)
-    info = await hosted.add(body.name, body.definition, trusted=trusted, replace=body.replace)
+    info = await hosted.add(
+        body.name, body.definition, trusted=trusted and body.open_paths, replace=body.replace
+    )  # fmt: skip
     return Reply(info, status=201)
 
 
@@ -88,6 +94,7 @@ async def get(call: Call) -> Reply:
 
 async def remove(call: Call) -> Reply:
     """Stop an MCP server and forget it."""
+    require(call.caller.rights, Action.DESTROY)
     await (await _hosted(call)).remove(call.params["mcp_server"])
     return Reply(status=204)
 
@@ -128,8 +135,10 @@ async def _hosted(call: Call) -> "Hosted":
 
 def _may_define(call: Call, server: McpServer) -> bool:
     """Whether the caller may open paths of this machine. An address would be called from this machine, past the walls
-    around boxes, so that is an admin's too."""
-    admin = call.caller.role is Role.ADMIN
+    around boxes, so that is an admin's too. Refused for a box that the caller could not have itself."""
+    admin, config = call.caller.role is Role.ADMIN, call.service.config
+    require(call.caller.rights, Action.CREATE)
+    admitted(Spec(profile=server.profile), call.caller.rights, config.profile, config.profiles)
     if server.url and not admin:
         raise Refused("an MCP server somewhere else is registered by an admin", remedy="ask one, or run it in a box")
     return admin

@@ -18,7 +18,7 @@ from hutch.model.receipts import Receipt
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
-_KINDS = {"created": "created", "claimed": "reused", "adopted": "adopted"}
+_KINDS = {"created": "created", "claimed": "claimed", "adopted": "adopted"}
 _ENDS = (
     ("destroyed by", "call"), ("idle", "idle"), ("nobody used it", "idle"), ("lived its time", "ttl"),
     ("creation", "creation_failed"), ("its created hook", "creation_failed"), ("replaced", "replaced"),
@@ -61,6 +61,8 @@ class Metrics:
         """What is being served now: http, websocket."""
         self.connections: Callable[[], Mapping[str, int]] = dict
         """Open ones by door; set by whoever runs the doors."""
+        self.held: Callable[[], Mapping[str, int]] = dict
+        """Bytes held for callers, now and at most; set by the service."""
 
     def saw(self, _: BoxRecord | None, record: BoxRecord, event: Event | None) -> None:
         """A witness of the keeper's states."""
@@ -102,7 +104,7 @@ class Metrics:
 
     def _of_boxes(self) -> Iterator[str]:
         told = {
-            "created": "Boxes made.", "reused": "Boxes of the pool given to their first owner.",
+            "created": "Boxes made.", "claimed": "Boxes of the pool given to their first owner.",
             "adopted": "Boxes taken over from a keeper that died.",
             "health_check_failures": "Boxes that gave no real answer when they were asked for one.",
         }  # fmt: skip
@@ -110,6 +112,9 @@ class Metrics:
             found = {_labels(profile=profile): count for (kind, profile), count in self.boxes.items() if kind == name}
             found.setdefault(_labels(profile=self._keeper.config.profile), 0)
             yield from _counter(f"hutch_boxes_{name}_total", text, found)
+        reused = {_labels(profile=profile): count for profile, count in self._keeper.reuses.items()}
+        reused.setdefault(_labels(profile=self._keeper.config.profile), 0)
+        yield from _counter("hutch_boxes_reused_total", "Boxes that their scope found again.", reused)
         ends = {_labels(reason=reason, profile=profile): count for (reason, profile), count in self.cleaned.items()}
         yield from _counter("hutch_boxes_cleaned_total", "Boxes that are gone, by the kind of their end.", ends)
         present = Counter(
@@ -142,6 +147,8 @@ class Metrics:
         yield from _gauge("hutch_requests_active", "Requests and WebSockets that are being served.", active)
         doors = {_labels(door=door): count for door, count in self.connections().items()}
         yield from _gauge("hutch_connections", "Open connections.", doors)
+        held = {_labels(when=when): size for when, size in self.held().items()}
+        yield from _gauge("hutch_held_bytes", "Bytes held for callers: answers not read, bodies not used.", held)
 
     def _of_receipts(self) -> Iterator[str]:
         queue = self._keeper.receipts.queue

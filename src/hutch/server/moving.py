@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import tempfile
 from collections.abc import AsyncGenerator, AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,15 @@ from typing import Any
 from hutch.keeper.handles import BoxHandle
 from hutch.keeper.moving import export_box, import_box
 from hutch.keeper.showing import shown
+from hutch.keeper.system_archive import SLACK
 from hutch.model.record import Record
 from hutch.server.access import using
 from hutch.server.call import BYTES, Call, Reply
 from hutch.server.files import HARMLESS
 from hutch.server.sessions import FoundBox, asked
+from hutch.server.spool import Place
 
 _PIECE = 1 << 18
-_PREFIX = "hutch-moving-"
 
 
 class ImportQuery(Record, frozen=True, kw_only=True):
@@ -33,13 +33,14 @@ class ImportQuery(Record, frozen=True, kw_only=True):
 async def export(call: Call) -> Reply:
     """The box as one file: workspace, home, what was changed in its system, spec and labels. The header `Hutch-Moved`
     tells in JSON what is in it and what was left behind."""
-    place = tempfile.TemporaryDirectory(prefix=_PREFIX)
-    try:
-        async with using(call) as box:
-            moved = await export_box(box, _file(place))
-    except BaseException:
-        await asyncio.to_thread(place.cleanup)
-        raise
+    async with using(call) as box:
+        # What is gathered of it has at most its disk's bytes, and the file that is made of that no more.
+        place = call.service.spool.place(call.caller.key_id, 2 * ((box.spec.limits.disk_mb << 20) + SLACK))
+        try:
+            moved = await export_box(box, place.file)
+        except BaseException:
+            await place.remove()
+            raise
     headers = {**HARMLESS, "hutch-moved": json.dumps(moved.to_plain()), "content-length": str(moved.size)}
     return Reply(_sent(place), type=BYTES, headers=headers)
 
@@ -53,25 +54,22 @@ async def import_stream(call: Call, query: ImportQuery) -> Reply:
         made = await call.service.creations.make(asked(spec), session=caller.session, owner=caller.owner, key="")
         return BoxHandle(keeper, await keeper.live(made.id), caller.session)
 
-    most = call.service.config.server.max_upload_mb << 20
-    place = tempfile.TemporaryDirectory(prefix=_PREFIX)
+    spool = call.service.spool
+    most = min(call.service.config.server.max_upload_mb << 20, spool.room(caller.key_id) // 4)
+    place = spool.place(caller.key_id, 2 * most)
     try:
-        await _received(call.pieces(most), _file(place))
+        await _received(call.pieces(most), place.file)
         making = import_box(
-            create, _file(place), provider=query.provider, most=most, profile=query.profile, image=query.image,
-            name=query.name,
+            create, place.file, spool=place.path, provider=query.provider, most=most, profile=query.profile,
+            image=query.image, name=query.name,
         )  # fmt: skip
         box, moved = await call.while_there(making)
         box.close()
     finally:
-        await asyncio.to_thread(place.cleanup)
+        await place.remove()
     live = await keeper.live(box.id)
     location = {"location": f"/v1/boxes/{box.id}"}
     return Reply(FoundBox(box=shown(live.record, live), notes=moved.notes), 201, headers=location)
-
-
-def _file(place: "tempfile.TemporaryDirectory[str]") -> Path:
-    return Path(place.name) / "box"
 
 
 async def _received(pieces: AsyncIterator[bytes], file: Path) -> None:
@@ -80,10 +78,10 @@ async def _received(pieces: AsyncIterator[bytes], file: Path) -> None:
             await asyncio.to_thread(out.write, piece)
 
 
-async def _sent(place: "tempfile.TemporaryDirectory[str]") -> AsyncGenerator[bytes, None]:
+async def _sent(place: Place) -> AsyncGenerator[bytes, None]:
     try:
-        with await asyncio.to_thread(open, _file(place), "rb") as file:
+        with await asyncio.to_thread(open, place.file, "rb") as file:
             while piece := await asyncio.to_thread(file.read, _PIECE):
                 yield piece
     finally:
-        await asyncio.to_thread(place.cleanup)
+        await place.remove()

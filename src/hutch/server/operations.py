@@ -9,6 +9,9 @@ from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
 from hutch.errors import Conflict, HutchError, Invalid
+from hutch.providers.linked.allowance import LARGE, allowed
+from hutch.server.budget import Account, Budget
+from hutch.server.views import WrittenResult
 
 if TYPE_CHECKING:
     from hutch.server.call import Call, Reply
@@ -17,15 +20,20 @@ RETURN_SECONDS = 45.0
 """How long a client may be away before its work is given up."""
 KEPT = 1024
 KEPT_BYTES = 64 << 20
+KEPT_BYTES_OF_KEY = 16 << 20
+"""One key's answers do not drive out those of all others."""
 
 
 class Operation:
     """One of them: while it runs a task, then only its answer, because a task that has ended still holds on to all of
     its call."""
 
-    __slots__ = ("answer", "giving_up", "task", "waiting")
+    __slots__ = ("account", "answer", "giving_up", "key", "task", "waiting")
 
-    def __init__(self, task: "asyncio.Task[Reply]") -> None:
+    def __init__(self, task: "asyncio.Task[Reply]", key: str, account: Account) -> None:
+        self.key = key
+        self.account = account
+        """What the work and its answer hold: they may outlive the request that began them."""
         self.task: asyncio.Task[Reply] | None = task
         self.answer: Reply | HutchError | None = None
         self.waiting = 0
@@ -50,15 +58,20 @@ class Operation:
 
     def size(self) -> int:
         body = None if self.answer is None or isinstance(self.answer, HutchError) else self.answer.body
-        return len(body) if isinstance(body, bytes) else 1024
+        if isinstance(body, bytes):
+            return len(body)
+        return body.size if isinstance(body, WrittenResult) else 1024
 
 
 class Operations:
     """Those that run, and the answers that were given lately."""
 
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
         self._known: dict[tuple[str, str], Operation] = {}
-        self._bytes = 0
+        self._bytes: dict[str, int] = {}
+        """Of the answers that are kept, by key."""
+        self._all_bytes = 0
 
     async def do(self, call: "Call", work: "Coroutine[Any, Any, Reply]") -> "Reply":
         """The answer of `work`, which is begun once for each name; without a name it ends with its caller."""
@@ -71,7 +84,7 @@ class Operations:
             work.close()
             raise
         operation.waiting += 1
-        if operation.giving_up is not None:
+        if operation.giving_up is not None and operation.task is not None:
             operation.giving_up.cancel()
             operation.giving_up = None
         try:
@@ -96,26 +109,72 @@ class Operations:
                 details={"operation": "unknown"},
                 remedy="look at what it was to change, and ask anew",
             )
-        task = asyncio.ensure_future(work)
+        key = call.caller.key_id
+        account = self._budget.account(key)
+        with allowed(account):
+            task = asyncio.ensure_future(work)
         task.add_done_callback(lambda task: self._ended(full, task))
-        operation = self._known[full] = Operation(task)
+        operation = self._known[full] = Operation(task, key, account)
         return operation
 
     def _ended(self, full: tuple[str, str], task: "asyncio.Task[Reply]") -> None:
         operation = self._known[full]
         if task.cancelled():
             del self._known[full]
+            operation.account.close()
             return
         operation.ended(task)
-        self._bytes += operation.size()
-        if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
+        size = operation.size()
+        if size > LARGE:
+            self._keep_briefly(full, operation)
             return
-        for old, known in list(self._known.items()):
-            if len(self._known) <= KEPT and self._bytes <= KEPT_BYTES:
-                break
-            if known.task is None:
-                self._bytes -= known.size()
-                del self._known[old]
+        self._bytes[operation.key] = self._bytes.get(operation.key, 0) + size
+        self._all_bytes += size
+        operation.account.close()  # from here on it is counted here
+        self._make_room(operation.key)
+
+    def _keep_briefly(self, full: tuple[str, str], operation: Operation) -> None:
+        """A large answer counts against its key until it was read: once, or by nobody for as long as a client may be
+        away."""
+        answer, loop = operation.answer, asyncio.get_running_loop()
+        assert answer is not None and not isinstance(answer, HutchError)
+
+        def give_up() -> None:
+            if answer.readers:
+                operation.giving_up = loop.call_later(RETURN_SECONDS, give_up)
+            else:
+                self._forget(full)
+
+        operation.giving_up = loop.call_later(RETURN_SECONDS, give_up)
+        answer.sent = lambda: self._forget(full)
+
+    def _make_room(self, key: str) -> None:
+        while self._bytes.get(key, 0) > KEPT_BYTES_OF_KEY and self._drop_oldest(key):
+            pass
+        while (len(self._known) > KEPT or self._all_bytes > KEPT_BYTES) and self._drop_oldest():
+            pass
+
+    def _drop_oldest(self, key: str | None = None) -> bool:
+        """False: everything that is left still runs, or is about to be read."""
+        for full, known in self._known.items():
+            if known.task is None and key in (None, known.key) and known.size() <= LARGE:
+                self._forget(full)
+                return True
+        return False
+
+    def _forget(self, full: tuple[str, str]) -> None:
+        known = self._known.pop(full, None)
+        if known is None:
+            return
+        known.account.close()
+        if known.giving_up is not None:
+            known.giving_up.cancel()
+        if (size := known.size()) > LARGE:
+            return
+        self._all_bytes -= size
+        left = self._bytes.pop(known.key) - size
+        if left:
+            self._bytes[known.key] = left
 
     async def cancel(self, call: "Call", name: str) -> None:
         """Nobody waits for it any more; one that is not known has ended."""

@@ -5,10 +5,9 @@ import socket
 import struct
 from typing import cast
 
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-
+from hutch.keeper.records import LOCAL_OWNER
 from hutch.server.door import UNIX
-from hutch.server.heads import BoundedHttp
+from hutch.server.heads import BoundedHttp, BoundedWebSocket
 
 _CREDENTIALS = struct.Struct("iII")
 """struct ucred of unix(7): pid, uid, gid, as they were when the peer connected."""
@@ -22,12 +21,13 @@ def peer_of(transport: asyncio.BaseTransport) -> tuple[str, int]:
 
 
 class UnixHttp(BoundedHttp):
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self.client = peer_of(transport)
+    def _enter(self, descriptor: int) -> None:
+        self.client = peer_of(self.transport)
+        super()._enter(descriptor)
+        self.all_connections.recognised(self.connection, LOCAL_OWNER)
 
 
-class UnixWebSocket(WebSocketsSansIOProtocol):
+class UnixWebSocket(BoundedWebSocket):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.client = peer_of(transport)

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,13 +13,16 @@ from hutch.keeper.keys import Keys
 from hutch.keeper.questions import Questions
 from hutch.logs import redact
 from hutch.model.boxes import Event
-from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
+from hutch.policy.rights import Rights
+from hutch.server.budget import Budget
+from hutch.server.connections import Connections, descriptors
 from hutch.server.creating import Creations
 from hutch.server.metrics import Metrics
 from hutch.server.operations import Operations
 from hutch.server.presence import Presence
 from hutch.server.pulling import Pulls
+from hutch.server.spool import Spool
 
 if TYPE_CHECKING:
     from hutch.server.mcp_hosting import Hostings
@@ -27,7 +30,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 ERRORS_KEPT = 500
-TRY_AGAIN_SECONDS = 10.0
 
 
 class Failure(Record, frozen=True, kw_only=True):
@@ -66,7 +68,11 @@ class Service:
         self.keys = Keys(keeper.store)
         self.metrics = Metrics(keeper)
         self.creations = Creations(keeper)
-        self.operations = Operations()
+        self.budget = Budget(self.config.server)
+        self.metrics.held = self.budget.told
+        self.operations = Operations(self.budget)
+        self.spool = Spool(self.config.state_dir / "spool")
+        self.connections = Connections(self.config.server.max_connections, descriptors())
         self.presence = Presence()
         self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()
@@ -78,27 +84,10 @@ class Service:
         self._waiting: set[asyncio.Timeout] = set()
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
-        self._unusable: dict[str, tuple[float, Capabilities]] = {}
-        self._asking: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        """One probe of an engine at a time; a slow one keeps nobody from asking for another."""
+        self._rights: dict[str, Rights] = {}
         keeper.states.listeners += [self.bell.ring, self.creations.heard, self.presence.heard]
         keeper.states.witnesses.append(self.metrics.saw)
         keeper.operations.listeners.append(self.metrics.ended)
-
-    async def engine(self, name: str = "") -> Capabilities:
-        """What an engine can do; one that cannot even be asked is not usable. One that was not usable is tried again
-        after a while only: anybody may ask whether we are ready, and each try makes a box."""
-        name = name or self.config.provider
-        known = self._unusable.get(name)
-        if known is not None and time.monotonic() - known[0] < TRY_AGAIN_SECONDS:
-            return known[1]
-        async with self._asking[name]:
-            found = await self.keeper.engines.asked(name)
-            if found.usable:
-                self._unusable.pop(name, None)
-            else:
-                self._unusable[name] = (time.monotonic(), found)
-        return found
 
     def drain(self) -> None:
         """The end is near: whoever only waits is told now."""
@@ -124,6 +113,12 @@ class Service:
             "the server is about to end", retry_after=1.0, details={"draining": True},
             remedy="ask again when it is back",
         )  # fmt: skip
+
+    def rights_of(self, owner: str) -> Rights:
+        """What the owner's keys may ask for; the configuration stays the same as long as a server runs."""
+        if owner not in self._rights:
+            self._rights[owner] = self.config.rights_of(owner)
+        return self._rights[owner]
 
     @property
     def config(self) -> Config:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import socket
@@ -11,19 +10,21 @@ from pathlib import Path
 
 import uvicorn
 
-from hutch import telemetry
+from hutch import logs, telemetry
 from hutch.config import Config, announcement, directories
 from hutch.errors import ConfigError
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.opening import open_ledger, open_store
+from hutch.keeper.showing import condition
 from hutch.logs import log
 from hutch.model.record import Record
 from hutch.model.spec import Isolation
 from hutch.server import announcing, memory
 from hutch.server.app import App
+from hutch.server.connections import ACCEPTED_AT_ONCE, raise_limit
 from hutch.server.door import Door
-from hutch.server.heads import BoundedHttp, patient
+from hutch.server.heads import BoundedHttp, BoundedWebSocket, Protocol, bounded
 from hutch.server.mcp_door import Mounts, OwnTools
 from hutch.server.mcp_hosting import HostedMount, Hostings
 from hutch.server.peers import UnixHttp, UnixWebSocket
@@ -33,6 +34,8 @@ from hutch.server.service import Service
 ORPHAN_GRACE_SECONDS = 900.0
 """Boxes outlive their server this long, unless the configuration says otherwise: time to restart or upgrade it."""
 LONGEST_FRAME = 16 << 20
+WAITING = 2048
+"""Connections that the kernel keeps until they are accepted."""
 PARTING_SECONDS = 1.0
 """MCP clients that ask for nothing are let go within it, while their desks can still reach the API."""
 
@@ -78,7 +81,8 @@ async def serve(
     A private server is one process's own: it also ends when its standard input does, and its boxes end with it.
     """
     memory.keep_flat()
-    _bridge_logs()
+    logs.take_over()
+    raise_limit()
     if sent := telemetry.set_up():
         tell(sent)
     for directory in (config.state_dir, config.run_dir):
@@ -100,7 +104,9 @@ async def serve(
 async def _serve(keeper: Keeper, tell: Told, ready: Callable[[Ready], None] | None, ending: asyncio.Event) -> None:
     config = keeper.config
     service = Service(keeper)
+    await asyncio.to_thread(service.spool.clear)
     first_key = await _first_key(service, tell)
+    await _tell_rights(service, tell)
     path = Path(config.server.socket) if config.server.socket else config.run_dir / announcement.SOCKET
     table = config.server
     mounts = Mounts()
@@ -108,7 +114,7 @@ async def _serve(keeper: Keeper, tell: Told, ready: Callable[[Ready], None] | No
     hostings = service.hostings = Hostings(service)
     mounts.mount("/mcp/gateway", lambda: HostedMount(hostings, service), May.CHANGE)
     mounts.mount("/mcp/servers/{name}", lambda: HostedMount(hostings, service), May.CHANGE)
-    servers = [(_unix_server(service, mounts), announcing.unix_socket(path))]
+    servers = [(unix_server(service, mounts), announcing.unix_socket(path))]
     url = ""
     try:
         if table.host:
@@ -162,6 +168,8 @@ class _Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for listening in sockets or ():
+            listening.listen(WAITING)  # the kernel keeps more of them than are accepted in one turn
         self.ready.set()
 
     @contextlib.contextmanager
@@ -169,16 +177,17 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _unix_server(service: Service, mounts: Mounts) -> _Server:
-    app = App(service, Door(service.keys, service.config.server, unix=True), mounts)
-    return _Server(_uvicorn(service, app, http=patient(UnixHttp, _patience(service)), ws=UnixWebSocket))
+def unix_server(service: Service, mounts: Mounts) -> _Server:
+    app = App(service, Door(service.keys, service.config.server, service.rights_of, unix=True), mounts)
+    return _Server(_uvicorn(service, app, http=_bounded(service, UnixHttp), ws=_bounded(service, UnixWebSocket)))
 
 
 def _tcp_server(service: Service, mounts: Mounts) -> _Server:
     table = service.config.server
-    app = App(service, Door(service.keys, table, unix=False), mounts)
+    app = App(service, Door(service.keys, table, service.rights_of, unix=False), mounts)
     tls = {"ssl_certfile": table.tls_cert, "ssl_keyfile": table.tls_key} if table.tls_cert else {}
-    config = _uvicorn(service, app, http=patient(BoundedHttp, _patience(service)), ws="websockets-sansio", **tls)
+    http, ws = _bounded(service, BoundedHttp), _bounded(service, BoundedWebSocket)
+    config = _uvicorn(service, app, http=http, ws=ws, **tls)
     try:
         config.load()
     except OSError as error:  # ssl.SSLError is one too
@@ -189,8 +198,11 @@ def _tcp_server(service: Service, mounts: Mounts) -> _Server:
     return _Server(config)
 
 
-def _patience(service: Service) -> float:
-    return service.config.server.body_timeout_sec
+def _bounded(service: Service, kind: Protocol) -> Protocol:
+    table = service.config.server
+    return bounded(
+        kind, service.connections, head_seconds=table.body_timeout_sec, read_seconds=table.read_timeout_sec
+    )  # fmt: skip
 
 
 def _uvicorn(service: Service, app: App, **options: object) -> uvicorn.Config:
@@ -205,6 +217,7 @@ def _uvicorn(service: Service, app: App, **options: object) -> uvicorn.Config:
         proxy_headers=False,
         timeout_graceful_shutdown=max(1, round(service.config.server.drain_sec)),
         ws_max_size=LONGEST_FRAME,
+        backlog=ACCEPTED_AT_ONCE,
         loop="asyncio",
         **options,  # type: ignore[arg-type]
     )
@@ -234,7 +247,8 @@ def _look_for_end(ending: asyncio.Event) -> None:
 
 async def _first_key(service: Service, tell: Told) -> str:
     """The first admin's key is made on the first start, and shown to nobody but this user's files; which of them."""
-    if await service.keys.all():
+    # Keys of other roles may be there before: without an admin's nobody could make more of them from elsewhere.
+    if any(key.role is Role.ADMIN for key in await service.keys.all()):
         return ""
     key, text = await service.keys.create(Role.ADMIN, name="first")
     path = service.config.state_dir / announcing.FIRST_KEY
@@ -243,12 +257,22 @@ async def _first_key(service: Service, tell: Told) -> str:
     return str(path)
 
 
+async def _tell_rights(service: Service, tell: Told) -> None:
+    """What holds for keys without a word of the operator's, who may have given them out when they could do more."""
+    if service.config.rights:
+        return
+    if any(key.role is Role.USER and key.revoked_at is None for key in await service.keys.all()):
+        tell("keys of role user get no root and no private ranges beyond their profile: [rights] changes that")
+
+
 async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:
-    config, engine = service.config, await service.engine()
+    config, keeper = service.config, service.keeper
+    found = await condition(keeper, (), service.started_at)
+    isolation = (await keeper.engines.asked(found.provider)).isolation if config.enabled else Isolation.NONE
     return Ready(
-        pid=os.getpid(), socket=path, url=url, first_key=first_key, enabled=config.enabled, provider=engine.provider,
-        isolation=engine.isolation, usable=engine.usable, reason=engine.reason, remedy=engine.remedy,
-        receipts=config.receipts, taken_over=len(service.keeper.boxes()),
+        pid=os.getpid(), socket=path, url=url, first_key=first_key, enabled=config.enabled, provider=found.provider,
+        isolation=isolation, usable=found.available, reason=found.reason, remedy=found.remedy,
+        receipts=config.receipts, taken_over=keeper.taken_over,
     )  # fmt: skip
 
 
@@ -257,28 +281,15 @@ def _say(found: Ready, tell: Told) -> None:
     if not found.enabled:
         tell("boxes are switched off: enabled = false")
     elif found.usable:
-        tell(f"boxes by {found.provider} ({found.isolation})")
+        tell(f"boxes by {found.provider} ({found.isolation})" + (f": {found.reason}" if found.reason else ""))
     else:
         tell(f"no boxes: {found.provider} cannot be used: {found.reason} (fix: {found.remedy})")
     if found.receipts != "on":
         tell("receipts are strict: answers wait for them" if found.receipts == "strict" else "no receipts are kept")
     tell(f"listening on {found.socket}" + (f" and {found.url}" if found.url else ""))
     if found.taken_over:
-        tell(f"{found.taken_over} boxes taken over")
+        tell(f"{found.taken_over} box{'es' if found.taken_over > 1 else ''} taken over")
 
 
 def _url(host: str, port: int, *, tls: bool) -> str:
     return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
-
-
-class _ToOurLog(logging.Handler):
-    def emit(self, record: logging.LogRecord) -> None:
-        log("uvicorn").warning(record.getMessage().strip(), level_name=record.levelname)
-
-
-def _bridge_logs() -> None:
-    """uvicorn's own words, without its lines at level info: they hold whole query strings."""
-    logger = logging.getLogger("uvicorn")
-    logger.handlers = [_ToOurLog()]
-    logger.setLevel(logging.WARNING)
-    logger.propagate = False

@@ -14,7 +14,7 @@ from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
 from hutch.model.record import Record
 from hutch.model.spec import Spec
-from hutch.server.access import find
+from hutch.server.access import find, note_client
 from hutch.server.call import Call, Reply
 
 MOST_BOXES = 1000
@@ -106,7 +106,7 @@ async def _still_there(call: Call, session: str, box_id: str, acquired_at: float
     lease = live.record.lease
     if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
         return False
-    call.service.presence.beat(session, live)
+    call.service.presence.beat(session, live, call.header("hutch-client"))
     if worth_writing(lease, now, call.keeper.config.lease_sec):
         await call.keeper.renew(live)
     return True
@@ -162,6 +162,7 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     spec = asked(body.spec)
     spec = spec.but(labels={**spec.labels, "scope": place.shown})
     live, notes = await call.keeper.working(spec, place.key, caller.session, caller.owner)
+    note_client(call, live)
     return Reply(FoundBox(box=shown(live.record, live), notes=notes))
 
 

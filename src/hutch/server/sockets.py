@@ -16,6 +16,7 @@ from hutch.keeper.handles import BoxHandle, JobHandle
 from hutch.keeper.whole import whole
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
+from hutch.providers.linked.allowance import allowed
 from hutch.server.access import job_of, using
 from hutch.server.call import NOBODY, Call, Receive, Scope, Send
 from hutch.server.door import Door
@@ -120,7 +121,8 @@ class Sockets:
         call = Call(self._service, NOBODY, scope, receive, {})
         try:
             route = await self._prepare(call, scope)
-            with called_by(who_of(call.caller, current_operation())), telemetry.request(call.headers) as span:
+            who, account = who_of(call.caller, current_operation()), call.let_in(scope)
+            with called_by(who, call.caller.rights), allowed(account), telemetry.request(call.headers) as span:
                 telemetry.served(span, call.op, 101, current_operation())
                 query: Record = call.query(route.query)
                 if not route.boxed:
@@ -136,6 +138,9 @@ class Sockets:
         except Exception as error:  # the boundary of a connection: reported, and the server goes on
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, socket, HutchError("internal error"))
+        finally:
+            if call.account is not None:
+                call.account.close()
 
     def _told(self, call: Call, status: int) -> None:
         self._service.metrics.requests[call.op, status] += 1

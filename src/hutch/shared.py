@@ -1,0 +1,242 @@
+"""`SharedHutch`: processes that embed Hutch on one state directory share the boxes of their conversations.
+
+Each process keeps the boxes that it made. A box of another live process is used through that process: every one
+listens on a Unix socket below the run directory, named after its keeper, and loads a server when the first other
+process connects. When a process ends, one of those that were connected takes its socket's place and takes over its
+boxes as they are asked for, so a handle goes on working: it only reconnects.
+"""
+
+import asyncio
+import importlib.util
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hutch import api
+from hutch.client.lifeline import Rhythm
+from hutch.client.remote import RemoteHutch
+from hutch.errors import BoxBusy, HeldElsewhere
+from hutch.keeper import ownership
+from hutch.keeper.embedded import Hutch as EmbeddedHutch
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.leases import OF_A_PROCESS
+from hutch.logs import log
+from hutch.model.ids import BoxId
+
+if TYPE_CHECKING:
+    from hutch.server.embedded import EmbeddedServer
+
+SUCCESSION_SECONDS = 0.02
+"""Interval between looks whether a process that was lost has really ended, so that its place can be taken."""
+_RHYTHM = Rhythm(retry_sec=0.05, longest_retry_sec=1.0)
+_TRIES = 3
+"""How often a box is looked for that changes hands meanwhile."""
+
+
+class SharedHutch(EmbeddedHutch):
+    """The embedded Hutch, which also reaches the boxes of other processes on its state directory."""
+
+    def __init__(self, *, keeper: Keeper) -> None:
+        super().__init__(keeper=keeper)
+        self._sockets = Sockets(keeper)
+        self._others: dict[str, Other] = {}
+        """The processes whose boxes this one uses, by their keeper's id."""
+
+    async def _start(self) -> None:
+        if not self._started:
+            await super()._start()
+            self._sockets.open()
+
+    @asynccontextmanager
+    async def box_for(
+        self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
+    ) -> AsyncIterator[Any]:
+        """The box of this conversation, whichever process keeps it."""
+        async with AsyncExitStack() as stack:
+            hutch: EmbeddedHutch | RemoteHutch = self
+            tries = _TRIES
+            while True:
+                try:
+                    if isinstance(hutch, EmbeddedHutch):
+                        found: Any = EmbeddedHutch.box_for(hutch, template, kind=kind, spec=spec, **values)
+                    else:
+                        found = hutch.box_for(template, kind=kind, spec=spec, **values)
+                    box: api.Box = await stack.enter_async_context(found)
+                    break
+                except (HeldElsewhere, BoxBusy) as error:
+                    session = await self._joint_session(error)
+                    tries -= 1
+                    if not tries or (isinstance(error, BoxBusy) and session == hutch.session):
+                        raise
+                    hutch = self._other(error) if isinstance(error, HeldElsewhere) else hutch
+                    hutch = hutch.for_session(session)
+            yield box
+
+    async def attach(self, box_id: str, *, takeover: bool = False) -> Any:
+        try:
+            return await super().attach(box_id, takeover=takeover)
+        except HeldElsewhere as elsewhere:
+            return await self._other(elsewhere).attach(box_id, takeover=takeover)
+
+    async def switch(self, box_id: str, *, takeover: bool = False) -> Any:
+        try:
+            return await super().switch(box_id, takeover=takeover)
+        except HeldElsewhere as elsewhere:
+            return await self._other(elsewhere).switch(box_id, takeover=takeover)
+
+    async def observe(self, box_id: str) -> Any:
+        try:
+            return await super().observe(box_id)
+        except HeldElsewhere as elsewhere:
+            return await self._other(elsewhere).observe(box_id)
+
+    async def destroy(self, box_id: str, *, force: bool = False) -> None:
+        try:
+            await super().destroy(box_id, force=force)
+        except HeldElsewhere as elsewhere:
+            await self._other(elsewhere).destroy(box_id, force=force)
+
+    async def close(self) -> None:
+        if self._borrowed:
+            return
+        for other in self._others.values():
+            await other.close()
+        self._others.clear()
+        await self._sockets.drain()
+        await super().close()
+        # Last, so that nobody takes the place of a process that still keeps its boxes.
+        self._sockets.close()
+
+    def _other(self, elsewhere: HeldElsewhere) -> RemoteHutch:
+        """A client of the process that keeps the box, in this session."""
+        keeper = str(elsewhere.details.get("keeper", ""))
+        other = self._others.get(keeper)
+        if other is None:
+            path = self._sockets.path(keeper)
+            if importlib.util.find_spec("uvicorn") is None:
+                raise HeldElsewhere(
+                    elsewhere.message, details=elsewhere.details,
+                    remedy="pip install 'hutch[server]': processes then use each other's boxes",
+                ) from elsewhere  # fmt: skip
+            if not path.exists():
+                raise elsewhere  # a keeper that serves nobody: a command of `hutch`, or one on another machine
+            other = self._others[keeper] = Other(keeper, self._sockets)
+        return other.hutch.for_session(self.session)
+
+    async def _joint_session(self, error: HeldElsewhere | BoxBusy) -> str:
+        """The session under which a conversation's box is used that another process holds.
+
+        Sessions that nobody named are one for its sake: two workers of a program may answer two messages of one chat at
+        once, as two tasks of one process may.
+        """
+        record = await self._keeper.store.get(BoxId(str(error.details.get("box", ""))))
+        holder = record.lease.holder if record is not None and record.lease is not None else ""
+        unnamed = holder.startswith(OF_A_PROCESS) and self.session.startswith(OF_A_PROCESS)
+        return holder if unnamed else self.session
+
+
+class Sockets:
+    """Where this process is reached by others: its own socket, and those of ended processes whose place it took."""
+
+    def __init__(self, keeper: Keeper) -> None:
+        self._keeper = keeper
+        self._home = keeper.config.run_dir / "processes"
+        self._listening: dict[Path, socket.socket] = {}
+        self._claims: list[ownership.Claim] = []
+        self._server: EmbeddedServer | None = None
+
+    def path(self, keeper: str) -> Path:
+        return self._home / keeper
+
+    def open(self) -> None:
+        """Listen for other processes, and remove what ended ones have left."""
+        self.take_place(self._keeper.id)
+        for path in self._home.iterdir():
+            if path.is_socket() and path not in self._listening:
+                # Under its lock: another process may be about to take the same place.
+                with suppress(BlockingIOError):
+                    claim = ownership.Claim(self._home, path.name, wait=False)
+                    path.unlink(missing_ok=True)
+                    claim.release()
+
+    def take_place(self, keeper: str) -> bool:
+        """Listen at that keeper's path; False if another process does."""
+        try:
+            claim = ownership.Claim(self._home, keeper, wait=False)
+        except BlockingIOError:
+            return False
+        self._claims.append(claim)
+        path = self.path(keeper)
+        made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        path.unlink(missing_ok=True)
+        made.bind(str(path))
+        path.chmod(0o600)
+        made.listen(128)
+        self._listening[path] = made
+        asyncio.get_running_loop().add_reader(made, self._serve, made)
+        return True
+
+    def _serve(self, listening: socket.socket) -> None:
+        """The first connection has come. The server is loaded only now: most processes never need it."""
+        asyncio.get_running_loop().remove_reader(listening)
+        from hutch.server.embedded import EmbeddedServer
+
+        if self._server is None:
+            self._server = EmbeddedServer(self._keeper)
+        self._server.listen(listening)
+
+    async def has_ended(self, keeper: str) -> bool:
+        return not await self._keeper.liveness.alive(keeper)
+
+    async def drain(self) -> None:
+        """Let the requests of other processes end, and take no more."""
+        loop = asyncio.get_running_loop()
+        for listening in self._listening.values():
+            loop.remove_reader(listening)
+        if self._server is not None:
+            await self._server.close()
+
+    def close(self) -> None:
+        for path, listening in self._listening.items():
+            path.unlink(missing_ok=True)
+            listening.close()
+        for claim in self._claims:
+            claim.release()
+        self._listening.clear()
+        self._claims.clear()
+
+
+class Other:
+    """Another process whose boxes this one uses; when that process ends, this one may take its place."""
+
+    def __init__(self, keeper: str, sockets: Sockets) -> None:
+        self._keeper = keeper
+        self._sockets = sockets
+        self._succession: asyncio.Task[None] | None = None
+        path = sockets.path(keeper)
+        self.hutch = RemoteHutch(f"unix:{path}", rhythm=_RHYTHM, told=self._changed, expected=True)
+
+    def _changed(self, there: bool, why: str) -> None:
+        if there:
+            self._end_succession()
+        elif self._succession is None:
+            self._succession = asyncio.create_task(self._succeed(), name="hutch-succession")
+
+    async def _succeed(self) -> None:
+        """Until the connection is back: take the place of the process once it has ended."""
+        while True:
+            if await self._sockets.has_ended(self._keeper) and self._sockets.take_place(self._keeper):
+                log("shared").info("took the place of a process that ended", keeper=self._keeper)
+                return
+            await asyncio.sleep(SUCCESSION_SECONDS)
+
+    def _end_succession(self) -> None:
+        if self._succession is not None:
+            self._succession.cancel()
+            self._succession = None
+
+    async def close(self) -> None:
+        self._end_succession()
+        await self.hutch.close()
