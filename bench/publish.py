@@ -52,6 +52,8 @@ Not measured: {missing}.
   same Docker daemon; it isolates more.
 - **Over HTTP**: `hutch serve` in a process of its own with receipts on, and Hutch's own client on TCP with a key. Many
   clients means sessions of one client process, each with a box; those with a pause ask four times a second.
+- **Beside abuse**: a second owner's command each 50 ms while another key leaves answers unread, trickles bodies, opens
+  connections by the hundred and so on (`bench/abuse.py`), one kind after the other, each after the same time of quiet.
 - **One run.** Whatever it shows is published: no bench is repeated and no run is picked. A loop that is timed between
   the benches tells how steady the machine was; on a shared one, neighbours can double every time.
 - **p95**: 95 of 100 samples were at least this good.

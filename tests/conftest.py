@@ -1,24 +1,34 @@
 """What every test relies on: default signals, fixed seeds, coroutine tests, and Hutch directories of its own."""
 
 import asyncio
+import importlib
 import inspect
 import os
 import shutil
 import signal
 import tempfile
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from hutch import logs
+
 # A machine under load is slow, and slowness is not a finding: only counterexamples fail a property.
 settings.register_profile(
     "ci", derandomize=True, database=None, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("ci")
+
+
+LOOP = os.environ.get("HUTCH_TEST_LOOP", "")
+"""The event loop of coroutine tests: asyncio's own, or `uvloop`, which many web servers choose by themselves."""
+LOOP_FACTORY: Callable[[], asyncio.AbstractEventLoop] | None = (
+    importlib.import_module(LOOP).new_event_loop if LOOP else None
+)
 
 
 def pytest_configure() -> None:
@@ -50,7 +60,8 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     wanted = inspect.signature(pyfuncitem.obj).parameters
-    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
+    with asyncio.Runner(loop_factory=LOOP_FACTORY) as runner:
+        runner.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in wanted}))
     return True
 
 
@@ -71,9 +82,19 @@ def hutch_directories() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HUTCH_STATE_DIR", str(parent / "s"))
         environment.setenv("HUTCH_RUN_DIR", str(parent / "r"))
-        environment.delenv("HUTCH_PROVE", raising=False)  # for the tests, which have read it; no setting of Hutch
+        for name in ("HUTCH_PROVE", "HUTCH_TEST_LOOP"):  # for the tests, which have read them; no settings of Hutch
+            environment.delenv(name, raising=False)
         yield parent
     remove(parent)
+
+
+@pytest.fixture
+def log_lines() -> Iterator[list[str]]:
+    """What this process logs while the test runs."""
+    written: list[str] = []
+    logs.configure(level="debug", write=written.append)
+    yield written
+    logs.configure()
 
 
 def remove(directory: Path) -> None:

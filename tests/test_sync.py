@@ -1,12 +1,14 @@
 """The same API without `await`, on real boxes."""
 
 import inspect
+import os
+import signal
 from pathlib import Path
 
 import pytest
 
 from hutch import api
-from hutch.errors import FileMissing, Gone
+from hutch.errors import Conflict, FileMissing, Gone
 from hutch.sync import Box, Files, Hutch, Job, Skills, Volumes
 from tests.server.serving import serving
 
@@ -93,3 +95,27 @@ def test_a_remote_box_without_await() -> None:
             with pytest.raises(FileNotFoundError):
                 box.files.read("none")
         assert hutch.boxes() == ()
+
+
+def test_a_forked_child_is_told_at_once() -> None:
+    """A fork has no thread that could answer: it gets an error with a remedy instead of waiting for ever (P4)."""
+    with Hutch() as hutch, hutch.box() as box:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if child == 0:
+            told = b"nothing"
+            try:
+                signal.alarm(60)  # what hangs ends without a word
+                box.exec("true")
+            except Conflict as error:
+                told = f"{error.message} ({error.remedy})".encode()
+                hutch.close()  # leaves the parent's boxes alone
+            finally:
+                os.write(writing, told)
+                os._exit(0)
+        os.close(writing)
+        with open(reading, "rb") as answer:
+            told = answer.read().decode()
+        os.waitpid(child, 0)
+        assert f"this Hutch belongs to process {os.getpid()}" in told and "after the fork" in told
+        assert box.exec("echo here").stdout == "here\n"

@@ -15,6 +15,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from hutch import telemetry
+from hutch.errors import HutchError
 from hutch.keeper.embedded import Hutch
 from tests.server.serving import serving
 
@@ -90,6 +91,16 @@ async def test_spans_of_creation_commands_and_files(spans: InMemorySpanExporter)
     assert not found["hutch.files.read"].status.is_ok and found["hutch.files.write"].status.is_unset
     shown = str([span.to_json() for span in spans.get_finished_spans()])
     assert "exit 2" not in shown and "none" not in dict(found["hutch.files.read"].attributes or {}).values()
+
+
+async def test_a_span_tells_an_error_by_its_code_alone(spans: InMemorySpanExporter) -> None:
+    """Lesson 37: what an error quotes (here a directory's name) is in no span: no message, no stack."""
+    async with Hutch(store="memory") as hutch:
+        with pytest.raises(HutchError, match="correct-horse-battery"):
+            await hutch.create(image="dir:/no/correct-horse-battery")
+    failed = [dict(span.attributes or {}) for span in spans.get_finished_spans() if not span.status.is_unset]
+    assert failed and all(attributes["error.type"] for attributes in failed)
+    assert "correct-horse" not in str([span.to_json() for span in spans.get_finished_spans()])
 
 
 class Collector(http.server.BaseHTTPRequestHandler):

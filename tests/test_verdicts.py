@@ -7,7 +7,7 @@ import pytest
 
 from hutch.model.limits import Limits
 from hutch.model.results import Cause
-from hutch.providers.linked.verdicts import MB, Counters, End, Space, cannot_start, decide
+from hutch.providers.linked.verdicts import MB, Counters, End, Room, Space, cannot_start, complains, decide
 
 LIMITS = Limits(cpus=1, memory_mb=512, pids=64, disk_mb=256, open_files=1024, timeout_sec=60, max_timeout_sec=600)
 CALM = Counters(oom_kills=3, pids_hits=5, memory_peak_bytes=100 * MB)
@@ -57,10 +57,36 @@ def by(number: int, **facts: Any) -> End:
 def test_the_cause(
     end: End, before: Counters | None, after: Counters, space: dict[str, Space] | None, cause: Cause
 ) -> None:
-    verdict = decide(end, before=before, after=after, limits=LIMITS, space=space, timeout_sec=10)
+    room = Room(space=space) if space is not None else None
+    verdict = decide(end, before=before, after=after, limits=LIMITS, room=room, timeout_sec=10)
     assert verdict.cause is cause
     assert verdict.ok == (cause is Cause.OK)
     assert verdict.message or verdict.ok
+
+
+@pytest.mark.parametrize(
+    ("output", "room", "cause"),
+    [
+        (
+            "BlockingIOError: [Errno 11] Resource temporarily unavailable",
+            Room(space={}, tasks=2, started=70),
+            Cause.PIDS,
+        ),
+        ("RuntimeError: can't start new thread", Room(space={}, tasks=0, started=64), Cause.PIDS),
+        ("sh: 1: Cannot fork", Room(space={}, tasks=60, started=4), Cause.PIDS),
+        ("nothing of the kind", Room(space={}, tasks=2, started=70), Cause.EXIT),
+        ("flock: Resource temporarily unavailable", Room(space={}, tasks=2, started=3), Cause.EXIT),
+        ("Resource temporarily unavailable", Room(space={}), Cause.EXIT),
+    ],
+)
+def test_who_was_refused_a_process_where_nobody_counts(output: str, room: Room, cause: Cause) -> None:
+    """P4: both must speak for it, what the program says and how many it started; and then it is a guess."""
+    verdict = decide(
+        ended(1), before=Counters(), after=Counters(), limits=LIMITS, room=room, complained=complains(output.encode())
+    )  # fmt: skip
+    assert verdict.cause is cause
+    assert verdict.certain == (cause is Cause.EXIT)
+    assert bool(verdict.remedy) == (cause is Cause.PIDS)
 
 
 def test_memory_in_plain_words() -> None:

@@ -88,7 +88,7 @@ def _parameter_rows(parameters: list[dict[str, Any]]) -> Iterator[tuple[str, str
         if each.get("in") == "query":
             name = f"`{each['name']}`" + (" (required)" if each["required"] else "")
             yield name, _kind(each["schema"]), each.get("description", "")
-        elif each.get("$ref", "").endswith(("Idempotency-Key", "Last-Event-ID", "Range")):
+        elif each.get("$ref", "").endswith(("Idempotency-Key", "Hutch-Mount-Roots", "Last-Event-ID", "Range")):
             yield f"`{each['$ref'].rpartition('/')[2]}`", "header", ""
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Awaitable, Callable
 
+from bench.measures.beside import beside
 from bench.measures.cold import cold
 from bench.measures.create import create
 from bench.measures.docker_lane import docker_lane
@@ -29,6 +30,7 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "idle": idle,
     "output": output,
     "http": http,
+    "beside": beside,
     "tools": tools,
     "mcp": mcp,
 }

@@ -6,6 +6,7 @@ import json
 import random
 import sys
 from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
 
@@ -34,7 +35,8 @@ rate_per_sec = 0
 
 
 async def http(setting: Setting) -> list[Number]:
-    async with _served(setting) as hutch:
+    async with served(setting, "http") as server:
+        hutch = server.hutch
         alone = await _execs(setting, hutch)
         return [
             await _creates(setting, hutch),
@@ -47,9 +49,18 @@ async def http(setting: Setting) -> list[Number]:
         ]
 
 
+@dataclass(frozen=True)
+class Served:
+    """A server that runs, and a client of its first key."""
+
+    hutch: Hutch
+    url: str
+    key: str
+
+
 @contextlib.asynccontextmanager
-async def _served(setting: Setting) -> AsyncIterator[Hutch]:
-    state, run = setting.state / "http", setting.run / "http"
+async def served(setting: Setting, name: str) -> AsyncIterator[Served]:
+    state, run = setting.state / name, setting.run / name
     state.mkdir()
     (state / "hutch.toml").write_text(CONFIG)
     environ = dict(each.split("=", 1) for each in setting.environment())
@@ -64,8 +75,9 @@ async def _served(setting: Setting) -> AsyncIterator[Hutch]:
                 raise RuntimeError((state / "log").read_text())
             await asyncio.sleep(0.02)
         url = json.loads((state / "server.json").read_text())["url"]
-        async with Hutch(url, key=(state / "first-key").read_text().strip(), session="bench") as hutch:
-            yield hutch
+        key = (state / "first-key").read_text().strip()
+        async with Hutch(url, key=key, session="bench") as hutch:
+            yield Served(hutch, url, key)
             for box in await hutch.boxes():
                 await hutch.destroy(box.id, force=True)
     finally:

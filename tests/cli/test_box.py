@@ -154,6 +154,19 @@ def test_paused_boxes_stand_still_until_they_are_used(home: Home) -> None:
     assert home.told("box", "resume", "sleepy")["state"] == "running"
 
 
+def test_pausing_and_stopping_do_not_point_at_each_other(home: Home) -> None:
+    """Lesson 34: a remedy is something that works here. Without a freezer neither does for a temporary box."""
+    home.good("box", "create", "--name", "idle")
+    stopped = home.answer("box", "stop", "idle")[1]["error"]
+    code, paused = home.answer("box", "pause", "idle")
+    assert ("pause it" in stopped["remedy"]) == (code == 0), (stopped, paused)
+    if code:
+        assert "stop it" not in paused["error"]["remedy"] and "hutch serve" in paused["error"]["remedy"]
+        home.good("box", "create", "--name", "kept", "--persistent")
+        assert "stop it" in home.answer("box", "pause", "kept")[1]["error"]["remedy"]
+        assert home.told("box", "stop", "kept")["state"] == "stopped"
+
+
 def test_a_persistent_box_stops_and_comes_back(home: Home) -> None:
     """P16: its files are there again with the next use; a temporary box cannot be stopped."""
     home.good("box", "create", "--name", "lasting", "--persistent")

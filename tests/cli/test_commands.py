@@ -39,7 +39,7 @@ def test_a_command_without_its_action_names_the_choices() -> None:
     """A person's first `hutch key` must teach the second."""
     done = hutch("key")
     assert done.returncode == 125
-    assert b"hutch key needs one of create, list, revoke" in done.stderr
+    assert b"hutch key needs one of create, list, show, revoke" in done.stderr
     assert b"SETTING" in hutch("config").stdout, "there is but one thing to do"
 
 
@@ -161,7 +161,7 @@ def test_the_completion_script_is_valid(shell: str, tmp_path: Path) -> None:
         (["hutch", "run", "--net", ""], {"off", "on"}),
         (["hutch", "run", "--profile", "offl"], {"offline_readonly"}),
         (["hutch", "completion", "f"], {"fish"}),
-        (["hutch", "config", ""], {"show"}),
+        (["hutch", "config", ""], {"show", "trust", "untrust"}),
         (["hutch", "box", "ex"], {"exec"}),
         (["hutch", "box", "exec", "--time"], {"--timeout"}),
         (["hutch", "--json", "volume", "re"], {"remove"}),

@@ -35,7 +35,8 @@ def test_the_profile_makes_the_box(tmp_path: Path) -> None:
     script = "touch /workspace/x 2>/dev/null && echo writable || echo read-only; ulimit -n; echo $FROM"
     assert good("--profile", "default", "--", "sh", "-c", script, cwd=tmp_path)[0] == "writable"
     assert good("--profile", "offline_readonly", "--", "sh", "-c", script, cwd=tmp_path)[0] == "read-only"
-    assert good("--profile", "mine", "--", "sh", "-c", script, cwd=tmp_path) == ["read-only", "77", "mine"]
+    mine = ("--config", "hutch.toml", "--profile", "mine")
+    assert good(*mine, "--", "sh", "-c", script, cwd=tmp_path) == ["read-only", "77", "mine"]
 
 
 def test_the_user_runs_the_command(rootless: bool, tmp_path: Path) -> None:

@@ -79,6 +79,15 @@ def test_an_adjustment_is_told() -> None:
     assert "timeout_sec 600 → 120" in done.stderr.decode()
 
 
+def test_more_memory_than_the_machine_has_is_told() -> None:
+    """Requirement B17, DESIGN 4: a limit that could hold nothing back becomes what there is, and says so."""
+    there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
+    done = hutch("run", "--memory", "9999999", "--", "true")
+    assert done.returncode == 0
+    assert f"memory_mb 9999999 → {there}: that is all the memory of the machine".encode() in done.stderr
+    assert hutch("run", "--memory", "64", "--", "true").stderr == b""
+
+
 def test_the_result_as_json() -> None:
     """`--json`: one object, with text, verdict and usage; bytes that are no text come as base64 too."""
     code, result = answer("run", "--timeout", "600", "--", "sh", "-c", "printf '\\377'; echo err >&2; exit 3")

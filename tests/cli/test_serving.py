@@ -33,6 +33,37 @@ async def test_a_server_tells_a_program_when_and_where_it_serves(hutch_directori
             assert (process.returncode, rest) == (0, b"")
 
 
+def test_a_key_made_before_the_first_start_does_not_cost_the_admin_s(hutch_directories: Path) -> None:
+    """The first start made no admin's key where any key was, and nobody said so."""
+    env = settings(hutch_directories / "early")
+    words = ("--owner", "alice", "--profiles", "default,code", "--actions", "create", "--max", "memory_mb=256")
+    early = hutch("key", "create", *words, env=env)
+    assert early.returncode == 0, early
+    assert b"no admin's key yet" in early.stderr
+    with started("serve", "--json", "--port", "0", env=env) as process:
+        assert process.stdout
+        told = json.loads(read_until(process.stdout.fileno(), b"\n"))
+        assert told["first_key"] == str(Path(env["HUTCH_STATE_DIR"], "first-key"))
+        process.terminate()
+        process.communicate(timeout=PATIENCE)
+    listed = json.loads(hutch("key", "list", "--json", env=env).stdout)["keys"]
+    assert sorted(key["role"] for key in listed) == ["admin", "user"]
+    assert b"no admin's key" not in hutch("key", "create", env=env).stderr
+    alice = next(key for key in listed if key["owner"] == "alice")
+    assert alice["rights"]["profiles"] == ["default", "code"]
+    shown = hutch("key", "show", alice["id"], env=env).stdout.decode()
+    for words_shown in ("default, code", "create", "memory_mb=256", "only where the profile has it"):
+        assert words_shown in shown, shown
+    assert "profiles default,code" in hutch("key", "list", env=env).stdout.decode()
+    for wrong in (
+        ("--profiles", "none-such"),
+        ("--actions", "fly"),
+        ("--max", "wings=2"),
+        ("--role", "admin", "--no-root"),
+    ):
+        assert hutch("key", "create", *wrong, env=env).returncode == 125, wrong
+
+
 def test_a_server_that_cannot_make_boxes_says_so_in_json(hutch_directories: Path) -> None:
     env = settings(hutch_directories / "off") | {"HUTCH_ENABLED": "false"}
     with started("serve", "--json", "--host", "", env=env) as process:

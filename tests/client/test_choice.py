@@ -18,6 +18,7 @@ from hutch.config import announcement
 from hutch.errors import ConfigError, Disabled, HutchError, Invalid
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.model.status import Condition
+from hutch.shared import SharedHutch
 from tests.client.conftest import QUICK
 from tests.server.serving import Server, serving
 
@@ -45,7 +46,7 @@ async def test_a_server_that_owns_the_state_directory(server: Server) -> None:
     with serving() as mortal:
         mortal.end(9)
         assert announcement.read(mortal.state)["pid"] == mortal.pid
-        assert form(Hutch(state_dir=str(mortal.state), run_dir=str(mortal.run))) is EmbeddedHutch
+        assert form(Hutch(state_dir=str(mortal.state), run_dir=str(mortal.run))) is SharedHutch
 
 
 async def test_an_address_from_the_configuration(

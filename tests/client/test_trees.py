@@ -46,7 +46,7 @@ async def test_a_server_that_lies(wire: Path, tmp_path: Path, entries: list[dict
     reached = Reached(address_of(f"unix:{wire}"), rhythm=QUICK)
     try:
         with pytest.raises(OSError):
-            await copy_out(Handle(reached, "s", "a" * 20, None), "d", tmp_path / "in" / "target")
+            await copy_out(Handle(reached, "s", "a" * 20, None), "d", tmp_path / "in" / "target", 1 << 30)
     finally:
         await reached.close()
         listening.close()
@@ -68,7 +68,7 @@ async def test_a_stream_that_breaks_off(wire: Path, tmp_path: Path) -> None:
     reached = Reached(address_of(f"unix:{wire}"), rhythm=QUICK)
     try:
         with pytest.raises(Unavailable):
-            await copy_out(Handle(reached, "s", "a" * 20, None), "d", tmp_path / "target")
+            await copy_out(Handle(reached, "s", "a" * 20, None), "d", tmp_path / "target", 1 << 30)
     finally:
         await reached.close()
         listening.close()

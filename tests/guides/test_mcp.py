@@ -33,9 +33,10 @@ def test_every_client_starts_hutch_mcp() -> None:
 
 
 def test_every_option_is_one() -> None:
-    (lines,) = [block for block in blocks("sh") if block.startswith("hutch mcp")]
+    found = [block for block in blocks("sh") if block.startswith("hutch mcp")]
+    assert len(found) == 2
     _, parser = parser_of("mcp")
-    for line in lines.splitlines():
+    for line in "".join(found).splitlines():
         words = shlex.split(line, comments=True)
         assert words[:2] == ["hutch", "mcp"]
         parser.parse_args(words[2:])

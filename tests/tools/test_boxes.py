@@ -3,7 +3,7 @@
 import asyncio
 
 from hutch.keeper.embedded import Hutch
-from hutch.tools import Tools
+from hutch.tools import AgentPermissions, Decision, Tools
 from tests.tools.workshop import content, done, put, refused, workshop
 
 
@@ -19,19 +19,39 @@ async def test_each_agent_works_in_a_box_of_its_own() -> None:
         assert first["id"] != second["id"]
         assert first["held_by"] == "you"
         listed = (await done(tools, "box_query", action="list")).structured["boxes"]
-        assert {each["id"]: each["held_by"] for each in listed} == {
-            first["id"]: "you",
-            second["id"]: "another session",
-        }
-        busy = await refused(tools, "box_lifecycle", "busy", action="switch", box=second["id"])
-        assert "take it over" in busy.structured["error"]["hint"]
-        await refused(tools, "box_lifecycle", "busy", action="destroy", box=second["id"])
+        assert {each["id"]: each["held_by"] for each in listed} == {first["id"]: "you"}
+        await refused(tools, "box_lifecycle", "not_found", action="switch", box=second["id"])
+        await refused(tools, "box_lifecycle", "not_found", action="destroy", box=second["id"])
+
+
+async def test_a_box_that_somebody_else_holds_is_busy_and_the_hint_is_one_that_can_be_followed() -> None:
+    """P6, P7: a person at the agent's box keeps it; the agent is not told to take it over, because it may not."""
+    async with workshop() as tools:
+        box = (await done(tools, "exec", command="true")).structured["box"]
+        await done(tools, "box_lifecycle", action="release")
+        person = await tools.hutch.for_session("person").attach(box)
+        busy = await refused(tools, "box_lifecycle", "busy", action="switch", box=box)
+        assert "take" not in busy.structured["error"]["hint"] and "create" in busy.structured["error"]["hint"]
+        await refused(tools, "box_lifecycle", "refused", action="takeover", box=box)
+        await refused(tools, "box_lifecycle", "busy", action="destroy", box=box)
+        assert (await person.exec("true")).ok
 
 
 async def test_two_calls_at_once_make_one_box() -> None:
     async with workshop() as tools:
         results = await asyncio.gather(*(tools.call("exec", {"command": "true"}) for _ in range(8)))
         assert len({result.structured["box"] for result in results}) == 1
+
+
+async def test_the_interval_of_renewals_is_that_of_the_lease() -> None:
+    """P6: `auto_renew_interval_seconds` is what the lease's length makes of it, however often it was renewed."""
+    async with workshop(config={"lease_sec": 7200.0}) as tools:
+        for _ in range(2):
+            box = (await done(tools, "box_lifecycle", action="create")).structured["box"]
+            assert (box["auto_renew_interval_seconds"], round(box["lease_expires_in_seconds"], -2)) == (360, 7200)
+    async with workshop(config={"lease_sec": 0.0}) as tools:
+        box = (await done(tools, "box_lifecycle", action="create")).structured["box"]
+        assert (box["auto_renew_interval_seconds"], box["lease_expires_in_seconds"]) == (None, None)
 
 
 async def test_a_box_is_made_switched_to_renewed_released_and_destroyed() -> None:
@@ -42,7 +62,7 @@ async def test_a_box_is_made_switched_to_renewed_released_and_destroyed() -> Non
         assert made["current"]
         assert made["name"] == "second"
         assert 0 < made["lease_expires_in_seconds"] <= 600
-        assert made["auto_renew_interval_seconds"] > 0
+        assert made["auto_renew_interval_seconds"] == 30
         await refused(tools, "read", "file_not_found", path="which")
         await done(tools, "box_lifecycle", action="switch", box=first[:8])
         assert (await done(tools, "read", path="which")).structured["text"] == "one\n"
@@ -54,7 +74,7 @@ async def test_a_box_is_made_switched_to_renewed_released_and_destroyed() -> Non
         assert info.lease is None
         await refused(tools, "box_lifecycle", "invalid", action="renew", box="second")
         await done(tools, "box_lifecycle", action="destroy", box="second")
-        await refused(tools, "box_lifecycle", "not_found", action="switch", box="second")
+        await refused(tools, "box_lifecycle", "gone", action="switch", box="second")
         await done(tools, "box_lifecycle", action="release")
         assert await tools.hutch.current() is None
         assert "no current box" in (await done(tools, "box_query", action="current")).text
@@ -71,7 +91,7 @@ async def test_what_ends_a_box_wants_it_named() -> None:
 
 async def test_a_takeover_ends_the_other_agent_s_hold_and_it_goes_on_elsewhere() -> None:
     """P6, P7: the box that was taken is not a crash for its earlier holder; the result says so."""
-    async with workshop() as tools:
+    async with workshop(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
         box = (await done(tools, "exec", command="echo mine > f")).structured["box"]
         taken = await done(tools, "box_lifecycle", action="takeover", box=box, agent="other")
         assert taken.structured["box"]["held_by"] == "you"
@@ -103,6 +123,13 @@ async def test_the_retention_of_a_box_is_set_where_that_can_be_done() -> None:
         assert made.structured["box"]["retention"] == "persistent"
         result = await tools.call("box_lifecycle", {"action": "set_retention", "retention": "temporary"})
         assert not result.is_error or result.code == "unsupported", result.text
+        made = await done(tools, "box_lifecycle", action="create", retention="temporary")
+        await done(tools, "write", path="f", content="kept")
+        kept = await done(tools, "box_lifecycle", action="set_retention", retention="persistent")
+        assert (kept.structured["box"]["id"], kept.structured["box"]["retention"]) == (
+            made.structured["box"]["id"], "persistent",
+        )  # fmt: skip
+        assert "kept" in (await done(tools, "read", path="f")).text
 
 
 async def test_a_profile_can_be_chosen_only_from_those_the_operator_allows() -> None:
@@ -118,7 +145,7 @@ async def test_a_profile_can_be_chosen_only_from_those_the_operator_allows() -> 
 
 async def test_a_file_is_copied_between_boxes_and_nothing_is_left_behind() -> None:
     """P14: streamed, no temporary file in either box or on the host, no lease that was not there before."""
-    async with workshop() as tools:
+    async with workshop(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
         data = bytes(range(256)) * 20_000  # 5 MB
         first = (await done(tools, "exec", command="true")).structured["box"]
         await put(tools, "data.bin", data)

@@ -1,12 +1,13 @@
 """Who may do what: rules by tool, command and path; somebody who is asked; a receipt for every decision."""
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from hutch import Hutch
 from hutch.config import Config
-from hutch.errors import ConfigError, NotFound
+from hutch.errors import ConfigError, Invalid, NotFound
 from hutch.keeper.questions import Questions
 from hutch.policy.permissions import (
     Access,
@@ -292,3 +293,13 @@ async def test_the_operator_s_rules_hold_without_being_passed_on() -> None:
     async with Hutch(permissions=table) as hutch:
         for view in (hutch, hutch.for_session("chat-7")):
             await refused(Tools(view), "exec", "refused", command="true")
+
+
+async def test_a_rule_in_plain_text_holds() -> None:
+    """A program may write `"deny"` where a record has an enum: it is the same rule, and a misspelt one is an error."""
+    written: Any = {"default": "allow", "tools": {"exec": "deny"}, "takeover": "deny"}
+    async with workshop(permissions=AgentPermissions(**written)) as tools:
+        await refused(tools, "exec", "refused", command="true")
+        assert "exec" not in {each["name"] for each in await tools.schemas("anthropic")}
+    with pytest.raises(Invalid):
+        Tools(Hutch(enabled=False), permissions=AgentPermissions(**{**written, "default": "denied"}))

@@ -1,11 +1,13 @@
 """Schemas for every interface from one definition, who sees which tool, and what the system prompt says."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
 
+from hutch import front
 from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ProviderKit, Tool, ToolResult, Tools
@@ -168,6 +170,35 @@ async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
         assert "/workspace/inbox" in text
 
 
+async def test_guidance_names_what_of_the_machine_can_be_changed(tmp_path: Path) -> None:
+    """B6, lesson 50: it follows from the box's effective spec, and is true before there is a box, too."""
+    never = "Nothing you do in it reaches the machine"
+    project, data = tmp_path / "project", tmp_path / "data"
+    for place in (project, data):
+        place.mkdir()
+        place.chmod(0o777)
+    shown = {"workspace": str(project), "mounts": [f"{data}:/data:ro"]}
+    async with workshop(spec=shown, config={"mount_roots": (str(tmp_path),)}) as tools:
+        for box in (False, True):
+            if box:
+                await done(tools, "write", path="made.txt", content="here")
+                assert (project / "made.txt").read_text() == "here"
+            text = await tools.guidance()
+            assert f"/workspace is {project} of the machine itself" in text and never not in text
+            assert f"/data shows {data} of the machine itself, read-only" in text
+        assert str(project) in (await done(tools, "box_query", action="current")).text
+    profile = {"at-home": {"workspace": {"source": str(project), "mode": "ro"}}}
+    config = {"mount_roots": (str(tmp_path),), "profiles": profile, "profile": "at-home"}
+    async with workshop(config=config) as tools:
+        assert never not in await tools.guidance(), "what the profile adds is not known yet"
+        await done(tools, "exec", command="true")
+        text = await tools.guidance()
+        assert f"/workspace shows {project}" in text and "/workspace is read-only: write to /tmp" in text
+    async with workshop() as tools:
+        await done(tools, "exec", command="true")
+        assert never in await tools.guidance()
+
+
 async def test_the_tools_of_one_process_serve_agents_after_a_restart() -> None:
     """An agent with a name of its own finds its box again: the session's current box is in the store."""
     async with Hutch() as hutch:
@@ -179,3 +210,18 @@ async def test_the_tools_of_one_process_serve_agents_after_a_restart() -> None:
         assert again.structured["box"] == box
         await second.close()
         await hutch.destroy(box)
+
+
+async def test_a_hutch_that_is_switched_off_has_tools_that_say_so() -> None:
+    """B5, B20: they can be made like any others; there is nothing to call, and a call says why."""
+    async with front.Hutch(enabled=False) as hutch:
+        tools = Tools(hutch)
+        assert await tools.schemas() == [] and await tools.guidance() == ""
+        status = await tools.status()
+        assert (status.available, status.state) == (False, "disabled")
+        assert set(status.hidden.values()) == {status.reason}
+        for name in ("exec", "box_query", "activate_skill"):
+            result = await tools.call(name, {"command": "true"} if name == "exec" else {"action": "list", "name": "x"})
+            assert result.is_error, result.text
+        assert (await tools.call("exec", {"command": "true"})).code == "disabled"
+        await tools.close()

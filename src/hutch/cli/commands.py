@@ -22,7 +22,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "profiles": ("hutch.cli.profiles", "the profiles a box can have"),
     "providers": ("hutch.cli.providers", "the engines that can make boxes here"),
     "conformance": ("hutch.cli.conformance", "check that a provider keeps its contract"),
-    "config": ("hutch.cli.config", "show the configuration in use"),
+    "config": ("hutch.cli.config", "show the configuration in use, accept one of a directory"),
     "completion": ("hutch.cli.completion", "print a completion script for your shell"),
     "version": ("hutch.cli.version", "print the version"),
 }

@@ -1,24 +1,77 @@
-"""Show the configuration in use: every setting, its value, and where the value came from."""
+"""Show the configuration in use: every setting, its value, and where the value came from.
+
+A hutch.toml in the working directory counts once you have accepted it (`trust`), and until it changes: code in a box
+that works in that directory could have written it.
+"""
 
 import argparse
+import os
+from pathlib import Path
 
 from hutch.cli.opening import configuration
-from hutch.cli.output import emit_json, table
+from hutch.cli.output import emit_json, note, printable, table
+from hutch.config import Config
+from hutch.errors import Invalid
+
+EPILOG = """\
+examples:
+  hutch config show                      every setting, and where it comes from
+  hutch config trust                     accept ./hutch.toml as it is now
+  hutch config untrust ../old/hutch.toml
+"""
 
 
 def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("action", choices=("show",), nargs="?", help="print every setting with its origin")
+    actions = ("show", "trust", "untrust")
+    parser.add_argument("action", choices=actions, nargs="?", default="show", help="default: show")
+    parser.add_argument("file", metavar="FILE", nargs="?", help="trust, untrust: which one (default: ./hutch.toml)")
 
 
 def run(arguments: argparse.Namespace) -> int:
-    shown = configuration(arguments).show()
+    if arguments.action == "show":
+        return _show(arguments)
+    return _trust(Path(arguments.file or "hutch.toml").absolute(), arguments.action, as_json=arguments.json)
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    if arguments.file:
+        raise Invalid("show takes no file", remedy=f"hutch --config {arguments.file} config show")
+    config = configuration(arguments)
+    shown = config.show()
     if arguments.json:
-        emit_json({"settings": [setting.to_plain() for setting in shown]})
+        emit_json({"settings": [setting.to_plain() for setting in shown], **_files(config)})
+        return 0
+    table(("SETTING", "VALUE", "FROM"), [(setting.key, _text(setting.value), setting.origin) for setting in shown])
+    if config.config_pinned:
+        note(f"{config.config_file} counts as it is: you have accepted it (`hutch config trust`)")
+    if config.config_ignored:
+        note(f"{config.config_ignored} is ignored; look at it, then: hutch config trust {config.config_ignored}")
+    return 0
+
+
+def _files(config: Config) -> dict[str, object]:
+    return {
+        "file": str(config.config_file) if config.config_file else None,
+        "trusted": config.config_pinned,
+        "ignored": config.config_ignored or None,
+    }
+
+
+def _trust(path: Path, action: str, *, as_json: bool) -> int:
+    from hutch.config import file, trust
+
+    if action == "untrust":
+        changed = trust.forget(path, os.environ)
+        told = f"{path} counts no longer" if changed else f"{path} had not been accepted"
     else:
-        table(
-            ("SETTING", "VALUE", "FROM"),
-            [(setting.key, _text(setting.value), setting.origin) for setting in shown],
-        )
+        content = file.content_of(path, own=False)
+        keys = file.parse(path, content).plain  # what cannot be read is not accepted
+        trust.trust(path, content, os.environ)
+        told = f"{path} counts until it changes; it sets {', '.join(map(str, keys)) or 'nothing'}"
+    if as_json:
+        emit_json({"file": str(path), "trusted": action == "trust"})
+    else:
+        print(printable(told))
     return 0
 
 

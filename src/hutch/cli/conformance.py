@@ -6,7 +6,7 @@ import sys
 
 from hutch.cli.opening import configuration
 from hutch.cli.output import emit_json, table
-from hutch.config import Config
+from hutch.config import Config, directories
 from hutch.conformance import kit
 from hutch.conformance.kit import Finding, Outcome, Report
 from hutch.conformance.registry import checks
@@ -49,6 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _provider(name: str, config: Config) -> Provider:
     provider = registry.find(name)()
+    for directory in (config.state_dir, config.run_dir):
+        directories.make(directory)
     provider.settle(str(config.state_dir), str(config.run_dir))
     provider.configure(config.for_provider(name))
     return provider

@@ -4,7 +4,6 @@ import time
 from typing import Any
 
 from hutch.cli.output import printable
-from hutch.keeper.leases import renew_interval
 from hutch.model.boxes import BoxInfo
 from hutch.model.durations import shown
 from hutch.model.results import JobInfo
@@ -56,12 +55,13 @@ def lease(box: BoxInfo, now: float) -> dict[str, Any] | None:
     held = box.lease
     if held is None or not held.live(now):
         return None
+    left = held.expires_in_sec(now)
     return {
         "holder": held.holder,
         "acquired_at": held.acquired_at,
         "lease_expires_at": held.expires_at or None,
-        "lease_expires_in_seconds": round(held.expires_at - now, 1) if held.expires_at else None,
-        "auto_renew_interval_seconds": renew_interval(held.seconds) or None,
+        "lease_expires_in_seconds": None if left is None else round(left, 1),
+        "auto_renew_interval_seconds": held.auto_renew_sec,
     }
 
 

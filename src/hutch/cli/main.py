@@ -164,6 +164,10 @@ def _dispatch(name: str, words: list[str]) -> int:
             return _group_help(name)
         words = [*leading, *rest]
     module, parser = parser_of(name, action)
+    if "logging" in sys.modules:  # with asyncio; else nobody logs past us
+        from hutch import logs
+
+        logs.take_over()
     code: int = module.run(parser.parse_args(words))
     return code
 

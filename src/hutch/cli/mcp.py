@@ -16,12 +16,10 @@ from hutch.cli.visiting import visit
 from hutch.config import Config
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.logs import log
-from hutch.model.spec_kinds import NetworkMode
-from hutch.policy.permissions import EVERYBODY, AgentPermissions
+from hutch.policy.permissions import EVERYBODY, AgentPermissions, Others
 
 if TYPE_CHECKING:
     from hutch.mcp.serving.clients import Client
-    from hutch.mcp.serving.rendering import World
 
 EPILOG = """\
 A client finds its box again by its scope: its name and the directory it was started in, or --scope. A second live
@@ -44,6 +42,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--permissions", metavar="NAME",
         help="the rules of [permissions.NAME] in hutch.toml (default: the client's name), or `ask`",
     )  # fmt: skip
+    parser.add_argument(
+        "--box", action="append", default=[], metavar="NAME", help="a box that it may use besides those it makes"
+    )
+    parser.add_argument(
+        "--allow", metavar="A,B",
+        help=f"what it may do to boxes of other sessions: {', '.join(Others)} (default: nothing)",
+    )  # fmt: skip
     add_box_options(parser)
 
 
@@ -63,16 +68,19 @@ async def _serve(
         opening = asyncio.create_task(_opened(stack, arguments))
         await asyncio.to_thread(_import_sdk)  # a second of work, in which the engine can start
         from hutch.mcp.serving.desk import Desk
+        from hutch.mcp.serving.rendering import world_of
         from hutch.mcp.serving.scopes import PlacesOfMachine, named, scope_of
         from hutch.mcp.serving.stdio import serve
 
         places = PlacesOfMachine(config.run_dir / "mcp")
-        world = _world(spec, config)
+        world = world_of(spec, config.resolve_profile(spec.get("profile")))
 
         async def desk(client: "Client") -> Desk:
             scope = named(arguments.scope) if arguments.scope else scope_of(client.name, os.getcwd())
             hutch = await asyncio.shield(opening)
-            return Desk(hutch, client, places, scope, spec=spec, permissions=permissions, world=world)
+            return Desk(
+                hutch, client, places, scope, spec=spec, permissions=permissions, world=world, boxes=arguments.box
+            )
 
         await serve(desk)
 
@@ -101,15 +109,6 @@ def _end_on_signals() -> None:
         loop.add_signal_handler(number, task.cancel)
 
 
-def _world(spec: Mapping[str, Any], config: Config) -> "World":
-    from hutch.mcp.serving.rendering import World
-
-    places = [spec.get("workspace") or {}, *spec.get("mounts", ())]
-    host_files = any(each.get("mode") == "rw" and each.get("source") != "own" for each in places)
-    network = spec.get("network") or config.resolve_profile(spec.get("profile")).network
-    return World(host_files=host_files, open=network != NetworkMode.OFF)
-
-
 def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, AgentPermissions]:
     """By agent, which is the client's name."""
     from hutch.mcp.serving import rules
@@ -124,4 +123,6 @@ def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, Age
                 remedy=f"one of {', '.join(sorted(table)) or 'none in hutch.toml'}, or ask",
             )  # fmt: skip
         table = {EVERYBODY: table[arguments.permissions]}
+    if arguments.allow:
+        table = rules.reaching(arguments.allow.split(","), table)
     return table if arguments.tools is None else rules.only(arguments.tools.split(","), table)

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 
 from hutch.errors import HutchError
+from hutch.logs import redact, redact_field
 
 
 def note(text: str) -> None:
@@ -22,11 +23,11 @@ def emit_json(value: object) -> None:
 def fail(error: HutchError, *, as_json: bool) -> None:
     """An error with its remedy. As JSON it goes where the answer was expected."""
     if as_json:
-        emit_json({"error": error.to_wire()})
+        emit_json({"error": {name: redact_field("", value) for name, value in error.to_wire().items()}})
         return
-    print(f"hutch: {error.message}", file=sys.stderr)
+    print(f"hutch: {redact(error.message)}", file=sys.stderr)
     if error.remedy:
-        print(f"  fix: {error.remedy}", file=sys.stderr)
+        print(f"  fix: {redact(error.remedy)}", file=sys.stderr)
 
 
 def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
@@ -34,7 +35,7 @@ def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
     if verbose:
         import traceback
 
-        traceback.print_exception(error, file=sys.stderr)
+        sys.stderr.write(redact("".join(traceback.format_exception(error))))
     told = HutchError(
         f"internal error: {type(error).__name__}: {error}", remedy="run it again with --verbose and report what it says"
     )

@@ -11,6 +11,8 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.store import MemoryStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy
+from hutch.providers.native import probing
+from hutch.providers.native.network.availability import available
 
 NAME = "canary box"
 
@@ -22,6 +24,8 @@ async def findings(config: Config) -> AsyncIterator[Finding]:
         await keeper.start()
         yield of_limits(await keeper.engines.capabilities(config.provider))
         yield await _one_box(Hutch(keeper=keeper))
+        if available().usable:
+            yield await _one_connection()
     except HutchError as error:
         yield fail(NAME, error.message, "no box can be made", error.remedy or "the findings above name the obstacle")
     finally:
@@ -39,6 +43,17 @@ async def _one_box(hutch: Hutch) -> Finding:
         return fail(NAME, answer, "boxes do not work as they should", "report this, with `hutch doctor --json`")
     created, executed = (made - started) * 1000, (ended - made) * 1000
     return ok(NAME, f"ran `echo hello`: first box {created:.1f} ms, engine's start included; command {executed:.1f} ms")
+
+
+async def _one_connection() -> Finding:
+    """Over the very path that a box's would take: that its parts are installed says little."""
+    name, started = "network connection", time.perf_counter()
+    try:
+        await probing.prove_network()
+    except HutchError as error:
+        return warn(name, error.message, "boxes with network on are refused; off works", probing.NETWORK_REMEDY)
+    took = (time.perf_counter() - started) * 1000
+    return ok(name, f"one came through, from a namespace as a box's and back, in {took:.0f} ms, start included")
 
 
 def of_limits(capabilities: Capabilities) -> Finding:

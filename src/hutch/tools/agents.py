@@ -4,13 +4,15 @@ import asyncio
 import hashlib
 import posixpath
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 from hutch.api import Box, Hutch
 from hutch.errors import BoxBroken, Conflict, Gone, HutchError, LeaseLost
 from hutch.logs import log
+from hutch.model.spec import EffectiveSpec
 from hutch.tools.paging import Place
+from hutch.tools.scope import maker_of, mark_of, marked
 
 T = TypeVar("T")
 
@@ -24,12 +26,14 @@ _log = log("tools")
 class Agent:
     """One agent of the application: a session of its own, so no other agent's calls reach its box."""
 
-    def __init__(self, name: str, hutch: Hutch, spec: Mapping[str, Any]) -> None:
+    def __init__(self, name: str, hutch: Hutch, spec: Mapping[str, Any], given: Iterable[str] = ()) -> None:
         self.name = name
         self.hutch = hutch
-        self.spec = dict(spec)
+        self.spec = marked(spec, hutch.session)
+        self.given = frozenset(given)
+        """Ids and names of boxes that the application lets it use besides its own."""
         self.held: dict[str, Box] = {}
-        """Handles by box id: while one is open its lease is kept alive."""
+        """Handles by box id, the one that was current last at the end: while one is open its lease is kept alive."""
         self.current: Box | None = None
         self.read: OrderedDict[tuple[str, str], str] = OrderedDict()
         """From (box, path) to the digest the agent last saw: the guard of `edit` and `write`."""
@@ -53,9 +57,11 @@ class Agent:
         async with self._finding:
             if self.current is not None:
                 return self.current, ()
+            if (earlier := await self._first_usable(reversed(tuple(self.held)))) is not None:
+                return earlier, (f"box {earlier.id}, in which you worked before, is current again",)
             box = await self.hutch.working(**self.spec)
             await self.hold(box)
-            return box, box.notes
+            return box, (*box.notes, *self._strange(box))
 
     async def working(self, work: Callable[[Box], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
         """Do it in the current box. If that one is gone or somebody else's by now, in the next one, and say so.
@@ -72,13 +78,44 @@ class Agent:
                 raise
             await self.let_go(box.id)
             next_box, notes = await self.box()
-            reason = f"box {box.id} cannot be used any more: {error.message}"
-            notes = notes or (reason, f"box {next_box.id} is used instead; its files are not those of the other one")
+            if not any(box.id in note for note in notes):
+                reason = f"box {box.id} cannot be used any more: {error.message}"
+                instead = f"box {next_box.id} is used instead; its files are not those of the other one"
+                notes = (reason, *notes) if notes else (reason, instead)
             return await work(next_box), notes
+
+    def made(self, spec: EffectiveSpec) -> bool:
+        """Whether a box of this spec was made by this agent's session."""
+        return maker_of(spec) == mark_of(self.hutch.session)
+
+    def _strange(self, box: Box) -> tuple[str, ...]:
+        """What to say of a box that this session was given, and did not make."""
+        if self.made(box.spec):
+            return ()
+        return (f"box {box.id} was given to you, not made for you: what is in it may be somebody else's",)
+
+    async def step_back(self, others: Iterable[str]) -> Box | None:
+        """Make the box current that was so before; without one in hand, the newest of `others` (oldest first)."""
+        async with self._finding:
+            if self.current is not None:
+                return self.current
+            return await self._first_usable(dict.fromkeys((*reversed(self.held), *reversed(tuple(others)))))
+
+    async def _first_usable(self, box_ids: Iterable[str]) -> Box | None:
+        for box_id in box_ids:
+            try:
+                box = await self.hutch.switch(box_id)
+            except HutchError as error:  # that one is gone too, or another's by now
+                _log.debug("an earlier box cannot be used", box=box_id, error=error)
+                await self.let_go(box_id)
+                continue
+            await self.hold(box)
+            return box
+        return None
 
     async def hold(self, box: Box) -> None:
         """Keep this handle, current from now on, and put away an older one on the same box."""
-        earlier = self.held.get(box.id)
+        earlier = self.held.pop(box.id, None)
         self.held[box.id] = box
         self.current = box
         if earlier is not None and earlier is not box:

@@ -7,17 +7,24 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from hutch.api import Box
-from hutch.errors import HutchError, Invalid, NotFound, Refused, Unsupported
+from hutch.errors import Conflict, HutchError, Invalid, NotFound, Refused, Unsupported
 from hutch.model.boxes import BoxInfo
 from hutch.model.spec_kinds import Retention
+from hutch.policy.permissions import Others
 from hutch.tools.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.arguments import needs
 from hutch.tools.calling import Call
 from hutch.tools.definition import Arguments, tool
+from hutch.tools.guidance import places_told
 from hutch.tools.result import ToolResult, answer
+from hutch.tools.scope import Reached, check_destroyable, current_id, own_boxes, reached, seen_boxes, whose
 
-RENEWED_SHARE = 0.05
 """A held lease is renewed after this share of its length, without anybody's doing (P6)."""
+TAKEOVER_TOLD = (
+    "With takeover you take a box that another session holds; its files are another conversation's, and that session "
+    "loses it."
+)
+"""For agents that may."""
 
 
 class Query(StrEnum):
@@ -37,7 +44,7 @@ class Lifecycle(StrEnum):
 
 
 class BoxQueryArguments(Arguments, frozen=True, kw_only=True):
-    action: Annotated[Query, Meta(description="list: all boxes; current: the one you work in; providers: engines.")]
+    action: Annotated[Query, Meta(description="list: your boxes; current: the one you work in; providers: engines.")]
 
 
 class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
@@ -64,14 +71,14 @@ class BoxLifecycleArguments(Arguments, frozen=True, kw_only=True):
     "box_query", BoxQueryArguments, answers=BoxQueryAnswer, example={"action": "list"}, read_only=True, action="action"
 )
 async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
-    """Ask about boxes: list those there are, show the current one with its limits and lease, or list the providers."""
+    """Ask about boxes: list yours, show the current one with its limits and lease, or list the providers."""
     if given.action is Query.PROVIDERS:
         return await _providers(call)
     hutch = call.agent.hutch
-    current = call.agent.current.id if call.agent.current is not None else await hutch.current()
+    current = await current_id(call.agent)
     if given.action is Query.LIST:
-        infos = await hutch.boxes()
-        lines = [_line(info, current, hutch.session) for info in infos] or ["there are no boxes"]
+        infos = await seen_boxes(call)
+        lines = [_line(info, current, hutch.session) for info in infos] or ["you have no boxes"]
         return answer("\n".join(lines), {"boxes": [facts(info, current, hutch.session) for info in infos]})
     if current is None:
         return answer("you have no current box; the next call makes one", {"box": None})
@@ -87,7 +94,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         f"{limits.pids} processes, {limits.timeout_sec:g} s a command (at most {limits.max_timeout_sec:g} s)\n"
         f"network: {info.spec.network}"
     )
-    return answer(text, {"box": told})
+    return answer("\n".join((text, *places_told(info.spec.workspace, info.spec.mounts))), {"box": told})
 
 
 async def _providers(call: Call) -> ToolResult:
@@ -111,8 +118,8 @@ async def _providers(call: Call) -> ToolResult:
     action="action",
 )
 async def box_lifecycle_tool(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    """Manage boxes: create a new one (it becomes current), switch to another, release one for others to use, renew its
-    lease, set whether its files are kept (set_retention), take over one that another session holds, destroy one."""
+    """Manage your boxes: create a new one (it becomes current), switch to another of yours, release one, renew its
+    lease, set whether its files are kept (set_retention), destroy one (the one before it becomes current)."""
     return await _ACTIONS[given.action](call, given)
 
 
@@ -128,34 +135,48 @@ async def _create(call: Call, given: BoxLifecycleArguments) -> ToolResult:
         spec["name"] = given.name
     if given.retention is not None:
         spec["retention"] = given.retention
-    box = await call.told(call.agent.create(**spec), "making a box")
+    try:
+        box = await call.told(call.agent.create(**spec), "making a box")
+    except Conflict as conflict:
+        raise await _name_taken(call, conflict, given.name) from conflict
     return await _now(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
 
 
+async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Conflict:
+    """The one that has the name may be another session's: that it is taken is all that an agent may know of it."""
+    other = conflict.details.get("box")
+    if conflict.details.get("name") != name or any(info.id == other for info in await own_boxes(call.agent)):
+        return conflict
+    return Conflict(f"the name {name} is taken", op="box_lifecycle", remedy="choose another name")
+
+
 async def _switch(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info = await _meant(call, given, "switch")
+    info, own = await _meant(call, given, "switch", Others.TAKEOVER)
     box = await call.agent.switch(info.id)
-    return await _now(call, box, f"box {box.id} is current now")
+    return await _now(call, box, f"box {box.id} is current now", *(() if own else (whose(info),)))
 
 
 async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info = await _meant(call, given, "takeover")
+    info, own = await _meant(call, given, "takeover", Others.TAKEOVER)
+    if own:  # another session holds it, and what it does there ends with this
+        await call.gate.reach(Others.TAKEOVER, f"box {info.id}")
     box = await call.agent.switch(info.id, takeover=True)
-    return await _now(call, box, f"box {box.id} was taken over and is current now; its earlier holder has lost it")
+    text = f"box {box.id} was taken over and is current now; its earlier holder has lost it"
+    return await _now(call, box, text, *(() if own else (whose(info),)))
 
 
 async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     """The session's lease ends; if it was the current box, there is none until the next call."""
     agent = call.agent
-    current = agent.current.id if agent.current is not None else await agent.hutch.current()
+    current = await current_id(agent)
     if given.box is None and current is None:
         return answer("you hold no box", {"box": None})
-    box_id = current if given.box is None else (await found(call, given.box)).id
+    box_id = current if given.box is None else (await _own(call, given.box)).id
     assert box_id is not None
     await agent.let_go(box_id)
     if box_id == current:
         await agent.hutch.leave()
-    return answer(f"box {box_id} was released; others may use it now", {"box": {"id": box_id, "released": True}})
+    return answer(f"box {box_id} was released", {"box": {"id": box_id, "released": True}})
 
 
 async def _renew(call: Call, given: BoxLifecycleArguments) -> ToolResult:
@@ -169,6 +190,7 @@ async def _set_retention(call: Call, given: BoxLifecycleArguments) -> ToolResult
         example = {"action": "set_retention", "retention": "persistent"}
         raise needs("box_lifecycle", "retention", given.action, example)
     box = await _held(call, given)
+    await check_destroyable(call, Reached(await box.info(), own=True))
     if await box.change(retention=given.retention):
         raise Unsupported(
             f"box {box.id} cannot become {given.retention} while it runs",
@@ -179,16 +201,23 @@ async def _set_retention(call: Call, given: BoxLifecycleArguments) -> ToolResult
 
 
 async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info = await _meant(call, given, "destroy")
-    agent = call.agent
-    held = agent.held.pop(info.id, None)
-    if agent.current is not None and agent.current.id == info.id:
+    target = await _meant(call, given, "destroy", Others.DESTROY)
+    await check_destroyable(call, target)
+    agent, box_id = call.agent, target.info.id
+    was_current = box_id == await current_id(agent)
+    held = agent.held.pop(box_id, None)
+    if agent.current is not None and agent.current.id == box_id:
         agent.current = None
     if held is not None:
         await held.destroy()
     else:
-        await agent.hutch.destroy(info.id)
-    return answer(f"box {info.id} and its files are gone", {"box": {"id": info.id, "destroyed": True}})
+        await agent.hutch.destroy(box_id)
+    text, facts = f"box {box_id} and its files are gone", {"box": {"id": box_id, "destroyed": True}}
+    if not was_current:
+        return answer(text, facts)
+    await agent.hutch.leave()
+    back = await agent.step_back([info.id for info in await own_boxes(agent) if agent.made(info.spec)])
+    return answer(f"{text}; box {back.id} is current again" if back is not None else text, facts)
 
 
 _ACTIONS = {
@@ -202,35 +231,35 @@ _ACTIONS = {
 }
 
 
-async def found(call: Call, named: str) -> BoxInfo:
-    """The box of that id, beginning of an id, or name."""
-    try:
-        return await call.agent.hutch.find(named)
-    except NotFound as missing:
-        remedy = 'see which there are: box_query(action="list")'
-        raise NotFound(missing.message, code=missing.code, op=missing.op, remedy=remedy) from missing
+async def _own(call: Call, named: str) -> BoxInfo:
+    """A box of the agent's own scope: no permission reaches further here."""
+    return (await reached(call, named, None)).info
 
 
-async def _meant(call: Call, given: BoxLifecycleArguments, action: str) -> BoxInfo:
+async def _meant(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> Reached:
     """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
     if given.box is None:
         raise needs("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
-    return await found(call, given.box)
+    return await reached(call, given.box, right)
 
 
 async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
-    """A box this agent holds: the current one, or the one that was named."""
-    if given.box is None:
-        return await call.box()
-    info = await found(call, given.box)
-    held = call.agent.held.get(info.id)
-    if held is None:
+    """A box this agent holds: the current one, or the one that was named. None is made for this."""
+    agent = call.agent
+    wanted = await current_id(agent) if given.box is None else (await _own(call, given.box)).id
+    if wanted is None:
         raise Invalid(
-            f"you do not hold box {info.id}",
-            op="box_lifecycle",
-            remedy=f'box_lifecycle(action="switch", box="{info.id}") first',
+            "you hold no box", op="box_lifecycle", remedy='switch to one, or create one: box_lifecycle(action="create")'
         )
-    return held
+    if (held := agent.held.get(wanted)) is not None:
+        return held
+    if given.box is None:  # it is current still, though this agent has been silent for long
+        return await agent.switch(wanted)
+    raise Invalid(
+        f"you do not hold box {wanted}",
+        op="box_lifecycle",
+        remedy=f'box_lifecycle(action="switch", box="{wanted}") first',
+    )
 
 
 async def _now(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
@@ -254,12 +283,12 @@ def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
     }  # fmt: skip
     lease = info.lease
     if lease is not None:
-        length = max(0.0, lease.expires_at - lease.acquired_at) if lease.expires_at else 0.0
+        left = lease.expires_in_sec(now)
         told |= {
             "held_by": "you" if lease.holder == session else "another session",
             "lease_expires_at": lease.expires_at or None,
-            "lease_expires_in_seconds": round(lease.expires_at - now) if lease.expires_at else None,
-            "auto_renew_interval_seconds": round(min(length, 600.0) * RENEWED_SHARE, 1) if lease.expires_at else None,
+            "lease_expires_in_seconds": None if left is None else round(left),
+            "auto_renew_interval_seconds": lease.auto_renew_sec,
         }
     return told
 

@@ -9,15 +9,16 @@ from msgspec import Meta
 
 from hutch.api import Box
 from hutch.errors import Invalid, IsDirectory, Unsupported
+from hutch.model.boxes import BoxInfo
 from hutch.model.files import FileKind
-from hutch.policy.permissions import Access
+from hutch.policy.permissions import Access, Others
 from hutch.tools.agents import put_away
 from hutch.tools.answers import BoxOperationAnswer
 from hutch.tools.arguments import needs
-from hutch.tools.boxes import found
 from hutch.tools.calling import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
+from hutch.tools.scope import reached, whose
 
 
 class Operation(StrEnum):
@@ -93,13 +94,21 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
         return answer(text, facts)
 
 
+async def _other(call: Call, named: str) -> BoxInfo:
+    """A box that was named. Files of another session's are reached by the permission to take it over, and named so."""
+    info, own = await reached(call, named, Others.TAKEOVER)
+    if not own:
+        call.note(whose(info))
+    return info
+
+
 @asynccontextmanager
 async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
     """A box to read from. One that this agent does not hold is only looked at: that takes no lease."""
     if named is None:
         yield await call.box()
         return
-    info = await found(call, named)
+    info = await _other(call, named)
     held = call.agent.held.get(info.id)
     yield held if held is not None else await call.agent.hutch.observe(info.id)
 
@@ -110,7 +119,7 @@ async def _writing(call: Call, named: str | None) -> AsyncIterator[Box]:
     if named is None:
         yield await call.box()
         return
-    info = await found(call, named)
+    info = await _other(call, named)
     held = call.agent.held.get(info.id)
     if held is not None:
         yield held

@@ -10,7 +10,7 @@ from hutch.logs import log
 from hutch.model.files import FileKind
 from hutch.model.questions import Answer, AskRequest
 from hutch.policy import permissions as rules
-from hutch.policy.permissions import Access, AgentPermissions, Decision, Ruling
+from hutch.policy.permissions import Access, AgentPermissions, Decision, Others, Ruling
 from hutch.tools.agents import Agent, located
 from hutch.tools.receipts import receipt
 
@@ -60,6 +60,14 @@ class Gate:
     async def path(self, box: Box, path: str, access: Access) -> None:
         where = await self._resolved(box, path)
         await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
+
+    def others(self, right: Others) -> Decision:
+        """Whether boxes of other sessions are this agent's to reach."""
+        return self._permissions.others(right)
+
+    async def reach(self, right: Others, what: str) -> None:
+        """Before a box of another session is touched, or shown."""
+        await self._settle(rules.on_others(self._permissions, right), what)
 
     def visible(self, box: Box, path: str) -> bool:
         """Whether something found may be shown; what would have to be asked for one by one is not."""

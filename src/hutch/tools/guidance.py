@@ -1,10 +1,12 @@
 """What the system prompt says about the tools: paths, limits, what persists, skills, the provider's words (B6, P2)."""
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
-from hutch.model.spec import EffectiveSpec
-from hutch.model.spec_kinds import NetworkMode, Retention
+from hutch.model.asking import ask
+from hutch.model.spec import EffectiveSpec, Mount, Workspace
+from hutch.model.spec_kinds import MountMode, NetworkMode, Retention
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
 from hutch.tools.agents import Agent
@@ -14,9 +16,15 @@ if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools
 
 _ALWAYS = """\
-You have an isolated Linux box for commands and files. Nothing you do in it reaches the machine it runs on.
-- Files: relative paths start at {workdir}. Keep what matters under /workspace; /tmp is for scratch only.
+You have an isolated Linux box for commands and files.{reach}
+- Files: relative paths start at {workdir}. {keep}
 - Long output and files come in pages: the notice at the cut says how to go on."""
+
+_KEEP = {
+    MountMode.RW: "Keep what matters under /workspace; /tmp is for scratch only.",
+    MountMode.RO: "/workspace is read-only: write to /tmp.",
+    MountMode.NONE: "There is no /workspace: write to /tmp.",
+}
 
 _WITH = (
     ("exec", "Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone."),
@@ -34,7 +42,7 @@ async def guidance(tools: "Tools", agent: Agent) -> str:
     spec = await _spec(agent)
     permissions = tools.permissions(agent.name)
     has = [rule for name, rule in _WITH if rules.on_tool(permissions, name).decision is not Decision.DENY]
-    parts = ["\n- ".join((_ALWAYS.format(workdir=spec.workdir if spec else "/workspace"), *has))]
+    parts = ["\n- ".join((_beginning(agent, spec), *has))]
     if spec is not None:
         parts.append(_limits(spec))
     if asked := _asking(tools, agent):
@@ -57,6 +65,41 @@ async def _spec(agent: Agent) -> EffectiveSpec | None:
         return None  # it is gone; the first call makes another, and guidance without its limits is still right
 
 
+def _beginning(agent: Agent, spec: EffectiveSpec | None) -> str:
+    """What of the box is the machine's own (lesson 50): an agent must know which of its changes stay. Before there is a
+    box, that is what it was asked to show; its profile may add to that, so nothing is promised."""
+    if spec is None:
+        asked = ask(**agent.spec)
+        workspace, mounts, workdir = asked.workspace or Workspace(), asked.mounts, asked.workdir or "/workspace"
+        promise: tuple[str, ...] = ()
+    else:
+        workspace, mounts, workdir = spec.workspace, spec.mounts, spec.workdir
+        promise = ("Nothing you do in it reaches the machine it runs on.",)
+    shown = places_told(workspace, mounts)
+    if shown and promise:
+        promise = ("Nothing else you do in it reaches the machine it runs on.",)
+    reach = "".join(f" {sentence}" for sentence in (*shown, *promise))
+    return _ALWAYS.format(workdir=workdir, reach=reach, keep=_KEEP[workspace.mode])
+
+
+def places_told(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
+    """A sentence for each directory of the machine, and each volume, that the box shows."""
+    places = (Mount(source=workspace.source, target="/workspace", mode=workspace.mode), *mounts)
+    return tuple(_place_told(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
+
+
+def _place_told(place: Mount) -> str:
+    kind, _, name = place.source.partition(":")
+    writable = place.mode is MountMode.RW
+    if kind == "volume":
+        may = "it stays when this box ends, and other boxes may use it" if writable else "read-only"
+        return f"{place.target} is the volume {name}: {may}."
+    if writable:
+        whose = f"{place.target} is {place.source} of the machine itself"
+        return f"{whose}: what you change or remove there is changed for its user."
+    return f"{place.target} shows {place.source} of the machine itself, read-only."
+
+
 def _limits(spec: EffectiveSpec) -> str:
     limits = spec.limits
     longest = f" (you may ask for up to {limits.max_timeout_sec:g} s)" if limits.max_timeout_sec else ""
@@ -71,7 +114,9 @@ def _limits(spec: EffectiveSpec) -> str:
         }[spec.network],
     ]
     if spec.read_only_root:
-        lines.append("Outside of /workspace and /tmp it is read-only.")
+        places = ["/workspace"] if spec.workspace.mode is MountMode.RW else []
+        places += ["/tmp", *(each.target for each in spec.mounts if each.mode is MountMode.RW)]
+        lines.append(f"Outside of {', '.join(places)} it is read-only.")
     if spec.retention is Retention.TEMPORARY:
         lines.append("The box is temporary: when it has not been used for long, it ends and its files are gone.")
     return " ".join(lines)

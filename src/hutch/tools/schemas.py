@@ -25,6 +25,8 @@ class View(NamedTuple):
     """Fields and actions that are not for it."""
     choices: Mapping[str, tuple[str, ...]] = {}
     """Fields of which it may choose only these values."""
+    more: str = ""
+    """What its description says besides, to an agent that may do it."""
 
 
 def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
@@ -34,11 +36,12 @@ def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> 
     except ValueError:
         known = ", ".join(Flavour)
         raise Invalid(f"there is no schema for {flavour!r}", op="schemas", remedy=f"one of {known}") from None
-    return [_render(kind, tool, parameters(tool, views.get(tool.name, View()))) for tool in tools]
+    return [_render(kind, tool, views.get(tool.name, View())) for tool in tools]
 
 
-def _render(kind: Flavour, tool: Tool, schema: dict[str, Any]) -> dict[str, Any]:
-    named = {"name": tool.name, "description": tool.description}
+def _render(kind: Flavour, tool: Tool, view: View) -> dict[str, Any]:
+    schema = parameters(tool, view)
+    named = {"name": tool.name, "description": f"{tool.description} {view.more}".strip()}
     if kind is Flavour.OPENAI:
         return {"type": "function", "function": {**named, "parameters": schema}}
     if kind is Flavour.OPENAI_RESPONSES:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hutch.api import Hutch, Skills
-from hutch.errors import HutchError, NotFound
+from hutch.errors import Disabled, HutchError, NotFound
 from hutch.logs import log, operation
 from hutch.model.record import Record
 from hutch.model.status import Status
@@ -17,6 +17,7 @@ from hutch.policy.permissions import AgentPermissions, Decision
 from hutch.tools.agents import Agent, session_of
 from hutch.tools.arguments import as_mapping, decoded
 from hutch.tools.attachments import Attachments
+from hutch.tools.boxes import TAKEOVER_TOLD, Lifecycle
 from hutch.tools.calling import Call, Progress
 from hutch.tools.catalogue import SKILL_TOOLS, TOOLS
 from hutch.tools.definition import Tool
@@ -26,6 +27,7 @@ from hutch.tools.output import OUTPUT_BYTES
 from hutch.tools.provided import ProviderKit, installed
 from hutch.tools.result import ToolResult, failed, finished
 from hutch.tools.schemas import View, rendered
+from hutch.tools.scope import advised
 from hutch.tools.skills import skill_tools
 
 HOLD_SECONDS = 600.0
@@ -63,17 +65,20 @@ class Tools:
         agent: str = "main",
         spec: Mapping[str, Any] | None = None,
         profiles: Sequence[str] = (),
+        boxes: Sequence[str] = (),
         provider_tools: Mapping[str, ProviderKit] | None = None,
         output_bytes: int = OUTPUT_BYTES,
         hold_sec: float = HOLD_SECONDS,
     ) -> None:
-        """`spec`: of the boxes that calls create. `profiles`: those a model may choose from; none: it cannot choose."""
+        """`spec`: of the boxes that calls create. `profiles`: those a model may choose from; none: it cannot choose.
+        `boxes`: ids or names of boxes that the agents may use besides those that their own sessions make."""
         self.hutch = hutch
         self.ask = ask
-        self.skills = skills if skills is not None else getattr(hutch, "skills", None)
+        self.skills = skills if skills is not None else _skills_of(hutch)
         self.default_agent = agent
         self.spec = dict(spec or {})
         self.profiles = tuple(profiles)
+        self.boxes = tuple(boxes)
         self.provider_tools = installed() if provider_tools is None else dict(provider_tools)
         self.output_bytes = output_bytes
         self.hold_sec = hold_sec
@@ -83,7 +88,10 @@ class Tools:
         if permissions is None:
             # The rules of an operator's hutch.toml hold without every application having to pass them on.
             permissions = getattr(getattr(hutch, "config", None), "permissions", None)
-        self._permissions = dict(permissions or {})
+        # Read anew: a rule that was written as plain text must decide like one that was written as an enum.
+        self._permissions = {
+            name: AgentPermissions.from_plain(each.to_plain()) for name, each in (permissions or {}).items()
+        }
         for name, each in self._permissions.items():
             rules.check(name, each)
         self._agents: dict[str, Agent] = {}
@@ -104,7 +112,7 @@ class Tools:
             with operation():
                 result = await self._called(who, str(name), arguments, progress, message, notes)
         except HutchError as error:
-            result = failed(error)
+            result = failed(advised(error, self.permissions(who.name)))
         except Exception as error:  # the boundary to the model: it is reported, and the model is told that it is ours
             _log.error("a tool broke", tool=name, agent=who.name, error=error)
             result = failed(
@@ -164,7 +172,7 @@ class Tools:
         hidden = {tool.name: "denied by permissions" for tool in there if self._denied(who, tool)}
         if not condition.available:
             hidden = {tool.name: condition.reason or str(condition.state) for tool in TOOLS}
-        if self.skills is None:
+        elif self.skills is None:
             hidden |= dict.fromkeys(SKILL_TOOLS, "this Hutch keeps no skills")
         shown = [tool for tool in there if tool.name not in hidden]
         return ToolsStatus(
@@ -193,7 +201,7 @@ class Tools:
         if known is None:
             own = name == self.default_agent
             hutch = self.hutch if own else self.hutch.for_session(session_of(self.hutch.session, name))
-            known = self._agents[name] = Agent(name, hutch, self.spec)
+            known = self._agents[name] = Agent(name, hutch, self.spec, self.boxes)
         return known
 
     async def _there(self, who: Agent) -> tuple[Tool, ...]:
@@ -230,9 +238,12 @@ class Tools:
         }
         if tool.name != "box_lifecycle":
             return View(frozenset(denied))
+        if permissions.takeover is Decision.DENY:
+            denied.add(str(Lifecycle.TAKEOVER))
+        more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_TOLD
         if not self.profiles:
-            return View(frozenset(denied | {"profile"}))
-        return View(frozenset(denied), {"profile": self.profiles})
+            return View(frozenset(denied | {"profile"}), more=more)
+        return View(frozenset(denied), {"profile": self.profiles}, more)
 
     async def _condition(self, *, fresh: bool = False) -> Status:
         now = time.monotonic()
@@ -273,3 +284,11 @@ class Tools:
 
 
 _BY_NAME = {tool.name: tool for tool in TOOLS}
+
+
+def _skills_of(hutch: Hutch) -> Skills | None:
+    """Of a Hutch that keeps skills. One that is switched off has none, and says so when it is called, not before."""
+    try:
+        return getattr(hutch, "skills", None)
+    except Disabled:
+        return None

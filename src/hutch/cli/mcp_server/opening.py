@@ -18,7 +18,9 @@ class Servers(Protocol):
 
     async def info(self, name: str) -> McpServerInfo: ...
 
-    async def add(self, name: str, server: McpServer, *, replace: bool = False) -> McpServerInfo: ...
+    async def add(
+        self, name: str, server: McpServer, *, trusted: bool = True, replace: bool = False
+    ) -> McpServerInfo: ...
 
     async def remove(self, name: str) -> None: ...
 
@@ -48,8 +50,10 @@ async def servers_of(arguments: argparse.Namespace) -> AsyncIterator[Servers]:
             raise Unavailable(
                 f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
             ) from error
+        from hutch.keeper.embedded import Hutch
         from hutch.mcp.hosting.registry import directory
 
+        assert isinstance(hutch, Hutch), "without a server this process keeps its boxes itself"
         config = configuration(arguments)
         hosted = Hosted(
             hutch, directory=directory(config.state_dir), settings=config.mcp, origin=config.origin("mcp")

@@ -8,7 +8,7 @@ from hutch.cli.opening import configuration
 from hutch.config import directories
 from hutch.errors import Invalid, NotFound
 from hutch.keeper import naming
-from hutch.keeper.opening import open_ledger, open_store
+from hutch.keeper.opening import open_key, open_ledger, open_store
 from hutch.keeper.receipts import Receipts
 from hutch.keeper.store import Store
 
@@ -23,7 +23,7 @@ async def reading(arguments: argparse.Namespace) -> AsyncIterator[tuple[Receipts
         )
     directories.make(config.state_dir)
     store, _ = open_store(config)
-    receipts = Receipts(open_ledger(config, store), mode="off")
+    receipts = Receipts(open_ledger(config, store), mode="off", key=open_key(config))
     try:
         yield receipts, store
     finally:

@@ -1,0 +1,66 @@
+"""A second owner's commands over HTTP while another key abuses the server (`bench.abuse`), beside the same in quiet."""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import replace
+from time import perf_counter
+from urllib.parse import urlsplit
+
+from bench.abuse import LOADS, Target, prepare
+from bench.measures.http import served
+from bench.numbers import Number, Summary, times_as_long
+from bench.setting import Setting
+from hutch import Hutch
+from hutch.api import Box
+
+EVERY_SECONDS = 0.05
+COUNT = 4
+SECONDS = 3.0
+"""So many at once of each kind of load, for so long."""
+
+
+async def beside(setting: Setting) -> list[Number]:
+    """In turns, load by load: what it takes without one, then with it."""
+    seconds = SECONDS if not setting.brief else 0.3
+    quiet: list[float] = []
+    loaded: list[float] = []
+    async with served(setting, "beside") as server:
+        address = urlsplit(server.url)
+        admin = Target(address.hostname or "", address.port or 0, server.key, "")
+        target = await _prepared(admin)
+        async with Hutch(server.url, key=await _key(admin, "second")) as hutch, hutch.box(disk_mb=8) as box:
+            await _during(box, asyncio.sleep(seconds))
+            for load in LOADS.values():
+                quiet += await _during(box, asyncio.sleep(seconds))
+                loaded += await _during(box, load(target, COUNT, seconds))
+    what = f"exec `true` over HTTP beside {len(LOADS)} kinds of abuse by another key"
+    peers = {"quiet": Summary.of(quiet)}
+    return [Number("beside_abuse", what, "ms", Summary.of(loaded), peers, (times_as_long(3, "quiet"),))]
+
+
+async def _prepared(admin: Target) -> Target:
+    """A box of another owner. It is made by hand: a client's session would hold its lease."""
+    target = replace(admin, key=await _key(admin, "first"))
+    made = await target.answer("POST", "/v1/boxes", {"memory_mb": 256, "disk_mb": 160})
+    target = replace(target, box=f"/v1/boxes/{made['id']}")
+    await prepare(target)
+    return target
+
+
+async def _key(admin: Target, owner: str) -> str:
+    made = await admin.answer("POST", "/v1/keys", {"role": "user", "owner": owner})
+    return str(made["text"])
+
+
+async def _during(box: Box, load: Awaitable[None]) -> list[float]:
+    """Milliseconds of each command while something else goes on."""
+    taken: list[float] = []
+    going = asyncio.ensure_future(load)
+    while not going.done():
+        start = perf_counter()
+        result = await box.exec(["true"])
+        taken.append(1000 * (perf_counter() - start))
+        assert result.exit_code == 0
+        await asyncio.sleep(EVERY_SECONDS)
+    await going
+    return taken

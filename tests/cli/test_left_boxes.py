@@ -1,0 +1,51 @@
+"""Boxes that no process keeps: what holds them, what ends them, and what is told of them afterwards."""
+
+import time
+
+from tests.cli.calling import PATIENCE
+from tests.cli.conftest import Home
+
+KEEP = 2.0
+"""Seconds without use after which a box of these tests ends."""
+
+
+def test_a_detached_job_keeps_its_box(home: Home) -> None:
+    """DESIGN §5, B8: of two boxes that are left for as long, the idle one ends and the one at work does not; prune
+    spares it too. Afterwards it is told what happened, whatever the box is asked for by (P4)."""
+    working, job = _at_work(home)
+    home.good("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")
+    told = _gone(home, "idle")
+    assert "(idle) has been destroyed: nobody used it for 2s" in told
+    assert "beginning of an id" not in told
+    time.sleep(2 * KEEP)
+    assert working not in home.good("prune")
+    assert home.good("box", "logs", "working", job) == "begun\n"
+    assert [each["id"] for each in home.told("box", "list")["boxes"]] == [working]
+    home.good("box", "exec", "working", "--", "sh", "-c", "rm go-on")
+    assert "(working) has been destroyed: nobody used it" in _gone(home, "working")
+    done = home.hutch("box", "show", working[:8])
+    assert f"box {working} (working) has been destroyed".encode() in done.stderr
+
+
+def _at_work(home: Home) -> tuple[str, str]:
+    """A box and the job that runs in it until a file is removed. On a busy machine its clock may be the faster one."""
+    command = "echo begun; touch go-on; while test -e go-on; do sleep 0.2; done"
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        box = home.told("box", "create", "--name", "working", "--keep", f"{KEEP:g}")["id"]
+        done = home.hutch("box", "exec", "--detach", "working", "--", "sh", "-c", command)
+        if done.returncode == 0:
+            return box, done.stdout.decode().strip()
+        assert b"has been destroyed" in done.stderr
+    raise AssertionError("the box always ended before its job began")
+
+
+def _gone(home: Home, name: str) -> str:
+    """What is told of a box when it has ended by itself. Each look winds its clock up again."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        time.sleep(3 * KEEP)
+        done = home.hutch("box", "exec", name, "--", "true")
+        if done.returncode != 0:
+            return done.stderr.decode()
+    raise AssertionError(f"box {name} did not end")
