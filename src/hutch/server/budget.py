@@ -10,11 +10,16 @@ from collections import deque
 
 from hutch.config.server import ServerTable
 from hutch.errors import QuotaExceeded
+from hutch.server import memory
 
 MB = 1 << 20
 NO_LIMIT = 1 << 62
 WAIT_SECONDS = 60.0
 """How long a large result waits for room."""
+TRIM_BYTES = 4 * MB
+"""The heap is trimmed after the server has held this much at a time."""
+TRIM_SECONDS = 0.5
+"""The time without a held byte after which the heap is trimmed."""
 
 
 class Pool:
@@ -25,6 +30,8 @@ class Pool:
         self.in_all = in_all
         self.held = 0
         self.most = 0
+        self._untrimmed = 0
+        """The most that was held at a time since the heap was last trimmed."""
         self._of_keys: dict[str, int] = {}
         self._waiting: deque[tuple[str, int, asyncio.Future[None]]] = deque()
 
@@ -34,6 +41,7 @@ class Pool:
     def add(self, key: str, size: int) -> None:
         self.held += size
         self.most = max(self.most, self.held)
+        self._untrimmed = max(self._untrimmed, self.held)
         self._of_keys[key] = self._of_keys.get(key, 0) + size
 
     def remove(self, key: str, size: int) -> None:
@@ -43,6 +51,13 @@ class Pool:
             self._of_keys[key] = left
         if self._waiting:
             self._admit()
+        if not self.held and self._untrimmed >= TRIM_BYTES:
+            asyncio.get_running_loop().call_later(TRIM_SECONDS, self._trim)
+
+    def _trim(self) -> None:
+        if not self.held and self._untrimmed >= TRIM_BYTES:
+            self._untrimmed = 0
+            memory.trim()
 
     async def wait(self, key: str, size: int) -> None:
         """Until there is room, which is taken then. TimeoutError after a while."""

@@ -5,10 +5,14 @@ files then end up between small blocks and keep the heap at its highest point. I
 large blocks stay mappings, which go back to the kernel when they are freed, and there is one heap (mallopt(3)).
 Under the load of tests/server/test_soak.py the heap held 4.5 MB of free memory after 92,000 operations without this,
 and 1.4 MB with it.
+
+Blocks below that size still pile up: sixteen answers that nobody reads are thousands of frames of a file, and the heap
+keeps their pages after they are freed. `trim` gives those back, once the server holds nothing any more.
 """
 
 import ctypes
 import sys
+from collections.abc import Callable
 
 M_MMAP_THRESHOLD, M_ARENA_MAX = -3, -8
 LARGE = 288 << 10
@@ -16,10 +20,20 @@ LARGE = 288 << 10
 
 
 def keep_flat() -> None:
-    """Once, at the start. A C library without `mallopt` (musl) needs none of this."""
-    if sys.platform != "linux":
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    """Set the allocator's thresholds. The server calls this once, at its start."""
+    mallopt = _from_c_library("mallopt")
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, LARGE)
         mallopt(M_ARENA_MAX, 1)
+
+
+def trim() -> None:
+    """Return the heap's free pages to the kernel (malloc_trim(3)); this takes about a millisecond for 20 MB."""
+    malloc_trim = _from_c_library("malloc_trim")
+    if malloc_trim is not None:
+        malloc_trim(0)
+
+
+def _from_c_library(name: str) -> Callable[..., object] | None:
+    """A function of glibc, or None where the C library has none of that name (musl, macOS)."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
