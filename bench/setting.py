@@ -14,8 +14,8 @@ from bench.peers import Peers
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.store import Store
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.keeper.store.store import Store
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from hutch.linux import kernel
 from hutch.model.ids import is_box_id
-from hutch.providers.native import kernel
 
 
 @dataclass(frozen=True)

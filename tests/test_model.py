@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import hutch.model
 from hutch.errors import Invalid
+from hutch.model.compatibility import understood, understood_plain
 from hutch.model.ids import is_box_id, is_name, new_box_id
-from hutch.model.reading import understood, understood_plain
 from hutch.model.record import Record, encoded
 from hutch.model.spec import Adjustment, EffectiveSpec, Mount, Spec
 from hutch.model.state import MOVES, State, may_move

@@ -11,12 +11,12 @@ import pytest
 from hutch import Hutch
 from hutch.client.answers import answered
 from hutch.errors import HutchError, Invalid, Unavailable
-from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.receipts import Receipts
-from hutch.keeper.records import SCHEMA
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.states import States
-from hutch.model.reading import remembered
+from hutch.keeper.boxes.records import SCHEMA
+from hutch.keeper.boxes.states import States
+from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+from hutch.keeper.receipts.receipts import Receipts
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.model.compatibility import remembered
 from hutch.model.receipts import Receipt
 from hutch.model.results import Cause, JobInfo
 from hutch.model.state import State

@@ -37,7 +37,7 @@ def spans() -> Iterator[InMemorySpanExporter]:
 
 def test_nothing_is_imported_while_nobody_asks() -> None:
     script = (
-        "import sys, asyncio; import hutch.server.serving; from hutch.keeper.embedded import Hutch\n"
+        "import sys, asyncio; import hutch.server.run; from hutch.keeper.embedded import Hutch\n"
         "from hutch import telemetry\n"
         "assert telemetry.set_up({}) == '' and not telemetry.on\n"
         "async def main():\n"

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hutch.keeper.receipt_export import check_export
+from hutch.keeper.receipts.export import check_export
 from tests.server.serving import Client, Server
 
 ARCHIVES = Path(__file__).with_name("fixtures") / "upgrade"

@@ -7,7 +7,7 @@ import pytest
 
 from hutch.model.limits import Limits
 from hutch.model.results import Cause
-from hutch.providers.linked.verdicts import MB, Counters, End, Room, Space, cannot_start, complains, decide
+from hutch.providers.guest_client.verdicts import MB, Counters, End, Room, Space, cannot_start, complains, decide
 
 LIMITS = Limits(cpus=1, memory_mb=512, pids=64, disk_mb=256, open_files=1024, timeout_sec=60, max_timeout_sec=600)
 CALM = Counters(oom_kills=3, pids_hits=5, memory_peak_bytes=100 * MB)

@@ -4,7 +4,7 @@ from bench.contest import Contender, contest
 from bench.measures.create import first_command
 from bench.numbers import Number, Summary, at_most_above
 from bench.setting import Setting
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.store.store import MemoryStore
 
 MEMORY = "memory store"
 

@@ -12,8 +12,8 @@ from bench.numbers import Number, Summary, at_least, at_most
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerFailed
 from bench.setting import Setting, available_memory, settled_memory
+from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.handles import BoxHandle
 
 BURST = 100
 RATE_SECONDS = 8.0

@@ -9,11 +9,10 @@ from contextlib import asynccontextmanager
 from time import perf_counter
 from typing import Any
 
-from mcp import Client, StdioServerParameters
-
 from bench.contest import Contender, contest
 from bench.numbers import Number, Summary, at_most
 from bench.setting import Setting
+from mcp import Client, StdioServerParameters
 
 SDK = "SDK client"
 WORDS = ("-m", "hutch.cli.main", "mcp", "--scope")

@@ -12,7 +12,7 @@ from hutch.config import Config, announcement
 from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
-    from hutch.client.lifeline import Rhythm, Told
+    from hutch.client.heartbeat import Rhythm, Told
     from hutch.keeper.keeper import Keeper
 
 P = ParamSpec("P")
@@ -67,8 +67,8 @@ class Hutch:
         it dies. If it cannot be started nothing is raised: `status()` says why. Without `state_dir` its boxes and
         records end with it.
         """
-        from hutch.client.launching import LaunchedHutch
-        from hutch.client.off import OffHutch
+        from hutch.client.disabled import OffHutch
+        from hutch.client.launch import LaunchedHutch
 
         made = cls.__new__(cls)
         config = made.config = Config.load(**configuration)
@@ -141,7 +141,7 @@ def _chosen(
     config: Config, url: str, key: str, ca: str, session: str, rhythm: "Rhythm | None", told: "Told | None"
 ) -> Any:
     if not config.enabled:
-        from hutch.client.off import OffHutch
+        from hutch.client.disabled import OffHutch
 
         return OffHutch(config.origin("enabled"))
     url = url or config.server_url

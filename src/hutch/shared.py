@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hutch import api
-from hutch.client.lifeline import Rhythm
+from hutch.client.heartbeat import Rhythm
 from hutch.client.remote import RemoteHutch
 from hutch.errors import BoxBusy, HeldElsewhere
-from hutch.keeper import ownership
+from hutch.keeper.access.leases import OF_A_PROCESS
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.leases import OF_A_PROCESS
+from hutch.keeper.takeover import keeper_locks
 from hutch.logs import log
 from hutch.model.ids import BoxId
 
@@ -144,7 +144,7 @@ class Sockets:
         self._keeper = keeper
         self._home = keeper.config.run_dir / "processes"
         self._listening: dict[Path, socket.socket] = {}
-        self._claims: list[ownership.Claim] = []
+        self._claims: list[keeper_locks.Claim] = []
         self._server: EmbeddedServer | None = None
 
     def path(self, keeper: str) -> Path:
@@ -157,14 +157,14 @@ class Sockets:
             if path.is_socket() and path not in self._listening:
                 # Under its lock: another process may be about to take the same place.
                 with suppress(BlockingIOError):
-                    claim = ownership.Claim(self._home, path.name, wait=False)
+                    claim = keeper_locks.Claim(self._home, path.name, wait=False)
                     path.unlink(missing_ok=True)
                     claim.release()
 
     def take_place(self, keeper: str) -> bool:
         """Listen at that keeper's path; False if another process does."""
         try:
-            claim = ownership.Claim(self._home, keeper, wait=False)
+            claim = keeper_locks.Claim(self._home, keeper, wait=False)
         except BlockingIOError:
             return False
         self._claims.append(claim)

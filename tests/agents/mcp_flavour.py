@@ -4,11 +4,11 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from mcp import Client
 from mcp.types import ImageContent, TextContent
 
 from hutch import Hutch
 from hutch.tools import Tools
+from mcp import Client
 from tests.agents.desk import Desk, Host, Reply, Spec
 
 MESSAGE = "now"

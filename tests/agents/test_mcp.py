@@ -8,7 +8,7 @@ import pytest
 from hutch import Hutch
 from tests.agents.mcp_flavour import McpDesk, McpHost
 from tests.agents.tasks import TASKS
-from tests.mcp_serving.connecting import over_http, stdio
+from tests.mcp.serving.connecting import over_http, stdio
 from tests.server.serving import Server, serving
 
 ON_STDIO = ("repository", "attachment")

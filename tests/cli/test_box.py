@@ -11,8 +11,8 @@ import pytest
 from hutch import Hutch
 from hutch.cli.box.cp import End, end_of
 from hutch.errors import Conflict, Invalid, NotFound
-from hutch.keeper import naming
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.access import lookup
+from hutch.keeper.store.store import MemoryStore
 from hutch.model import durations
 from hutch.model.boxes import Event
 from hutch.model.capabilities import Pause
@@ -262,19 +262,19 @@ async def test_two_candidates_are_an_error_not_a_guess() -> None:
         box = record().but(id=box_id)
         event = Event(seq=0, at=0.0, box_id=box.id, owner=box.owner, kind="created")
         await store.insert(box.but(spec=box.spec.but(name=name)), event)
-    assert (await naming.find(store, "abcd")).id.startswith("wxyz")
-    assert (await naming.find(store, "abcda")).id.startswith("abcda")
-    assert (await naming.find(store, "wxyz")).id.startswith("wxyz")
-    await naming.check_free(store, "free")
+    assert (await lookup.find(store, "abcd")).id.startswith("wxyz")
+    assert (await lookup.find(store, "abcda")).id.startswith("abcda")
+    assert (await lookup.find(store, "wxyz")).id.startswith("wxyz")
+    await lookup.check_free(store, "free")
     with pytest.raises(Conflict):
-        await naming.check_free(store, "abcd")
+        await lookup.check_free(store, "abcd")
     with pytest.raises(NotFound, match="wxy"):
-        await naming.find(store, "wxy")
+        await lookup.find(store, "wxy")
     with pytest.raises(NotFound):
-        await naming.find(store, "wxyz", owner="somebody")
+        await lookup.find(store, "wxyz", owner="somebody")
     await store.insert(record().but(id="wxyz" + "d" * 16), event)
     with pytest.raises(Invalid, match="2 boxes"):
-        await naming.find(store, "wxyz")
+        await lookup.find(store, "wxyz")
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from hutch import __version__
 from hutch.cli import completion, options
 from hutch.cli.commands import COMMANDS
 from hutch.cli.main import split
-from hutch.cli.parsing import parser_of
+from hutch.cli.parsers import parser_of
 from hutch.errors import Invalid
 from tests.cli.calling import answer, hutch
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.calling import hutch
-from tests.native.network.stage import play
 from tests.providers import rootfs
+from tests.providers.native.network.stage import play
 
 PROFILE = """\
 [profiles.mine]

@@ -19,8 +19,8 @@ from tests.leaks import leaving_no_trace
 # control groups, no tun device.
 POOR = """
 import os, subprocess, sys
-from hutch.providers.native import kernel
-from hutch.providers.native.network.rootless import unshare_mapped
+from hutch.linux import kernel
+from hutch.providers.native.network.namespaces import unshare_mapped
 if os.geteuid() or sys.argv[1] == "namespaces":
     unshare_mapped(os.geteuid(), os.getegid())
 if sys.argv[1] == "namespaces":

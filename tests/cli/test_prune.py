@@ -5,7 +5,7 @@ import signal
 import time
 from pathlib import Path
 
-from hutch.providers.native.cgroup_detect import detect
+from hutch.linux.cgroup_detect import detect
 from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, started
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from hutch.providers.native import group_sweep
-from hutch.providers.native.cgroups import detect
+from hutch.linux.cgroups import detect
+from hutch.providers.native import cgroup_cleanup
 from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
 from tests.leaks import leaving_no_trace
 
@@ -137,7 +137,7 @@ def test_bad_input_leaves_no_control_group(hutch_directories: Path) -> None:
     machine = detect()
 
     def abandoned() -> list[str]:
-        return group_sweep.sweep(machine, dry_run=True)
+        return cgroup_cleanup.sweep(machine, dry_run=True)
 
     with leaving_no_trace(hutch_directories / "r", hutch_directories / "s", groups=abandoned):
         for words, code, _ in BAD:

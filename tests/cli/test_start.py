@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from hutch.providers.native.cgroups import detect
+from hutch.linux.cgroups import detect
 from tests.cli.calling import PATIENCE, hutch
 
 HEAVY = frozenset({
@@ -14,17 +14,18 @@ HEAVY = frozenset({
     "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
 })  # fmt: skip
 OTHERS_NEED = frozenset({
-    "hutch.api", "hutch.client", "hutch.guest.trees", "hutch.guest.unpacking", "hutch.images.store",
-    "hutch.keeper.files", "hutch.keeper.ledger", "hutch.keeper.moving", "hutch.keeper.observing",
-    "hutch.keeper.own_skills", "hutch.keeper.questions", "hutch.keeper.receipt_chain", "hutch.keeper.receipt_queue",
-    "hutch.keeper.scopes", "hutch.keeper.skill_workshop", "hutch.keeper.sqlite", "hutch.model.status",
-    "hutch.policy.permissions", "hutch.providers.linked.host_side", "hutch.providers.native.prepared",
-    "hutch.server", "hutch.skills.store",
+    "hutch.api", "hutch.client", "hutch.guest.trees", "hutch.guest.unpack", "hutch.images.store",
+    "hutch.keeper.access.files", "hutch.keeper.access.observe", "hutch.keeper.access.scopes", "hutch.keeper.export",
+    "hutch.keeper.questions", "hutch.keeper.receipts.chain", "hutch.keeper.receipts.ledger",
+    "hutch.keeper.receipts.queue", "hutch.keeper.skills.builds", "hutch.keeper.skills.owner_skills",
+    "hutch.keeper.store.sqlite", "hutch.model.status", "hutch.policy.permissions",
+    "hutch.providers.guest_client.local_trees", "hutch.providers.native.rootfs.prepared", "hutch.server",
+    "hutch.skills.store",
 })  # fmt: skip
 """Of ours: other commands, and programs that do more with a box than to run a command."""
 WATCHDOGS = frozenset({
-    "dataclasses", "hutch.providers.native.watchdog", "hutch.providers.native.cpu_watchdog",
-    "hutch.providers.native.disk_watchdog",
+    "dataclasses", "hutch.providers.native.watch.memory", "hutch.providers.native.watch.cpu",
+    "hutch.providers.native.watch.disk",
 })  # fmt: skip
 ENVIRONMENT = ("PATH", "HOME", "PYTHONPATH", "HUTCH_STATE_DIR", "HUTCH_RUN_DIR")
 PROGRAM = """
@@ -43,7 +44,7 @@ def test_a_plain_run_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE, env=cold)
     code, *loaded = done.stdout.split()
     assert (code, done.stderr) == ("0", "")
-    assert "hutch.keeper.keeper" in loaded and "hutch.providers.native.box" in loaded
+    assert "hutch.keeper.keeper" in loaded and "hutch.providers.native.instance" in loaded
     groups = detect()
     unwatched = groups.memory and groups.cpu
     spared = HEAVY | OTHERS_NEED | WATCHDOGS if unwatched else (HEAVY | OTHERS_NEED) - WATCHDOGS

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch, api
-from hutch.client.calling import _error
-from hutch.client.off import OffHutch
+from hutch.client.disabled import OffHutch
 from hutch.client.remote import RemoteHutch
+from hutch.client.requests import _error
 from hutch.config import announcement
 from hutch.errors import ConfigError, Disabled, HutchError, Invalid
 from hutch.keeper.embedded import Hutch as EmbeddedHutch

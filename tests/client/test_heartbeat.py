@@ -2,8 +2,8 @@
 
 import asyncio
 
-from hutch.client.calling import BOXES_PER_BEAT
 from hutch.client.remote import RemoteHutch
+from hutch.client.requests import BOXES_PER_BEAT
 from hutch.model.boxes import Lease
 from tests.client.test_connection import unix
 from tests.server.serving import Server

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.launching import LaunchedHutch
+from hutch.client.launch import LaunchedHutch
 from hutch.errors import HutchError
 from hutch.model.status import Condition
 from tests.cli.calling import boxes

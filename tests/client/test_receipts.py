@@ -5,7 +5,7 @@ import pytest
 import hutch.sync
 from hutch import Hutch
 from hutch.errors import Invalid, NotFound
-from hutch.keeper.receipt_export import check_export
+from hutch.keeper.receipts.export import check_export
 from tests.client.test_connection import unix
 from tests.server.serving import Server
 

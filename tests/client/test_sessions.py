@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.lifeline import Rhythm
+from hutch.client.heartbeat import Rhythm
 from hutch.errors import BoxBusy, LeaseLost
 from tests.client.conftest import QUICK
 from tests.client.proxy import proxy

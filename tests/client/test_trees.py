@@ -8,8 +8,8 @@ import pytest
 
 from hutch import Hutch
 from hutch.client.address import address_of
-from hutch.client.calling import Server as Reached
 from hutch.client.handle import Handle
+from hutch.client.requests import Server as Reached
 from hutch.client.trees import copy_out
 from hutch.errors import Unavailable
 from tests.client.conftest import QUICK

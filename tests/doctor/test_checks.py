@@ -8,10 +8,10 @@ import pytest
 from hutch.doctor import canary, checks, facts, matrix, trials
 from hutch.doctor.facts import Facts, Place
 from hutch.doctor.findings import Finding, Standing, usable
+from hutch.linux.cgroup_detect import Machine
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.providers.native import obstacles
-from hutch.providers.native.cgroup_detect import Machine
 from hutch.providers.native.network.availability import CARRIED, Availability
 
 GOOD_TRIALS = dict.fromkeys(trials.STEPS, "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any
 
-from hutch.guest.steps import Readable, Reply, Steps
+from hutch.guest.path_steps import Readable, Reply, Steps
 from hutch.guest.transfers import OPERATIONS
 
 

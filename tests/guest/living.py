@@ -16,9 +16,9 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace
 from hutch.providers.base import InstanceRecord
-from hutch.providers.linked.instance import LinkedInstance
-from hutch.providers.linked.link import Link
-from hutch.providers.linked.verdicts import BoxFacts, Counters
+from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.verdicts import BoxFacts, Counters
 
 _BODY = """
 import json, os, resource, socket, sys

@@ -8,7 +8,7 @@ from pathlib import Path
 SCRIPT = """
 import json, os, sys
 from hutch.guest import grep, transfers
-from hutch.guest.steps import Failure, Readable
+from hutch.guest.path_steps import Failure, Readable
 
 workdir = sys.argv[1]
 before = set(sys.modules)

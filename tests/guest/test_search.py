@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.guest.driving import rows, run
 
+from hutch.guest.path_steps import Failure, Readable
 from hutch.guest.patterns import Pattern, expand
-from hutch.guest.steps import Failure, Readable
 from hutch.guest.transfers import OPERATIONS
 
 

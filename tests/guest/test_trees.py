@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.guest.steps import Failure
+from hutch.guest.path_steps import Failure
 from hutch.guest.trees import DATA, END, HOLE, PIECE, pack
-from hutch.guest.unpacking import Unpacker
+from hutch.guest.unpack import Unpacker
 
 
 def packed(path: Path) -> bytes:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.guest import paths, walking
+from hutch.guest import paths
+from hutch.guest import walk as walking
 
 LINKS = {
     "file": "deep/file", "directory": "deep", "up": "deep/..", "absolute": "", "dangling": "nothing", "self": "self",
@@ -116,7 +117,7 @@ def held_without_a_name(place: Path) -> int:
 # A filter that answers ENOSYS to openat2 alone, as a kernel does that has no such call.
 WITHOUT_OPENAT2 = """
 import struct, sys
-from hutch.providers.native import kernel, seccomp
+from hutch.linux import kernel, seccomp
 steps = [(0x20, 0, 0, 0), (0x15, 0, 1, 437), (0x06, 0, 0, 0x50000 | 38), (0x06, 0, 0, 0x7FFF0000)]
 kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
 seccomp.Filter(b"".join(struct.pack("=HBBI", *step) for step in steps)).load()
@@ -135,7 +136,7 @@ def test_operations_without_openat2(tmp_path: Path) -> None:
     code = """
         import os
         from pathlib import Path
-        from hutch.guest.steps import Failure
+        from hutch.guest.path_steps import Failure
         from tests.guest.driving import run
         from tests.guest.test_walking import held_without_a_name
         place = Path(sys.argv[1])

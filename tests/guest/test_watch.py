@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hutch.guest import watch as module
-from hutch.guest.steps import Failure, Readable
+from hutch.guest.path_steps import Failure, Readable
 from hutch.guest.transfers import OPERATIONS
 
 Change = tuple[str, str]

@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.guest.driving import run
 
-from hutch.guest.steps import BLOCK, Failure
+from hutch.guest.path_steps import BLOCK, Failure
 from hutch.guest.transfers import OPERATIONS
-from hutch.guest.writing import Write
+from hutch.guest.write_file import Write
 
 
 def edit(workdir: Path, old: bytes, new: bytes, **fields: Any) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def refused(workdir: Path, old: bytes, new: bytes, **fields: Any) -> Failure:
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from hutch.guest.steps import Failure
+from hutch.guest.path_steps import Failure
 from tests.guest.driving import run
 disk = Path(sys.argv[1])
 (disk / "file").write_bytes(b"old")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from hutch.cli.parsing import parser_of
+from hutch.cli.parsers import parser_of
 from hutch.config import Config
 from hutch.config.mcp import McpTable
 from hutch.policy.permissions import AgentPermissions, check

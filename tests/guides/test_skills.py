@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from hutch.cli.parsing import parser_of
+from hutch.cli.parsers import parser_of
 from hutch.keeper.embedded import Hutch
 from hutch.skills.manifest import parse
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from hutch.errors import Conflict, NotFound
-from hutch.images import collecting, uses
-from hutch.images.importing import import_stream
-from hutch.images.pulling import pull
+from hutch.images import prune, uses
+from hutch.images.local_import import import_stream
+from hutch.images.pull import pull
 from hutch.images.store import Store
 from hutch.sync import Hutch
 from tests.conftest import remove
@@ -133,19 +133,19 @@ def test_an_image_in_use_stays_and_a_box_that_comes_back_stands_on_it(state: Pat
         box = hutch.create(image="oci:app:1", retention="persistent", read_only_root=False)
         assert box.exec("echo mine >/workspace/mine; cat /old/new").stdout == "n"
         load(store, stacked(image(tar_of(directory("old"), ("old/new", {"data": b"other"})))))
-        collecting.prune(store)
+        prune.prune(store)
         with pytest.raises(Conflict, match=box.id):
-            collecting.remove(store, uses.live(store)[box.id].image)
+            prune.remove(store, uses.live(store)[box.id].image)
         box_id = box.id
     # Stopped now, with its keeper.
-    collecting.remove(store, "app:1")
-    collecting.prune(store)
+    prune.remove(store, "app:1")
+    prune.prune(store)
     with opened(state) as (hutch, store):
         again = hutch.attach(box_id, takeover=True)
         assert again.exec("cat /old/new /workspace/mine").stdout == "nmine\n"
         again.destroy()
         assert uses.live(store) == {}
-        assert collecting.prune(store).layers >= 2
+        assert prune.prune(store).layers >= 2
         assert os.listdir(store.path("layers")) == []
 
 
@@ -153,10 +153,10 @@ def test_a_box_lives_on_when_its_image_is_forced_away(state: Path) -> None:
     with opened(state) as (hutch, store):
         load(store, small())
         with hutch.box(image="oci:app:1") as box:
-            collecting.remove(store, "app:1", force=True)
-            collecting.prune(store)
+            prune.remove(store, "app:1", force=True)
+            prune.prune(store)
             assert box.exec("cat /srv/text && ls /old").stdout == "of the imagenew\n"
-        collecting.prune(store)
+        prune.prune(store)
         assert os.listdir(store.path("layers")) == []
         with pytest.raises(NotFound):
             hutch.create(image="oci:app:1")

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from hutch.errors import HutchError, Refused
+from hutch.images.connect import Rules, is_public
 from hutch.images.connection import request
 from hutch.images.credentials import Credentials
-from hutch.images.dialing import Rules, is_public
-from hutch.images.pulling import Pulling, pull
+from hutch.images.pull import Pulling, pull
 from hutch.images.settings import ImageSettings, RegistrySettings
 from hutch.images.store import Store
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.images.pulling import pull
+from hutch.images.pull import pull
 from hutch.images.store import Store
 from hutch.sync import Hutch
 from tests import proofs

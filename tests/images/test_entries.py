@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import HutchError, Invalid
-from hutch.images.entries import Reader
+from hutch.images.tar_entries import Reader
 from tests.images.registries import directory, hard_link, symlink, tar_of
 
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from hutch.errors import HutchError, Invalid, NotFound, Refused
-from hutch.images.exporting import export
-from hutch.images.importing import import_path, import_stream
+from hutch.images.export import export
+from hutch.images.local_import import import_path, import_stream
 from hutch.images.store import Store
 from tests.images.looking import NOTHING, content
 from tests.images.registries import Made, descriptor, digest_of, directory, image, small, symlink, tar_of

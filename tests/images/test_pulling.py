@@ -13,11 +13,11 @@ import pytest
 
 from hutch import logs
 from hutch.errors import ConfigError, HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
+from hutch.images.connect import Rules
 from hutch.images.connection import request
 from hutch.images.credentials import Credentials
-from hutch.images.dialing import Rules
-from hutch.images.documents import MANIFEST, platform_of
-from hutch.images.pulling import News, Pulling, pull
+from hutch.images.manifests import MANIFEST, platform_of
+from hutch.images.pull import News, Pulling, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
 from hutch.images.store import Image, Store
 from tests.images.looking import NOTHING, content

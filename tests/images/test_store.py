@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Conflict, EngineError, NotFound
-from hutch.images import collecting, steps, uses
-from hutch.images.importing import import_stream
+from hutch.images import build_cache, prune, uses
+from hutch.images.local_import import import_stream
 from hutch.images.store import Image, Store
 from hutch.model.ids import new_box_id
 from tests.images.looking import NOTHING, content
@@ -30,19 +30,19 @@ BASE = tar_of(("base", {"data": b"b" * 5000}))
 def test_removing_frees_only_what_nobody_else_needs(store: Store) -> None:
     first = make(store, "first", BASE, tar_of(("one", {"data": b"1" * 3000})))
     second = make(store, "second", BASE, tar_of(("two", {"data": b"2" * 3000})))
-    _, gone = collecting.remove(store, "t/first:1")
+    _, gone = prune.remove(store, "t/first:1")
     assert gone.layers == 1 and not os.path.exists(first.layers[0])
     assert os.path.exists(second.layers[1]) and store.open("t/second:1").layers == second.layers
     with pytest.raises(NotFound):
         store.open("t/first:1")
-    collecting.remove(store, second.digest)
+    prune.remove(store, second.digest)
     assert content(store) == NOTHING
 
 
 def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
     one = make(store, "one", BASE)
     store.name(one.stored.but(name=str(store.reference("other"))))
-    assert collecting.remove(store, "t/one:1")[1].layers == 0
+    assert prune.remove(store, "t/one:1")[1].layers == 0
     assert store.open("other").layers == one.layers
 
 
@@ -54,19 +54,19 @@ def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
     uses.mark(store, box_id, found.stored, (str(tmp_path / box_id),))
     os.utime(store.path("uses", f"{box_id}.json"), (1, 1))
     with pytest.raises(Conflict, match=box_id):
-        collecting.remove(store, "t/used:1")
+        prune.remove(store, "t/used:1")
     assert store.open("t/used:1")
-    collecting.remove(store, "t/used:1", force=True)
-    assert collecting.prune(store).layers == 0 and os.path.exists(found.layers[0])
+    prune.remove(store, "t/used:1", force=True)
+    assert prune.prune(store).layers == 0 and os.path.exists(found.layers[0])
     (tmp_path / box_id).rmdir()  # as if its process had been killed: the mark is stale now
-    assert collecting.prune(store).layers == 1
+    assert prune.prune(store).layers == 1
     assert content(store) == NOTHING and os.listdir(store.path("uses")) == []
 
 
 def test_a_mark_is_believed_while_its_box_may_be_on_its_way(store: Store) -> None:
     found = make(store, "young", BASE)
     uses.mark(store, new_box_id(), found.stored, ("/nowhere",))
-    collecting.remove(store, "t/young:1", force=True)
+    prune.remove(store, "t/young:1", force=True)
     assert os.path.exists(found.layers[0])
 
 
@@ -74,20 +74,20 @@ def test_prune_takes_steps_and_cut_downloads(store: Store) -> None:
     found = make(store, "kept", BASE)
     Path(store.path("partial", "ab" * 32)).write_bytes(b"half")
     with store.adding():
-        from hutch.images.building import Site
+        from hutch.images.build import Site
 
         step = Site(store, found).layer(lambda out: out.write(tar_of(("step", {"data": b"s"}))))
-        steps.remember(store, "key", step)
-    collecting.remove(store, "t/kept:1")
-    assert steps.known(store, "key") == step, "removing an image leaves what builds have made"
-    collecting.prune(store)
+        build_cache.remember(store, "key", step)
+    prune.remove(store, "t/kept:1")
+    assert build_cache.known(store, "key") == step, "removing an image leaves what builds have made"
+    prune.prune(store)
     assert content(store) == NOTHING
 
 
 def test_nobody_collects_while_somebody_adds(store: Store) -> None:
     with store.adding(), pytest.raises(Conflict, match="being pulled"), store.collecting(patience=0):
         raise AssertionError("collected beside a pull")
-    collecting.prune(store)
+    prune.prune(store)
 
 
 def test_a_blob_changed_on_disk_is_noticed(store: Store) -> None:
@@ -107,14 +107,14 @@ def test_a_layer_without_its_record_is_none(store: Store) -> None:
         store.open("t/crashed:1")
     again = make(store, "crashed", BASE)
     assert again.layers != found.layers, "never the same path: a box may still be mounted there"
-    collecting.prune(store)
+    prune.prune(store)
     assert len(content(store)["layers"]) == 2
 
 
 KILLED = """
 import io, os, sys
 sys.path[:0] = {path!r}
-from hutch.images import placing, unpacking
+from hutch.images import layer_install as placing, unpack as unpacking
 from hutch.images.store import Store
 from tests.images.test_store import BASE, make
 real = unpacking.unpack
@@ -132,14 +132,14 @@ def test_a_process_killed_while_it_unpacks_leaves_nothing_that_is_used(store: St
     code = KILLED.format(path=sys.path, home=store.home)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"unpacked\n"
-        collecting.sweep(store)
+        prune.sweep(store)
         assert len(content(store)["drafts"]) >= 2, "somebody is at work on it"
         process.send_signal(signal.SIGKILL)
     assert content(store)["names"] == content(store)["layers"] == []
-    collecting.sweep(store)
+    prune.sweep(store)
     assert content(store)["drafts"] == []
     assert make(store, "killed", BASE).layers
-    collecting.remove(store, "t/killed:1")
+    prune.remove(store, "t/killed:1")
     assert content(store) == NOTHING
 
 
@@ -148,5 +148,5 @@ def test_old_partial_downloads_are_swept(store: Store) -> None:
     for name, age in (("old", 2 * 86400), ("new", 60)):
         Path(store.path("partial", name)).write_bytes(b"x")
         os.utime(store.path("partial", name), (time.time() - age, time.time() - age))
-    collecting.sweep(store)
+    prune.sweep(store)
     assert content(store)["partial"] == ["new"]

@@ -17,7 +17,7 @@ import pytest
 from hutch.errors import HutchError, Invalid, Refused
 from hutch.images.decompression import Unpacked
 from hutch.images.settings import Bounds
-from hutch.images.unpacking import OPAQUE, Facts, unpack
+from hutch.images.unpack import OPAQUE, Facts, unpack
 from tests.images.registries import Member, digest_of, directory, hard_link, symlink, tar_of
 from tests.images.test_entries import header
 

@@ -11,8 +11,8 @@ import json
 import sys
 
 from hutch.errors import HutchError
+from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.handles import BoxHandle
 
 
 class Holder:

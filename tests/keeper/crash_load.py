@@ -17,8 +17,8 @@ import sys
 import traceback
 
 from hutch.errors import BoxBusy, LeaseLost
+from hutch.keeper.access.handles import BoxHandle, JobHandle
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.handles import BoxHandle, JobHandle
 
 TASKS = 3
 KEPT = 3

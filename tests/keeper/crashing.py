@@ -20,8 +20,8 @@ from typing import Any
 
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
+from hutch.linux import kernel
 from hutch.model.ids import is_box_id
-from hutch.providers.native import kernel
 from tests.conftest import remove
 from tests.leaks import cgroups_of, descendants
 

@@ -6,11 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from hutch.keeper import receipt_losses
-from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.receipt_queue import ReceiptQueue
-from hutch.keeper.receipts import Receipts
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+from hutch.keeper.receipts.queue import ReceiptQueue
+from hutch.keeper.receipts.receipts import Receipts, losses
+from hutch.keeper.store.store import MemoryStore
 from hutch.model.receipts import GONE, Receipt
 
 BOX = "b" * 20
@@ -46,9 +45,9 @@ async def main(directory: Path) -> None:
     await ledger.close()
 
     (directory / "filler").unlink()
-    receipt_losses.LOOK_AGAIN_SECONDS = 0.0
+    losses.LOOK_AGAIN_SECONDS = 0.0
     ledger = SqliteLedger(directory / "receipts.db")
-    ended = [await receipt_losses.end_chains(ledger, MemoryStore()) for _ in range(2)]
+    ended = [await losses.end_chains(ledger, MemoryStore()) for _ in range(2)]
     receipts = Receipts(ledger, mode="off")
     [check] = await receipts.verify(BOX)
     ops = [receipt.op for receipt in await receipts.list(BOX)]

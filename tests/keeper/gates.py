@@ -2,8 +2,8 @@
 
 import asyncio
 
-from hutch.keeper.records import BoxRecord
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.store.store import MemoryStore
 from hutch.model.boxes import Event
 
 

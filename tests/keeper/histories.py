@@ -25,16 +25,16 @@ import psycopg
 
 from hutch.config import Config
 from hutch.errors import EngineError, HutchError, Unavailable
-from hutch.keeper import sleeping
-from hutch.keeper.clocks import Clocks
-from hutch.keeper.endings import Unless
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.boxes import pause
+from hutch.keeper.boxes.clocks import Clocks
+from hutch.keeper.boxes.destroy import Unless
+from hutch.keeper.boxes.live import Live
 from hutch.keeper.engines import Engines
-from hutch.keeper.handles import BoxHandle
-from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.live import Live
-from hutch.keeper.postgres import PostgresStore
-from hutch.keeper.store import Store
+from hutch.keeper.store.postgres import PostgresStore
+from hutch.keeper.store.store import Store
+from hutch.keeper.takeover.heartbeat import Heartbeat
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -257,7 +257,7 @@ class History:
 
     async def _pause(self, who: int, which: int) -> None:
         keeper = self._keeper(who)
-        await sleeping.pause(keeper, await keeper.live(self._box_id(which)))
+        await pause.pause(keeper, await keeper.live(self._box_id(which)))
 
     async def _fail(self, who: int, which: int) -> None:
         """The engine fails once, somewhere."""

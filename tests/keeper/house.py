@@ -9,11 +9,11 @@ from typing import Any
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
-from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.liveness import Liveness, Locks
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.store import Store
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.keeper.store.store import Store
+from hutch.keeper.takeover.heartbeat import Heartbeat
+from hutch.keeper.takeover.liveness import Liveness, Locks
 from tests.keeper.faulty import Engine, FaultyProvider
 
 

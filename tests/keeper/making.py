@@ -1,6 +1,6 @@
 """Records to test with."""
 
-from hutch.keeper.records import BoxRecord
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace

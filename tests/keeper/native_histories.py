@@ -15,19 +15,20 @@ from hutch.config import Config
 from hutch.errors import Unavailable
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.linux import processes
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
 from hutch.model.spec import EffectiveSpec, Order
 from hutch.providers.base import InstanceRecord
-from hutch.providers.native import leftovers, processes
-from hutch.providers.native.box import NativeInstance
+from hutch.providers.native import cleanup
+from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.spawning import Spawners
+from hutch.providers.native.spawn.client import Spawners
 from tests.keeper.faulty import Engine
 from tests.keeper.histories import Crashed, History, Life, MortalStore, Step
 from tests.leaks import descendants
-from tests.native.boxes import until
+from tests.providers.native.boxes import until
 
 
 class Machine(Engine):
@@ -40,7 +41,7 @@ class Machine(Engine):
 
     @property
     def boxes(self) -> dict[BoxId, InstanceRecord]:  # type: ignore[override]
-        return {record.box_id: record for record in leftovers.records(f"{self._top}/r", f"{self._top}/s/boxes")}
+        return {record.box_id: record for record in cleanup.records(f"{self._top}/r", f"{self._top}/s/boxes")}
 
     @property
     def stopped(self) -> dict[BoxId, InstanceRecord]:  # type: ignore[override]
@@ -166,7 +167,7 @@ class NativeHistory(History):
     async def _break(self, who: int, which: int) -> None:
         """A guest is killed."""
         record: Any = self.engine.boxes.get(BoxId(self._box_id(which)))
-        process = leftovers.process_of(record) if record is not None else None
+        process = cleanup.process_of(record) if record is not None else None
         pidfd = process.open() if process is not None else None
         if pidfd is None:
             raise Unavailable("it is gone already")

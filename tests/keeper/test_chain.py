@@ -12,7 +12,7 @@ from hutch.keeper import breaker
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store.sqlite import SqliteStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.spec import Spec
 from hutch.model.spec_kinds import Isolation

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from hutch.keeper.handles import BoxHandle
+from hutch.keeper.access.handles import BoxHandle
 from hutch.model.ids import BoxId
 from hutch.model.results import JobState
 from hutch.model.state import State

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.live import Live
-from hutch.keeper.records import BoxRecord
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.store import MemoryStore, Store
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.keeper.store.store import MemoryStore, Store
 from tests.keeper.histories import OPERATIONS, History, Step
 from tests.proofs import write
 

@@ -14,7 +14,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.errors import Invalid, QuotaExceeded, Refused
-from hutch.keeper import bundles, moving
+from hutch.keeper import bundles, export
 
 MANIFEST = {
     "version": 1, "box_id": "x", "provider": "native", "image": "host", "exported_at": 0, "spec": {}, "parts": [],
@@ -151,7 +151,7 @@ async def test_a_part_names_nothing_of_the_machine(place: Path, part: str) -> No
     bad = packed(place / "bad", manifest(parts=[part.format(place=place)]))
     async with Hutch() as hutch:
         with pytest.raises(Invalid):
-            await moving.import_box(hutch.create, bad)
+            await export.import_box(hutch.create, bad)
         assert await hutch.boxes() == ()
 
 
@@ -163,7 +163,7 @@ async def test_a_part_names_nothing_of_the_machine(place: Path, part: str) -> No
 async def test_a_manifest_is_short_and_shallow(place: Path, content: bytes) -> None:
     async with Hutch() as hutch:
         with pytest.raises(Invalid):
-            await moving.import_box(hutch.create, packed(place / "bad", entry("hutch.json", content=content)))
+            await export.import_box(hutch.create, packed(place / "bad", entry("hutch.json", content=content)))
 
 
 def test_a_list_of_segments_without_an_end(place: Path) -> None:
@@ -201,7 +201,7 @@ async def test_a_file_opens_nothing_of_the_host(place: Path) -> None:
         assert sum("not carried" in each for each in box.notes) == 3, box.notes
         assert not (await box.exec("ls /mnt/out/secret secret")).ok
         await box.destroy()
-        box, _ = await moving.import_box(hutch.create, bad, mounts=mounts)
+        box, _ = await export.import_box(hutch.create, bad, mounts=mounts)
         assert (await box.exec("cat /mnt/out/secret")).stdout == "of the host"
         await box.destroy()
 

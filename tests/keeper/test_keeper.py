@@ -20,9 +20,9 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
-from hutch.keeper import deadlines
+from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.records import BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once

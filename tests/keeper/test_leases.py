@@ -3,7 +3,7 @@
 import pytest
 
 from hutch.errors import BoxBusy
-from hutch.keeper import leases
+from hutch.keeper.access import leases
 from tests.keeper.making import record
 
 

@@ -14,15 +14,15 @@ from typing import TypeVar
 import pytest
 
 from hutch.errors import NotFound, Unavailable
-from hutch.keeper import receipt_queue
-from hutch.keeper.connections import Connection, Connections
-from hutch.keeper.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
-from hutch.keeper.ledger_postgres import PostgresLedger
-from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.operations import Operations
-from hutch.keeper.receipt_chain import daybook
-from hutch.keeper.receipt_queue import ReceiptQueue
-from hutch.keeper.receipts import Receipts
+from hutch.keeper.receipts import queue as receipt_queue
+from hutch.keeper.receipts.chain import daybook
+from hutch.keeper.receipts.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
+from hutch.keeper.receipts.ledger_postgres import PostgresLedger
+from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+from hutch.keeper.receipts.operations import Operations
+from hutch.keeper.receipts.queue import ReceiptQueue
+from hutch.keeper.receipts.receipts import Receipts
+from hutch.keeper.store.postgres_connections import Connection, Connections
 from hutch.model.receipts import GONE, Receipt
 from tests.keeper.postgres_server import Server
 
@@ -142,7 +142,7 @@ async def test_nobodys_receipts_make_those_of_another_go(opened: Open) -> None:
 
 async def test_memory_is_shared_out_fairly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same where receipts are bounded by memory: whoever has less than his share loses nothing."""
-    monkeypatch.setattr("hutch.keeper.ledger.MEMORY_ROWS", 100)
+    monkeypatch.setattr("hutch.keeper.receipts.ledger.MEMORY_ROWS", 100)
     ledger, now = MemoryLedger(), time.time()
     await ledger.append([draft(1, op, at=now - 60, owner="quiet") for op in ("exec", GONE)])
     for number in range(2, 80):

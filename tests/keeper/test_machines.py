@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from hutch.config import Config
 from hutch.errors import HeldElsewhere, LeaseLost, Unavailable
-from hutch.keeper import heartbeat
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
-from hutch.keeper.heartbeat import Heartbeat
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.opening import open_store
-from hutch.keeper.postgres import PostgresStore
+from hutch.keeper.store.open_store import open_store
+from hutch.keeper.store.postgres import PostgresStore
+from hutch.keeper.takeover import heartbeat
+from hutch.keeper.takeover.heartbeat import Heartbeat
 from hutch.model.spec import Spec
 from tests.keeper.faulty import Engine, FaultyProvider
 from tests.keeper.histories import ON_SEVERAL_MACHINES, OPERATIONS, History, Step

@@ -13,11 +13,11 @@ import pytest
 
 from hutch.config import Config
 from hutch.errors import ConfigError, Conflict, HeldElsewhere, Unavailable
+from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.opening import open_store
-from hutch.keeper.postgres import PostgresStore
-from hutch.keeper.pruning import prune
-from hutch.keeper.records import BoxRecord, Tombstone
+from hutch.keeper.store.open_store import open_store
+from hutch.keeper.store.postgres import PostgresStore
+from hutch.keeper.takeover.prune import prune
 from hutch.model.boxes import Event
 from tests.keeper.house import crash
 from tests.keeper.making import record

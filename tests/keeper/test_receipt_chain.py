@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid
-from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.receipt_chain import Row, genesis
-from hutch.keeper.receipt_export import check_export
-from hutch.keeper.receipts import Receipts
+from hutch.keeper.receipts.chain import Row, genesis
+from hutch.keeper.receipts.export import check_export
+from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+from hutch.keeper.receipts.receipts import Receipts
 from hutch.model.receipts import LEFT, ChainCheck, Receipt, Who
 from hutch.model.results import Usage
 from tests import proofs

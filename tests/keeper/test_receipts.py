@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from hutch.errors import BoxBusy, HutchError, Invalid, LeaseLost, NotFound, Refused
-from hutch.keeper import receipt_losses
-from hutch.keeper.callers import called_by
+from hutch.keeper.access.callers import called_by
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.ledger_sqlite import SqliteLedger
-from hutch.keeper.pruning import prune
+from hutch.keeper.receipts import losses
+from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+from hutch.keeper.takeover.prune import prune
 from hutch.model.receipts import Receipt, Who
 from hutch.policy.rights import UNBOUND
 from tests.keeper.crashing import House, house
@@ -273,7 +273,7 @@ async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap
 ) -> None:
     """Issue 4.4: the end comes in time, an event names each box that lost receipts, and the next keeper records a gap,
     for the box that lives on and for the one that was destroyed meanwhile."""
-    monkeypatch.setattr(receipt_losses, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(losses, "LOOK_AGAIN_SECONDS", 0.1)
     with house() as place:
         ledger = place.state / "receipts.db"
         async with place.opened() as hutch:

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import EngineError, HeldElsewhere, Unavailable
-from hutch.keeper import deadlines
+from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.records import BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine

@@ -14,18 +14,18 @@ import pytest
 
 from hutch.errors import Gone, HeldElsewhere, NotFound
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.pruning import prune
+from hutch.keeper.takeover.prune import prune
+from hutch.linux import cgroup_files
 from hutch.model.results import JobState
 from hutch.model.spec import Order, Retention
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord
-from hutch.providers.linked.link import Link
-from hutch.providers.native import cgroup_control
-from hutch.providers.native.box import NativeInstance
+from hutch.providers.guest_client.link import Link
+from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.spawning import Begun
+from hutch.providers.native.spawn.client import Begun
 from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
-from tests.native.boxes import alive, order, until
+from tests.providers.native.boxes import alive, order, until
 
 HOLDER = Path(__file__).with_name("crash_holder.py")
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
@@ -297,7 +297,7 @@ class Late(NativeProvider):
         assert isinstance(data["pid"], int) and isinstance(data["groups"], list)
         os.kill(data["pid"], signal.SIGKILL)
         for path in reversed(data["groups"]):
-            cgroup_control.remove(str(path), time.monotonic() + PATIENCE)
+            cgroup_files.remove(str(path), time.monotonic() + PATIENCE)
 
 
 async def test_a_persistent_box_that_ends_while_it_is_found_no_longer_runs() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid
-from hutch.keeper.scopes import READY_MADE, scope
+from hutch.keeper.access.scopes import READY_MADE, scope
 
 VALUES = {
     "launcher_type": "group", "launcher_id": "7", "sender_id": "3", "conversation_id": "c1", "query_id": "q9",

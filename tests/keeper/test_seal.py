@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid, Unavailable
-from hutch.keeper.postgres import PostgresStore
-from hutch.keeper.seal import Seal
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.state_key import StateKey
-from hutch.keeper.store import Store
+from hutch.keeper.store.postgres import PostgresStore
+from hutch.keeper.store.seal import Seal
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.keeper.store.state_key import StateKey
+from hutch.keeper.store.store import Store
 from hutch.model.boxes import Event
 from tests.keeper.making import record, spec
 from tests.keeper.postgres_server import Server

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import BoxBroken, Conflict, EngineError, Gone, NotFound, QuotaExceeded
-from hutch.keeper import deadlines
+from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes.pool import POOL_OWNER
+from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
 from hutch.keeper.embedded import Hutch
-from hutch.keeper.pool import POOL_OWNER
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, fail_once

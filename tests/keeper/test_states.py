@@ -3,8 +3,8 @@
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper.states import States, in_words
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.boxes.states import States, in_words
+from hutch.keeper.store.store import MemoryStore
 from hutch.model.boxes import Event
 from hutch.model.state import MOVES, State, may_move
 from tests.keeper.making import record

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Conflict, Unavailable
-from hutch.keeper.postgres import PostgresStore
-from hutch.keeper.records import BoxRecord, Tombstone
-from hutch.keeper.schema import STEPS, migrate
-from hutch.keeper.sqlite import SqliteStore
-from hutch.keeper.store import MemoryStore, Store
+from hutch.keeper.boxes.records import BoxRecord, Tombstone
+from hutch.keeper.store.postgres import PostgresStore
+from hutch.keeper.store.schema import STEPS, migrate
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.keeper.store.store import MemoryStore, Store
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State

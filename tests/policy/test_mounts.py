@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import FileMissing, HutchError, Invalid, Refused
-from hutch.model.places import CheckedMounts
+from hutch.model.mounts import CheckedMounts
 from hutch.model.spec import Mount, MountMode, Workspace
 from hutch.policy.mounts import check, windows_refusal
 

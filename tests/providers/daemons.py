@@ -19,7 +19,7 @@ import pytest
 from bench.peers.daemon import CGROUP, place
 
 from hutch.providers.docker.endpoint import Endpoint
-from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from tests.providers import rootfs
 

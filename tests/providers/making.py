@@ -10,7 +10,7 @@ from hutch.model.limits import Limits
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command
-from hutch.providers.docker.box import ContainerInstance
+from hutch.providers.docker.instance import ContainerInstance
 from hutch.providers.docker.provider import DockerProvider
 from tests.providers import rootfs
 

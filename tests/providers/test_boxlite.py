@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, EngineError, NotFound, Unsupported
-from hutch.model.places import CheckedMount, CheckedMounts
+from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.spec import MountMode
-from hutch.providers.boxlite import kvm, proofs, sdk
+from hutch.providers.boxlite import canary as proofs
+from hutch.providers.boxlite import kvm, sdk
 from hutch.providers.boxlite import provider as engine
 from hutch.providers.boxlite.provider import BoxLiteProvider
-from hutch.providers.launched.provider import canary
-from hutch.providers.planted.packing import plant
+from hutch.providers.command.provider import canary
+from hutch.providers.guest_bundle.pack import plant
 
 boxlite = pytest.importorskip("boxlite", reason="the package boxlite is not installed")
 

@@ -12,11 +12,12 @@ from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, NetworkMode, Retention
 from hutch.providers import registry
 from hutch.providers.base import Leftover
-from hutch.providers.docker import images, naming, shape, sweeping
+from hutch.providers.docker import cleanup, container_spec, images
+from hutch.providers.docker import labels as naming
+from hutch.providers.docker.container_spec import Site
 from hutch.providers.docker.dialect import DOCKER
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
-from hutch.providers.docker.shape import Site
-from hutch.providers.planted.packing import Plant
+from hutch.providers.guest_bundle.pack import Plant
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
@@ -122,7 +123,7 @@ async def test_sweep_removes_what_nobody_uses(
     """B27: networks without a box, throwaways of dead processes, guests of other versions; never what is in use."""
     provider = daemons.provider(docker, tmp_path)
     engine = daemons.engine_of(docker)
-    monkeypatch.setattr(sweeping, "STALE", -60.0)
+    monkeypatch.setattr(cleanup, "STALE", -60.0)
     async with box(provider, network=NetworkMode.ON) as made:
         gone = order()
         labels = naming.labels(gone, naming.instance(str(tmp_path)))
@@ -212,7 +213,7 @@ def test_an_image_declares_nothing_in_place_of_ours(place: str) -> None:
         private_cgroups=True, walled=False, dialect=DOCKER,
     )  # fmt: skip
     with pytest.raises(Refused, match="belongs to the box"):
-        shape.container(wanted, image, site)
+        container_spec.container(wanted, image, site)
 
 
 # --- mounts ----------------------------------------------------------------------------------------------------------

@@ -13,9 +13,9 @@ from hutch.conformance.registry import checks
 from hutch.errors import ConfigError, EngineError, NotFound, Refused, Unsupported
 from hutch.model.spec import NetworkMode, Order
 from hutch.providers.base import Command, Provider
+from hutch.providers.command.provider import canary
 from hutch.providers.e2b import provider as engine
 from hutch.providers.e2b.provider import E2BProvider
-from hutch.providers.launched.provider import canary
 from tests.conformance.engines import part
 from tests.providers import e2b_server
 

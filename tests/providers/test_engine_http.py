@@ -11,10 +11,10 @@ import pytest
 from hutch.errors import ConfigError, Unavailable
 from hutch.providers.docker import endpoint
 from hutch.providers.docker.endpoint import Endpoint, parse
-from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 from hutch.providers.docker.hijack import hijack
-from hutch.providers.linked.link import Link
+from hutch.providers.guest_client.link import Link
 
 
 @asynccontextmanager

@@ -12,7 +12,7 @@ from hutch.errors import Refused
 from hutch.model.spec import Spec
 from hutch.policy.effective import providers_of
 from hutch.policy.profiles import BUILT_IN
-from hutch.providers.host.box import WARNING, translated
+from hutch.providers.host.instance import WARNING, translated
 from tests.cli.calling import hutch as command
 
 NAKED = {"min_isolation": "none", "accept_unenforced": ["cpus", "memory_mb", "pids", "disk_mb"]}

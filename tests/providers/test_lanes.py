@@ -11,13 +11,13 @@ import pytest
 import uvloop
 
 from hutch.errors import Unsupported
-from hutch.providers.docker import machine, probing
+from hutch.providers.docker import engine_info, probe
 from hutch.providers.docker.endpoint import Endpoint, parse
-from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import read_head
+from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
-from hutch.providers.docker.throwaway import BASE
-from hutch.providers.planted.packing import HOME, plant
+from hutch.providers.guest_bundle.pack import HOME, plant
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
@@ -99,17 +99,19 @@ async def test_the_fast_lane_never_goes_around_gvisor(docker: daemons.Daemon, tm
 def test_only_known_runtimes_are_direct(runtimes: dict[str, dict[str, str]], runtime: str, direct: bool) -> None:
     """By what the runtime is, not by what it is called; one that nobody knows counts as a wall."""
     info = {"Runtimes": runtimes, "DefaultRuntime": "runc", "KernelVersion": "6"}
-    found = machine.read(info, {}, Endpoint(path="/s"), Settings(runtime=runtime))
+    found = engine_info.read(info, {}, Endpoint(path="/s"), Settings(runtime=runtime))
     assert found.is_direct is direct
     if not direct:
         with pytest.raises(Unsupported):
-            machine.fast(found, Endpoint(path="/s"), LaneChoice.FAST)
+            engine_info.fast(found, Endpoint(path="/s"), LaneChoice.FAST)
 
 
 def test_a_remote_engine_has_no_fast_lane() -> None:
     endpoint = parse("tcp://10.0.0.1:2375")
-    found = machine.read({"Runtimes": {"runc": {"path": "runc"}}, "DefaultRuntime": "runc"}, {}, endpoint, Settings())
-    assert "another machine" in machine.obstacle(found, endpoint)
+    found = engine_info.read(
+        {"Runtimes": {"runc": {"path": "runc"}}, "DefaultRuntime": "runc"}, {}, endpoint, Settings()
+    )
+    assert "another machine" in engine_info.obstacle(found, endpoint)
 
 
 async def test_a_command_of_the_box_cannot_use_its_guests_door(docker: daemons.Daemon, tmp_path: Path) -> None:
@@ -139,14 +141,14 @@ async def test_a_guest_needs_nothing_of_its_image(docker: daemons.Daemon, tmp_pa
 def test_what_an_engine_does_not_hold_is_watched_or_said() -> None:
     """A rootless engine without control groups: the guest holds memory and processes, and nobody holds processors."""
     info = {"DefaultRuntime": "runc", "MemoryLimit": False, "PidsLimit": False, "CpuCfsQuota": False}
-    found = machine.read(info, {}, Endpoint(path="/s"), Settings())
-    grades = probing.grades(found)
+    found = engine_info.read(info, {}, Endpoint(path="/s"), Settings())
+    grades = probe.grades(found)
     assert (grades.memory_mb, grades.pids, grades.cpus) == ("watchdog", "watchdog", "none") and found.is_watched
 
 
 def test_the_plant_is_known_by_its_content() -> None:
     """Two processes pack the same guest under the same name, so that an engine keeps it once."""
-    code = "from hutch.providers.planted.packing import plant; print(plant().digest)"
+    code = "from hutch.providers.guest_bundle.pack import plant; print(plant().digest)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert other.stdout.strip() == plant().digest
     names = {name for name, _ in plant().files}

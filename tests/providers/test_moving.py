@@ -14,7 +14,7 @@ import pytest
 from hutch import Hutch
 from hutch.api import Box
 from hutch.errors import FileMissing, HutchError, Invalid
-from hutch.keeper import bundles, moving
+from hutch.keeper import bundles, export
 from tests.cli.calling import hutch as command
 from tests.providers import daemons, rootfs
 
@@ -43,11 +43,11 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
             provider="native", env={"MARK": "kept"}, labels={"task": "42"}, memory_mb=200, secrets={"TOKEN": "hush"}
         ) as first:
             seen = await grown(first)
-            out = await moving.export_box(first, tmp_path / "first.hutch")
+            out = await export.export_box(first, tmp_path / "first.hutch")
         assert out.parts == ("workspace", "home") and out.size == (tmp_path / "first.hutch").stat().st_size
         assert any("TOKEN" in note for note in out.notes)
 
-        second, moved = await moving.import_box(hutch.create, tmp_path / "first.hutch", provider="docker")
+        second, moved = await export.import_box(hutch.create, tmp_path / "first.hutch", provider="docker")
         assert (second.spec.provider, second.spec.labels, second.spec.limits.memory_mb) == (
             "docker",
             {"task": "42"},
@@ -56,10 +56,10 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
         assert (await second.exec(LOOK)).stdout == seen
         assert any("image host is of provider native" in note for note in moved.notes)
         await second.exec("echo more >>src/deep/a.py")
-        await moving.export_box(second, tmp_path / "second.hutch")
+        await export.export_box(second, tmp_path / "second.hutch")
         await second.destroy()
 
-        third, _ = await moving.import_box(hutch.create, tmp_path / "second.hutch", provider="native")
+        third, _ = await export.import_box(hutch.create, tmp_path / "second.hutch", provider="native")
         assert (await third.exec("cat src/deep/a.py link")).stdout == "code\nmore\n" * 2
         await third.destroy()
     assert b"hush" not in (tmp_path / "first.hutch").read_bytes()
@@ -72,9 +72,9 @@ async def test_changes_of_a_writable_system_are_carried(tmp_path: Path) -> None:
         async with hutch.box(provider="native", profile="code") as box:
             change = "echo 'changed by us' >/etc/motd && install -m 750 /bin/true /usr/local/bin/ours"
             assert (await box.exec(change, user="root")).ok
-            out = await moving.export_box(box, tmp_path / "box.hutch")
+            out = await export.export_box(box, tmp_path / "box.hutch")
         assert "system" in out.parts and out.size < 5_000_000
-        copy, moved = await moving.import_box(hutch.create, tmp_path / "box.hutch")
+        copy, moved = await export.import_box(hutch.create, tmp_path / "box.hutch")
         assert "system" in moved.parts
         assert (await copy.exec("cat /etc/motd; stat -c %a:%U /usr/local/bin/ours")).stdout == (
             "changed by us\n750:root\n"
@@ -93,8 +93,8 @@ async def test_copies_are_removed_by_threads(tmp_path: Path) -> None:
     sys.addaudithook(hear)
     async with Hutch() as hutch:
         async with hutch.box(provider="native") as box:
-            await moving.export_box(box, tmp_path / "box.hutch")
-        copy, _ = await moving.import_box(hutch.create, tmp_path / "box.hutch")
+            await export.export_box(box, tmp_path / "box.hutch")
+        copy, _ = await export.import_box(hutch.create, tmp_path / "box.hutch")
         await copy.destroy()
     assert ["hutch-export-" in removers[0][0], "hutch-import-" in removers[-1][0]] == [True, True]
     assert not any(on_loop for _, on_loop in removers)
@@ -105,7 +105,7 @@ async def test_what_cannot_be_carried_is_said(tmp_path: Path) -> None:
     (tmp_path / "shared").chmod(0o777)
     async with Hutch(mount_roots=[str(tmp_path)]) as hutch:
         async with hutch.box(provider="native", workspace=str(tmp_path / "shared")) as box:
-            out = await moving.export_box(box, tmp_path / "box.hutch")
+            out = await export.export_box(box, tmp_path / "box.hutch")
     assert "workspace" not in out.parts and any("not the box's own" in note for note in out.notes)
 
 
@@ -177,7 +177,7 @@ async def test_files_that_are_no_boxes(tmp_path: Path) -> None:
     async with Hutch() as hutch:
         for name, error in (("missing", FileMissing), ("text", Invalid), ("cut", Invalid), ("whole", Invalid)):
             with pytest.raises(error):
-                await moving.import_box(hutch.create, tmp_path / name)
+                await export.import_box(hutch.create, tmp_path / name)
         newer = json.dumps(
             {
                 "version": 99,
@@ -191,5 +191,5 @@ async def test_files_that_are_no_boxes(tmp_path: Path) -> None:
         )
         packed(tmp_path / "newer", (entry("hutch.json"), newer.encode()))
         with pytest.raises(Invalid, match="format 99"):
-            await moving.import_box(hutch.create, tmp_path / "newer")
+            await export.import_box(hutch.create, tmp_path / "newer")
         assert await hutch.boxes() == ()

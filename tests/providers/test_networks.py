@@ -12,8 +12,8 @@ import pytest
 from hutch.errors import EngineError, Unsupported
 from hutch.model.spec import NetworkMode
 from hutch.providers.base import Command
-from hutch.providers.docker import naming, networks
-from hutch.providers.planted.packing import plant
+from hutch.providers.docker import labels, networks
+from hutch.providers.guest_bundle.pack import plant
 from tests.providers import daemons
 from tests.providers.making import box, order, run
 
@@ -75,7 +75,7 @@ async def test_the_machine_is_out_of_reach(docker: daemons.Daemon, tmp_path: Pat
     async with box(provider, network=NetworkMode.ON) as made:
         found = await daemons.engine_of(docker).inspect(made.container)
         assert found is not None
-        network = found["NetworkSettings"]["Networks"][naming.network(made.record.box_id)]
+        network = found["NetworkSettings"]["Networks"][labels.network(made.record.box_id)]
         assert IPv4Network(f"{network['IPAddress']}/28", strict=False).subnet_of(IPv4Network("10.231.0.0/16"))
         for address in (network["Gateway"], "10.99.0.1", "192.168.99.1"):
             with listener(docker, "0.0.0.0") as port:
@@ -100,7 +100,7 @@ async def test_neighbours_do_not_reach_each_other(docker: daemons.Daemon, tmp_pa
     async with box(provider, network=NetworkMode.ON) as one, box(provider, network=NetworkMode.ON) as two:
         found = await daemons.engine_of(docker).inspect(two.container)
         assert found is not None
-        address = found["NetworkSettings"]["Networks"][naming.network(two.record.box_id)]["IPAddress"]
+        address = found["NetworkSettings"]["Networks"][labels.network(two.record.box_id)]["IPAddress"]
         job = await two.start(Command(command=tuple(plant().python(LISTEN, "0.0.0.0"))))
         port = int((await job.read(wait=10.0)).text)
         assert (await run(two, call(address, port))).stdout == "reached"
@@ -112,8 +112,8 @@ async def test_nothing_of_a_network_remains(docker: daemons.Daemon, tmp_path: Pa
     walls = networks.Walls(daemons.engine_of(docker))
     async with box(provider, network=NetworkMode.ON) as made:
         assert made.record.box_id in await walls.boxes()
-        assert len(await daemons.engine_of(docker).networks(naming.BOX)) == 1
-    assert await walls.boxes() == set() and await daemons.engine_of(docker).networks(naming.BOX) == []
+        assert len(await daemons.engine_of(docker).networks(labels.BOX)) == 1
+    assert await walls.boxes() == set() and await daemons.engine_of(docker).networks(labels.BOX) == []
 
 
 async def test_many_networks_fit_and_a_full_range_says_so(docker: daemons.Daemon, tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ async def test_many_networks_fit_and_a_full_range_says_so(docker: daemons.Daemon
         assert "addresses" in caught.value.remedy
     finally:
         for each in made:
-            await engine.remove_network(naming.network(each))
+            await engine.remove_network(labels.network(each))
 
 
 def test_the_walls_rules_name_the_box_and_what_it_may_reach() -> None:
@@ -146,7 +146,7 @@ async def test_a_network_that_cannot_be_kept_is_refused(docker: daemons.Daemon, 
     wanted = order(network=NetworkMode.ALLOWLIST)
     with pytest.raises(Unsupported):
         await provider.create(wanted, provider.plan(wanted))
-    assert await daemons.engine_of(docker).networks(naming.BOX) == []
+    assert await daemons.engine_of(docker).networks(labels.BOX) == []
 
 
 def test_a_free_part_of_the_range_overlaps_nothing_that_is_there() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hutch.providers.launched import trees
+from hutch.linux import process_trees
 
 # The child waits in open(2) for somebody to read; until it has started its program its parent waits in the kernel.
 SPAWNING = """
@@ -32,19 +32,19 @@ async def test_a_parent_that_waits_for_a_stopped_child_holds_nobody_up(tmp_path:
     os.mkfifo(fifo)
     above = spawning(fifo)
     try:
-        root = trees.identity(above.pid)
+        root = process_trees.identity(above.pid)
         assert root is not None
         async with asyncio.timeout(20):
-            while not any(state_of(each.pid) == "D" for each in trees.below([above.pid])):
+            while not any(state_of(each.pid) == "D" for each in process_trees.below([above.pid])):
                 await asyncio.sleep(0.01)
-        await trees.halt(root)
-        states = sorted(state_of(each.pid) for each in trees.below([above.pid]))
+        await process_trees.halt(root)
+        states = sorted(state_of(each.pid) for each in process_trees.below([above.pid]))
         assert states == ["D", "T"]
-        trees.go_on(root)
+        process_trees.go_on(root)
         fifo.open("rb").close()
         assert above.wait(20) == 0
     finally:
-        for each in trees.below([above.pid]):
+        for each in process_trees.below([above.pid]):
             os.kill(each.pid, signal.SIGKILL)
         above.kill()
         above.wait()

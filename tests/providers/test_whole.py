@@ -11,7 +11,7 @@ from hutch.config import Config
 from hutch.errors import Refused, Unsupported
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store.sqlite import SqliteStore
 from hutch.model.state import State
 from tests.keeper.house import crash
 from tests.providers import daemons, rootfs

@@ -24,9 +24,9 @@ import pytest
 from hutch.config import Config
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.sqlite import SqliteStore
+from hutch.keeper.store.sqlite import SqliteStore
+from hutch.linux.syscall_numbers import NUMBERS
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.syscalls import NUMBERS
 from hutch.sync import Box, Hutch
 
 PRELUDE = f"""

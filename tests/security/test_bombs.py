@@ -17,8 +17,8 @@ import pytest
 from tests.security.attacks import Arena, outcome, python
 
 from hutch.errors import HutchError, NotRunnable
-from hutch.providers.native import probing
-from hutch.providers.native.cgroup_control import PIDS_HEADROOM
+from hutch.linux.cgroup_files import PIDS_HEADROOM
+from hutch.providers.native import probe
 from hutch.sync import Box
 
 MB = 1 << 20
@@ -100,7 +100,7 @@ def test_memory(arena: Arena, bomb: str) -> None:
 @UNMAPPED
 def test_memory_that_no_process_has_mapped(arena: Arena, bomb: str) -> None:
     """A control group counts it. The watchdog cannot see it, which docs/threat-model.md says of its grade."""
-    if not probing.look().cgroups.memory:
+    if not probe.look().cgroups.memory:
         pytest.skip("only a control group counts memory that no process has mapped")
     with bombed(arena, **SMALL) as box:
         assert box.exec(python(bomb, held=[]), timeout=60).verdict.cause == "oom"

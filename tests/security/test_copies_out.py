@@ -14,8 +14,8 @@ from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
 from hutch.guest.trees import DATA, HOLE, PIECE
 from hutch.keeper.system_archive import SLACK, SystemArchive
-from hutch.providers.linked.copy_bounds import most_of
-from hutch.providers.linked.host_side import unpacked
+from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.local_trees import unpacked
 
 DISK_MB = 16
 LIE = "#!/bin/sh\nexec head -c 300000000 /dev/zero\n"

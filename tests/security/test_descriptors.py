@@ -11,8 +11,8 @@ import pytest
 from tests.security.attacks import Arena, Sentinel, outcome, outcome_outside, python
 
 from hutch.errors import NotRunnable
-from hutch.providers.native import landlock
-from hutch.providers.native.stages import SPILL
+from hutch.linux import landlock
+from hutch.providers.native.spawn.child_steps import SPILL
 
 # One more descriptor reads the listing.
 HELD = "tell(sorted(int(name) for name in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{name}')))"

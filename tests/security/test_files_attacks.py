@@ -11,7 +11,7 @@ from typing import Any
 from tests.security.attacks import Arena, Sentinel, outcome, python
 
 from hutch.errors import HutchError
-from hutch.providers.native.stages import SPILL
+from hutch.providers.native.spawn.child_steps import SPILL
 from hutch.sync import Box
 
 # ---- reading the host's files

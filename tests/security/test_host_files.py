@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.mcp_hosting.hosting import QUICK
+from tests.mcp.hosting.hosting import QUICK
 from tests.server.serving import Client, Server, serving
 from tests.skills.making import skill
 
@@ -23,7 +23,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, Share
 from hutch.policy import mounts
-from hutch.providers.native import unpacking
+from hutch.providers.native.rootfs import unpack
 from hutch.skills.sources import Directory
 from hutch.skills.store import SkillStore
 
@@ -155,9 +155,9 @@ def test_an_archive_that_changes_while_it_is_read_is_not_kept(tmp_path: Path) ->
             return getattr(Bounds(), name)
 
     with pytest.raises(Invalid, match="changed while"):
-        unpacking.unpack(str(archive), str(tmp_path / "cache"), cast(Bounds, Changing()))
+        unpack.unpack(str(archive), str(tmp_path / "cache"), cast(Bounds, Changing()))
     assert list((tmp_path / "cache").glob("*")) == []
-    assert Path(unpacking.unpack(str(archive), str(tmp_path / "cache"))).is_dir(), "control: it is sound in itself"
+    assert Path(unpack.unpack(str(archive), str(tmp_path / "cache"))).is_dir(), "control: it is sound in itself"
 
 
 def test_a_race_does_not_lead_out_of_the_tree(tmp_path: Path) -> None:

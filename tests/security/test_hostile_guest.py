@@ -1,7 +1,7 @@
 """A captured guest: whatever it says, its keeper stays whole, the caller hears of it, and the box can be destroyed.
 
 The guest runs beside user code and is not trusted once that has run. Here it is replaced by one that lies, floods or is
-silent, at the very socket that the keeper talks to. Links alone are tried in tests/linked/test_link.py.
+silent, at the very socket that the keeper talks to. Links alone are tried in tests/providers/guest_client/test_link.py.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from hutch.guest.protocol import (
     VERSION,
     frame,
 )
-from hutch.keeper import health
-from hutch.keeper.handles import BoxHandle
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.boxes import health
 from hutch.model.state import State
-from hutch.providers.linked import instance
+from hutch.providers.guest_client import instance
 
 PATIENCE = 60.0
 KEEPER_MAY_GROW = 96 << 20

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.security.attacks import Arena, Attack, Sentinel, compiled, outcome, outcome_outside, python
 
-from hutch.providers.native.syscalls import NUMBERS
+from hutch.linux.syscall_numbers import NUMBERS
 
 EPERM = frozenset({"EPERM"})
 ENOSYS = frozenset({"ENOSYS"})
@@ -279,7 +279,7 @@ def test_x32_numbers(arena: Arena) -> None:
     """Threat: bit 30 selects the x32 table on the same ABI; a filter that compares numbers would not know them.
 
     Control: without the defence the kernel answers, by the call itself or, built without x32, by ENOSYS. So on such a
-    kernel it is shown who refuses, and in tests/native/test_seccomp.py that the filter refuses every such number.
+    kernel it is shown who refuses, and in tests/linux/test_seccomp.py that the filter refuses every such number.
     """
     code = "tell([called(0x40000000 | 39), called(0x40000000 | NUMBERS['keyctl'], 0, -3, 1)])"
     with arena.box() as box:

@@ -18,8 +18,8 @@ SECRET = "correct-horse-battery-4471"
 SOURCE = Path(hutch.__file__).parent
 SPEAKS = {
     "cli",  # the command line's answers; its errors are redacted in cli/output.py
-    "providers/native/network/outside.py",  # the porter: a process that is given no secret
-    "providers/planted/relay.py",  # runs in a container, whose engine carries its words to us
+    "providers/native/network/helper_process.py",  # the porter: a process that is given no secret
+    "providers/guest_bundle/relay.py",  # runs in a container, whose engine carries its words to us
     "logs.py",
 }
 """Where something may be written to a standard stream without the log."""

@@ -1,7 +1,7 @@
 """Attacks over the network: a box without one reaches nobody, a box with one reaches neither host nor neighbours.
 
 Controls share the host's network with a box, and connect to the test's own listeners only. What the uplink itself
-refuses is tried in tests/native/network, where a whole network is built for it.
+refuses is tried in tests/providers/native/network, where a whole network is built for it.
 """
 
 import contextlib

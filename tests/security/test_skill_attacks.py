@@ -15,7 +15,7 @@ from tests.skills.wheels import wheel
 
 from hutch.keeper.embedded import Hutch
 from hutch.skills import dependencies
-from hutch.skills.collecting import check
+from hutch.skills.collect import check
 
 FAKE_PIP = """import pathlib, sys
 target = pathlib.Path(sys.argv[sys.argv.index("--target") + 1])

@@ -9,7 +9,7 @@ import os
 import pytest
 from tests.security.attacks import Arena, Attack, outcome, outcome_outside, python
 
-from hutch.providers.native import probing
+from hutch.providers.native import probe
 
 NO_PROTOCOL = frozenset({"EPROTONOSUPPORT"})
 NO_OPTION = frozenset({"ENOPROTOOPT"})
@@ -223,7 +223,7 @@ LARGE = {"memory_mb": 1400, "disk_mb": 16, "open_files": 1024}
 def test_the_buffers_of_sockets_count_as_memory(arena: Arena, bomb: str) -> None:
     """Finding: under a ceiling of 80 MB UDP took 415 MB of the host and TCP 135 MB (control groups of version 1). Now
     the kernel refuses more, or the box's processes pay. Each bomb ends by itself at 130 MB, which is the control."""
-    watched = not probing.look().cgroups.memory
+    watched = not probe.look().cgroups.memory
     with arena.box(**SMALL) as box:
         result = box.exec(python(bomb, hold=30 if watched else 0), timeout=60)
         assert result.verdict.cause == "oom" or int(result.stdout) < 80, result

@@ -14,7 +14,7 @@ from tests.server.serving import Server
 from hutch import Hutch
 from hutch.config import directories
 from hutch.errors import ConfigError
-from hutch.keeper.sqlite_files import opened
+from hutch.keeper.store.sqlite_files import opened
 from hutch.logs import configure
 
 

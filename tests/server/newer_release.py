@@ -11,7 +11,8 @@ from hutch.cli.main import main
 from hutch.model.record import encoded
 from hutch.model.results import Cause
 from hutch.model.state import State
-from hutch.server import app, commands
+from hutch.server import app
+from hutch.server.handlers import commands
 
 
 def grown(value: Any, named: Callable[[State | Cause], str] = str) -> Any:

@@ -10,8 +10,8 @@ from hutch.keeper.keys import Role
 from hutch.model.spec import Spec
 from hutch.policy.rights import UNBOUND
 from hutch.server.access import find
-from hutch.server.call import Call, Message
-from hutch.server.door import Caller
+from hutch.server.auth import Caller
+from hutch.server.request import Call, Message
 from hutch.server.service import Service
 from tests.keeper.faulty import Engine
 from tests.keeper.house import crash, keeper_on, opened

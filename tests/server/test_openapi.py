@@ -10,11 +10,11 @@ import pytest
 from openapi_spec_validator import validate
 
 from hutch.model.boxes import Event
+from hutch.server.error_status import STATUS
+from hutch.server.handlers.websockets import SOCKETS
 from hutch.server.openapi import codes_of, document
 from hutch.server.routes import ROUTES, May
-from hutch.server.shapes import ExecLine, SpecForm, WatchLine
-from hutch.server.sockets import SOCKETS
-from hutch.server.statuses import STATUS
+from hutch.server.wire import ExecLine, SpecForm, WatchLine
 from tests.proofs import ROOT
 from tests.server.serving import Client, Server
 

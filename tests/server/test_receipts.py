@@ -3,7 +3,7 @@
 import json
 import signal
 
-from hutch.keeper.receipt_export import check_export
+from hutch.keeper.receipts.export import check_export
 from tests.server.serving import Client, Server, serving
 from tests.server.test_sockets import attached
 

@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
-from hutch.keeper.callers import called_by
+from hutch.keeper.access.callers import called_by
+from hutch.keeper.access.leases import holds
 from hutch.keeper.keys import Keys
-from hutch.keeper.leases import holds
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.store.store import MemoryStore
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import Lease
 from hutch.model.receipts import Who
 from hutch.policy.rights import Rights, RightsTable
-from tests.mcp_serving.connecting import over_http
+from tests.mcp.serving.connecting import over_http
 from tests.server.serving import Answer, Client, Server, serving, until
 from tests.server.test_sockets import attached
 

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from hutch.errors import HutchError
+from hutch.server.error_status import STATUS
 from hutch.server.routes import ROUTES, May
-from hutch.server.statuses import STATUS
 from tests.images import registries
-from tests.mcp_hosting.hosting import project
+from tests.mcp.hosting.hosting import project
 from tests.server.serving import Answer, Client, Server
 from tests.server.test_questions import asking
 from tests.server.world import archive

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from websockets.exceptions import InvalidStatus
 
+from hutch.server.handlers.websockets import SOCKETS
 from hutch.server.routes import ROUTES, May
-from hutch.server.sockets import SOCKETS
 from tests.server.serving import Answer, Client, Server, serving, until
 from tests.server.test_questions import asking
 from tests.server.test_sockets import attached

@@ -12,7 +12,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hutch.images.importing import import_stream
+from hutch.images.local_import import import_stream
 from hutch.images.store import Store
 from hutch.server.routes import Route
 from tests.images import registries
@@ -22,7 +22,7 @@ WORLD = "world"
 """The agent whose questions are left to generated requests."""
 FILE = "notes.txt"
 TEXT = b"alpha beta\ngamma\n"
-MCP_SERVER = Path(__file__).parents[1] / "mcp_hosting" / "plain_server.py"
+MCP_SERVER = Path(__file__).parents[1] / "mcp" / "hosting" / "plain_server.py"
 
 
 def archive(name: str) -> bytes:

@@ -12,15 +12,15 @@ import pytest
 
 from hutch.config import Config
 from hutch.errors import FileTooLarge, NotFound, QuotaExceeded, Refused
+from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
-from hutch.keeper.handles import BoxHandle
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.store.store import MemoryStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.spec import Spec
 from hutch.providers.native.provider import NativeProvider
-from hutch.skills import calling
+from hutch.skills import tool_call
 from hutch.skills.sources import Directory
 from hutch.tools import Tools
 from tests.skills.making import manifest, run_dir, skill
@@ -340,7 +340,7 @@ async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
             env = ready[0].env
             assert await said(box, "python3 -c 'import tiny_dep; tiny_dep.answer()'", env=env) == "42 from the wheel\n"
             assert await said(box, "node -e 'console.log(require(\"tiny-node\"))'", env=env) == "from node\n"
-            result = await box.exec(calling.words(info, info.tools[0], ready[0], box.spec), env=env)
+            result = await box.exec(tool_call.words(info, info.tools[0], ready[0], box.spec), env=env)
             assert result.stdout == "42 from the wheel\n", result
             made = [event.box_id for event in await hutch.events() if event.kind == "created"]
             assert len(made) == 2, "one box for the work, one for us"
@@ -514,8 +514,8 @@ async def test_a_declared_network_holds(tmp_path: Path) -> None:
 async def _call(hutch: Hutch, box: BoxHandle, name: str) -> dict[str, Any]:
     info = await hutch.skills.get(name)
     place = await hutch.skills.prepare(name, box)
-    words = calling.words(info, calling.tool_of(info, "probe"), place, box.spec)
-    result = await box.exec(words, env=place.env, stdin=calling.given({"n": 1}))
+    words = tool_call.words(info, tool_call.tool_of(info, "probe"), place, box.spec)
+    result = await box.exec(words, env=place.env, stdin=tool_call.given({"n": 1}))
     assert result.exit_code == 0, result
     told: dict[str, Any] = json.loads(result.stdout)
     return told

@@ -9,7 +9,7 @@ import pytest
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.front import Hutch
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
-from hutch.keeper.skill_workshop import fetched
+from hutch.keeper.skills.builds import fetched
 from hutch.skills import git, sources
 from hutch.skills.sources import Git
 from hutch.skills.store import SkillStore

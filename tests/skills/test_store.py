@@ -13,7 +13,7 @@ import pytest
 
 from hutch.errors import Conflict, FileMissing, HutchError, Invalid, NotFound, Refused
 from hutch.model.skills import EVERY_SKILL
-from hutch.skills import collecting, content, sources
+from hutch.skills import collect, content, sources
 from hutch.skills.sources import Directory, Zip
 from hutch.skills.store import SkillStore
 from tests.skills.making import manifest, skill
@@ -243,7 +243,7 @@ def test_directories_with_more_than_files_are_refused(store: SkillStore, tmp_pat
     with pytest.raises(HutchError):
         store.install(ME, Directory(str(place)))
     assert not list(tmp_path.glob("store/packages/*")) and not list(tmp_path.glob("store/staging/*"))
-    (found,) = collecting.scan(tmp_path)
+    (found,) = collect.scan(tmp_path)
     assert found.problem
 
 
@@ -256,9 +256,7 @@ def test_scan(tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "SKILL.md").symlink_to("/etc/passwd")
     skill(tmp_path / ".git", "hidden")
-    found = {
-        os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in collecting.scan(tmp_path)
-    }
+    found = {os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in collect.scan(tmp_path)}
     assert found == {"a/b/one": ("one", False), "bad": ("", True), "two": ("two", False)}
 
 

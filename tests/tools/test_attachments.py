@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hutch.errors import Invalid
 from hutch.tools.attachments import Attachments, Bounds
-from hutch.tools.names import MAX_BYTES, distinct, safe_name
+from hutch.tools.file_names import MAX_BYTES, distinct, safe_name
 from tests.tools.workshop import content, done, refused, workshop
 
 

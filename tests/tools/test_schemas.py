@@ -11,7 +11,7 @@ from hutch import front
 from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ProviderKit, Tool, ToolResult, Tools
-from hutch.tools.calling import Call
+from hutch.tools.call import Call
 from hutch.tools.catalogue import TOOLS
 from tests.tools.workshop import done, refused, workshop
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid, NoMatch
-from hutch.tools import texts
+from hutch.tools import text_encoding
 from hutch.tools.output import shown, whole_characters
 from hutch.tools.paging import by_bytes, by_lines
 
@@ -21,14 +21,14 @@ NASTY = (bytes(range(256)), b"\xff\xfea\0b\0", b"+AAA-", b"", b"\x1b$B\xff", "gr
 )
 def test_every_encoding_python_knows_reads_and_edits_or_is_refused(name: str) -> None:
     try:
-        encoding = texts.codec(name)
+        encoding = text_encoding.codec(name)
     except Invalid:
         return
     for content in NASTY:
-        texts.kind_of(content, encoding)
-        texts.decoded(content, encoding)
+        text_encoding.kind_of(content, encoding)
+        text_encoding.decoded(content, encoding)
         try:
-            plan = texts.plan("f", content, "a", "ä€", replace_all=True, declared=encoding)
+            plan = text_encoding.plan("f", content, "a", "ä€", replace_all=True, declared=encoding)
         except (Invalid, NoMatch):
             continue
         assert plan.places == content.decode(encoding).count("a")
@@ -38,7 +38,7 @@ def test_every_encoding_python_knows_reads_and_edits_or_is_refused(name: str) ->
 def test_an_edit_replaces_exactly_what_it_says(content: bytes, old: str, new: str) -> None:
     """Lesson 19: whatever the bytes, what is not replaced is there afterwards."""
     try:
-        plan = texts.plan("f", content, old, new, replace_all=True)
+        plan = text_encoding.plan("f", content, old, new, replace_all=True)
     except (Invalid, NoMatch):
         return
     if plan.old != content:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.cli.output import emit_json
-from hutch.cli.parsing import parser_of
+from hutch.cli.parsers import parser_of
 
 SHELLS = ("bash", "zsh", "fish")
 

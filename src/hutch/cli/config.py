@@ -8,7 +8,7 @@ import argparse
 import os
 from pathlib import Path
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
 from hutch.cli.output import emit_json, note, printable, table
 from hutch.config import Config
 from hutch.errors import Invalid

@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
 from hutch.cli.output import emit_json, table
 from hutch.config import Config
 from hutch.doctor import checks, facts, matrix

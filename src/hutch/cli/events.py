@@ -5,8 +5,8 @@ import asyncio
 import time
 from typing import TYPE_CHECKING
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, printable
-from hutch.cli.visiting import visit
 from hutch.errors import Gone
 from hutch.model.boxes import Event
 

@@ -7,13 +7,13 @@ import time
 
 import msgspec
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
 from hutch.cli.output import emit_json, table
 from hutch.config import Config, directories
 from hutch.errors import Invalid
+from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Keys, Role
-from hutch.keeper.opening import open_store
-from hutch.keeper.records import LOCAL_OWNER
+from hutch.keeper.store.open_store import open_store
 from hutch.policy.rights import Action, CallerMaxima, RightsTable, check_table, narrowed
 
 

@@ -128,7 +128,7 @@ def _start_engine(words: list[str]) -> None:
         return
     if any(word.startswith("--provider") or word in ("-h", "--help") for word in own):
         return
-    from hutch.providers.native.launching import launch_early
+    from hutch.providers.native.spawn.launch import launch_early
 
     launch_early()
 
@@ -152,10 +152,10 @@ def _dispatch(name: str, words: list[str]) -> int:
     if name == "help":
         return _help()
     if sys.platform == "win32" and name in KEEPS_BOXES:
-        from hutch.cli.opening import not_linux
+        from hutch.cli.embedded import not_linux
 
         raise not_linux()
-    from hutch.cli.parsing import parser_of
+    from hutch.cli.parsers import parser_of
 
     action = ""
     if name in GROUPS:

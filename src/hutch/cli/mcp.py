@@ -10,16 +10,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hutch.api import Hutch
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
+from hutch.cli.keeper_choice import visit
 from hutch.cli.options import add_box_options, spec_of
-from hutch.cli.visiting import visit
 from hutch.config import Config
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.logs import log
 from hutch.policy.permissions import EVERYBODY, AgentPermissions, Others
 
 if TYPE_CHECKING:
-    from hutch.mcp.serving.clients import Client
+    from hutch.mcp.serving.client_info import Client
 
 EPILOG = """\
 A client finds its box again by its scope: its name and the directory it was started in, or --scope. A second live
@@ -67,8 +67,8 @@ async def _serve(
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_opened(stack, arguments))
         await asyncio.to_thread(_import_sdk)  # a second of work, in which the engine can start
-        from hutch.mcp.serving.desk import Desk
-        from hutch.mcp.serving.rendering import world_of
+        from hutch.mcp.serving.client_session import Desk
+        from hutch.mcp.serving.render import world_of
         from hutch.mcp.serving.scopes import PlacesOfMachine, named, scope_of
         from hutch.mcp.serving.stdio import serve
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
 from hutch.cli.output import emit_json, table
 from hutch.policy.profiles import BUILT_IN, Profile
 

@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import visit
 from hutch.config import Config
 from hutch.errors import HutchError
 from hutch.model.capabilities import Capabilities

@@ -4,10 +4,10 @@ import argparse
 import asyncio
 import sys
 
-from hutch.cli.opening import configuration, not_linux
+from hutch.cli.embedded import configuration, not_linux
 from hutch.cli.output import emit_json
 from hutch.config import Config
-from hutch.keeper.pruning import prune
+from hutch.keeper.takeover.prune import prune
 from hutch.providers.base import Leftover
 
 INCOMPLETE = 1

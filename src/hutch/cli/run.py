@@ -11,8 +11,8 @@ from binascii import b2a_base64
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hutch.cli.attached import Attachment, Signals
-from hutch.cli.opening import hutch_of
+from hutch.cli.attach import Attachment, Signals
+from hutch.cli.embedded import hutch_of
 from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
 from hutch.config import Config
@@ -113,7 +113,7 @@ async def stay(
 
 
 async def _command_of_image(config: Config, reference: str) -> tuple[str, ...]:
-    from hutch.cli.image.ensuring import command_of
+    from hutch.cli.image.ensure import command_of
 
     return await asyncio.to_thread(command_of, config, reference)
 

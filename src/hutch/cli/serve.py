@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from hutch import logs
-from hutch.cli.opening import not_linux
+from hutch.cli.embedded import not_linux
 from hutch.cli.output import emit_json, note
 from hutch.config import Config
 from hutch.errors import Unavailable
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     level = config.log_level if config.origin("log_level") != "default" else "info"
     logs.configure(level="debug" if arguments.verbose else level, format=config.log_format)
     try:
-        from hutch.server.serving import prepared, serve
+        from hutch.server.run import prepared, serve
     except ImportError as error:
         raise Unavailable(
             f"the server's parts are not installed: {error}", retryable=False, remedy="pip install 'hutch[server]'"

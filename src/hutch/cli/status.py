@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 
-from hutch.cli.opening import configuration
+from hutch.cli.embedded import configuration
+from hutch.cli.keeper_choice import client_of, session_name
 from hutch.cli.output import emit_json, printable
-from hutch.cli.visiting import client_of, session_name
-from hutch.client.off import OffHutch
+from hutch.client.disabled import OffHutch
 from hutch.model.durations import shown
 from hutch.model.status import Status
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 import msgspec
 
 from hutch.errors import HutchError
-from hutch.model.reading import of_a_newer_release, of_a_newer_release_plain
+from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
 
 T = TypeVar("T")
 

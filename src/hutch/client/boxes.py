@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hutch.client import moving
+from hutch.client import export as moving
 from hutch.client.answers import answered, answered_plain
-from hutch.client.calling import Repeat, Server
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
+from hutch.client.requests import Repeat, Server
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command

@@ -6,15 +6,15 @@ from pathlib import Path
 from typing import Any
 
 from hutch.client import trees
-from hutch.client.calling import BYTES, Repeat
 from hutch.client.handle import Handle
 from hutch.client.http import Broken
-from hutch.client.watching import RemoteWatch
+from hutch.client.requests import BYTES, Repeat
+from hutch.client.watch import RemoteWatch
 from hutch.errors import FileTooLarge
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.spec import EffectiveSpec
 from hutch.model.texts import as_bytes
-from hutch.providers.linked.copy_bounds import most_of
+from hutch.providers.guest_client.copy_bounds import most_of
 
 MAX_READ = 64 << 20
 """Bytes that `read` returns at once where no limit was given."""

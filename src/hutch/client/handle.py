@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from typing import Any, NoReturn, TypeVar
 
-from hutch.client.calling import Repeat, Server
 from hutch.client.http import Body, Broken, Response
+from hutch.client.requests import Repeat, Server
 from hutch.errors import Conflict, Gone, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 

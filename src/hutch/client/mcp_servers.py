@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from hutch.client.boxes import named
-from hutch.client.calling import Repeat
+from hutch.client.requests import Repeat
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool
 
 

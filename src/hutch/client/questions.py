@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 
 from hutch.client.boxes import named
-from hutch.client.calling import Repeat, Server
+from hutch.client.requests import Repeat, Server
 from hutch.model.questions import Answer, AskRequest, QuestionInfo
 
 

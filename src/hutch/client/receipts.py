@@ -5,7 +5,7 @@ from typing import Any
 
 from hutch.client.answers import answered_plain
 from hutch.client.boxes import named
-from hutch.client.calling import NDJSON, Repeat, Server
+from hutch.client.requests import NDJSON, Repeat, Server
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 
 

@@ -13,12 +13,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.client import moving
+from hutch.client import export
 from hutch.client.address import address_of
 from hutch.client.answers import answered_plain
 from hutch.client.boxes import RemoteBox, named
-from hutch.client.calling import Repeat, Server
-from hutch.client.lifeline import Rhythm, Told
+from hutch.client.heartbeat import Rhythm, Told
+from hutch.client.requests import Repeat, Server
 from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
@@ -157,7 +157,7 @@ class RemoteHutch:
     ) -> RemoteBox:  # fmt: skip
         """A new box from a file that `Box.export` wrote. Not asked twice: there would be two."""
         found: Found = await self._ask(
-            Found, "POST", "/v1/boxes/import", content=moving.pieces(file), repeat=Repeat.NEVER, provider=provider,
+            Found, "POST", "/v1/boxes/import", content=export.pieces(file), repeat=Repeat.NEVER, provider=provider,
             profile=profile, image=image, name=name,
         )  # fmt: skip
         return self._found(found)

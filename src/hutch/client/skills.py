@@ -10,7 +10,7 @@ from typing import Any
 
 from hutch import api
 from hutch.client.boxes import named
-from hutch.client.calling import Repeat
+from hutch.client.requests import Repeat
 from hutch.model.skills import (
     FoundSkill,
     SkillBinding,
@@ -20,7 +20,7 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import collecting, sources
+from hutch.skills import collect, sources
 from hutch.skills.content import measure
 
 Ask = Callable[..., Awaitable[Any]]
@@ -73,7 +73,7 @@ class RemoteSkills:
         return await self._get(f"/v1/skills/{named(name, 'skill')}/export", version=version or None)
 
     async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
-        return await asyncio.to_thread(collecting.scan, Path(directory).absolute())
+        return await asyncio.to_thread(collect.scan, Path(directory).absolute())
 
     # --- changing -------------------------------------------------------------------------------------------
 

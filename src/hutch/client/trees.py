@@ -6,10 +6,10 @@ from contextlib import aclosing
 from pathlib import Path
 from typing import cast
 
-from hutch.client.calling import BYTES, Repeat
 from hutch.client.handle import Handle
-from hutch.providers.linked.file_shapes import Copied
-from hutch.providers.linked.host_side import packed, told, unpacked
+from hutch.client.requests import BYTES, Repeat
+from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.local_trees import packed, told, unpacked
 
 
 async def copy_in(handle: Handle, source: str | Path, target: str) -> int:

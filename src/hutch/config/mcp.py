@@ -8,7 +8,7 @@ from hutch.errors import ConfigError, Invalid
 from hutch.model.ids import is_name
 from hutch.model.mcp import McpServer
 from hutch.model.record import Record
-from hutch.policy.servers import check
+from hutch.policy.mcp_servers import check
 
 
 class McpTable(Record, frozen=True, kw_only=True):

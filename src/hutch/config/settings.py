@@ -20,7 +20,7 @@ from hutch.errors import ConfigError, HutchError, Invalid, NotFound
 from hutch.images.settings import ImageSettings
 from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.record import Record
 from hutch.policy import mounts, profiles
 from hutch.policy.profiles import Profile, ProfileTable

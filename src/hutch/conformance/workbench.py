@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hutch.conformance.claims import broken, same
-from hutch.conformance.sharing import CommonBox
+from hutch.conformance.shared_box import CommonBox
 from hutch.errors import HutchError, Invalid
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
-from hutch.model.places import CheckedMount, CheckedMounts
+from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider

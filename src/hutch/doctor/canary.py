@@ -8,10 +8,10 @@ from hutch.doctor.findings import Finding, fail, ok, warn
 from hutch.errors import HutchError
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.store import MemoryStore
+from hutch.keeper.store.store import MemoryStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy
-from hutch.providers.native import probing
+from hutch.providers.native import probe
 from hutch.providers.native.network.availability import available
 
 NAME = "canary box"
@@ -49,9 +49,9 @@ async def _one_connection() -> Finding:
     """Over the very path that a box's would take: that its parts are installed says little."""
     name, started = "network connection", time.perf_counter()
     try:
-        await probing.prove_network()
+        await probe.prove_network()
     except HutchError as error:
-        return warn(name, error.message, "boxes with network on are refused; off works", probing.NETWORK_REMEDY)
+        return warn(name, error.message, "boxes with network on are refused; off works", probe.NETWORK_REMEDY)
     took = (time.perf_counter() - started) * 1000
     return ok(name, f"one came through, from a namespace as a box's and back, in {took:.0f} ms, start included")
 

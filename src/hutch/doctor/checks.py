@@ -200,7 +200,7 @@ def seccomp(facts: Facts) -> Iterator[Finding]:
 
 
 def landlock(facts: Facts) -> Iterator[Finding]:
-    from hutch.providers.native.landlock import REMEDY, usable  # which is for Linux only
+    from hutch.linux.landlock import REMEDY, usable  # which is for Linux only
 
     if usable(facts.landlock):
         yield ok("landlock", f"ABI {facts.landlock}")

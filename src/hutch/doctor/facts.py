@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from hutch.config import Config
-    from hutch.providers.native.cgroup_detect import Machine
+    from hutch.linux.cgroup_detect import Machine
     from hutch.providers.native.network.availability import Availability
 
 SYSCTLS = (
@@ -67,7 +67,7 @@ def gather(config: "Config") -> Facts:
     if sys.platform != "linux":
         return Facts(platform=sys.platform, machine=platform.machine(), kernel=platform.release(), python=python)
     from hutch.doctor import trials
-    from hutch.providers.native import cgroup_detect, identity, landlock
+    from hutch.linux import cgroup_detect, identity, landlock
     from hutch.providers.native.network import availability
 
     installed = Path(__file__).resolve().parents[1]

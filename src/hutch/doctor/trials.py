@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable
 
-from hutch.providers.native import kernel
+from hutch.linux import kernel
 
 STEPS = ("user namespace", "mount", "overlay", "overlay opaque", "proc", "network namespace", "other namespaces")
 """In order; a step that fails ends the trial unless the next ones do not need it."""

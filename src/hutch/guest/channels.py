@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest.loop import READ, WRITE
+from hutch.guest.path_steps import Failure
 from hutch.guest.payloads import decode, encode
 from hutch.guest.protocol import (
     CANCEL,
@@ -33,7 +34,6 @@ from hutch.guest.protocol import (
     check_header,
     frame,
 )
-from hutch.guest.steps import Failure
 
 if TYPE_CHECKING:
     from hutch.guest.main import Guest

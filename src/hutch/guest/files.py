@@ -8,6 +8,18 @@ import stat as modes
 import time
 from collections.abc import Iterator
 
+from hutch.guest.path_steps import (
+    BLOCK,
+    STEP_SECONDS,
+    Failure,
+    Operation,
+    Reply,
+    Request,
+    Steps,
+    failure,
+    number,
+    optional_number,
+)
 from hutch.guest.paths import (
     Place,
     located,
@@ -20,20 +32,8 @@ from hutch.guest.paths import (
     temporary_name,
 )
 from hutch.guest.removal import remove_tree
-from hutch.guest.steps import (
-    BLOCK,
-    STEP_SECONDS,
-    Failure,
-    Operation,
-    Reply,
-    Request,
-    Steps,
-    failure,
-    number,
-    optional_number,
-)
 from hutch.guest.trees import pack
-from hutch.guest.unpacking import Unpacker
+from hutch.guest.unpack import Unpacker
 
 MAX_ENTRIES = 200_000
 """Entries of one directory that `list` answers; the names are sorted, so all of them are in memory at once."""

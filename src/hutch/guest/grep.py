@@ -14,9 +14,9 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
+from hutch.guest.path_steps import BLOCK, Failure, Operation, Readable, Request, Steps, failure, number, text
 from hutch.guest.paths import open_file, prefix_of, spelled
 from hutch.guest.patterns import Pattern
-from hutch.guest.steps import BLOCK, Failure, Operation, Readable, Request, Steps, failure, number, text
 
 MAX_SECONDS = 3600
 MAX_LINE = 1000

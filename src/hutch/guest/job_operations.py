@@ -6,8 +6,8 @@ from hutch.guest import terminal
 from hutch.guest.channels import Channel, Fields, Operation
 from hutch.guest.jobs import Job, Jobs
 from hutch.guest.loop import Timer
-from hutch.guest.reading import Follow, Read, Result, end_facts, listen
-from hutch.guest.steps import Failure
+from hutch.guest.path_steps import Failure
+from hutch.guest.read_output import Follow, Read, Result, end_facts, listen
 
 if TYPE_CHECKING:
     from hutch.guest.main import Guest

@@ -15,9 +15,9 @@ from functools import partial
 from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer, guarded
 from hutch.guest.output import Output, Spill
+from hutch.guest.path_steps import Failure
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.starting import OomScore, environment, find_shell, kill_session, spawn
-from hutch.guest.steps import Failure
+from hutch.guest.start_process import OomScore, environment, find_shell, kill_session, spawn
 from hutch.guest.strays import Strays
 
 MAX_ENDED = 4096

@@ -8,8 +8,8 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hutch.guest.steps import Failure, Request, failure, text
-from hutch.guest.walking import MAX_LINKS, open_by_name
+from hutch.guest.path_steps import Failure, Request, failure, text
+from hutch.guest.walk import MAX_LINKS, open_by_name
 
 # Looked up once, before the box's root is entered: afterwards there may be no libc to find on disk.
 _libc = ctypes.CDLL(None, use_errno=True)

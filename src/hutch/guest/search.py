@@ -8,17 +8,9 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
+from hutch.guest.path_steps import STEP_SECONDS, Operation, Request, Steps, failure, number, text
 from hutch.guest.paths import open_at, open_file, prefix_of, spelled
 from hutch.guest.patterns import Pattern, State
-from hutch.guest.steps import (
-    STEP_SECONDS,
-    Operation,
-    Request,
-    Steps,
-    failure,
-    number,
-    text,
-)
 
 MAX_ENTRIES = 200_000
 """Entries of one directory that a glob looks at."""

@@ -24,7 +24,7 @@ import struct
 from collections.abc import Generator, Iterator
 from typing import Any, NamedTuple
 
-from hutch.guest.steps import BLOCK, failure
+from hutch.guest.path_steps import BLOCK, failure
 
 PIECE = struct.Struct("<BQ")
 DATA, HOLE, END = 1, 2, 0

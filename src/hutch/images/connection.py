@@ -7,7 +7,7 @@ from urllib.parse import urljoin, urlsplit
 
 from hutch import __version__
 from hutch.errors import EngineError, HutchError, Refused, Unavailable
-from hutch.images.dialing import Rules, dial
+from hutch.images.connect import Rules, dial
 
 _MOST_REDIRECTS = 5
 _AGENT = f"hutch/{__version__}"

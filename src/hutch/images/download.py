@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from hutch.errors import Refused
 from hutch.images.connection import Answer, Cut
-from hutch.images.documents import Descriptor
+from hutch.images.manifests import Descriptor
 from hutch.images.registry import PastTheEnd, Registry
 from hutch.images.store import Store
 

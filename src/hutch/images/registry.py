@@ -12,10 +12,10 @@ from typing import TypeVar
 from urllib.parse import urlencode, urlsplit
 
 from hutch.errors import EngineError, HutchError, NotFound, Unauthenticated, Unavailable
-from hutch.images import documents
+from hutch.images import manifests
+from hutch.images.connect import Rules, is_loopback
 from hutch.images.connection import TRANSIENT, Answer, Cut, request
 from hutch.images.credentials import Credentials
-from hutch.images.dialing import Rules, is_loopback
 from hutch.images.references import DEFAULT_REGISTRY, Reference
 from hutch.images.settings import ImageSettings, RegistrySettings
 from hutch.logs import conceal, log
@@ -50,12 +50,12 @@ class Registry:
 
     def manifest(self, wanted: str) -> bytes:
         """By tag or digest. The caller verifies the digest."""
-        headers = {"Accept": ", ".join(documents.ACCEPTED)}
+        headers = {"Accept": ", ".join(manifests.ACCEPTED)}
 
         def fetch() -> bytes:
             answer = self._ask(f"{self._base}/manifests/{wanted}", headers)
             try:
-                return answer.read_all(documents.MOST_BYTES, "the manifest")
+                return answer.read_all(manifests.MOST_BYTES, "the manifest")
             finally:
                 answer.close()
 

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from typing import IO, BinaryIO
 
 from hutch.errors import Conflict, EngineError, Invalid, NotFound
-from hutch.images import documents, references, users
-from hutch.images.documents import Config, Manifest, Stored
+from hutch.images import manifests, references, users
+from hutch.images.manifests import Config, Manifest, Stored
 from hutch.images.references import Reference
 from hutch.images.settings import ImageSettings
 from hutch.model.images import ImageDefaults
@@ -169,10 +169,10 @@ class Store:
         """A document. It is hashed again: what is used must be what was verified."""
         try:
             with open(self.blob_path(digest), "rb") as file:
-                data = file.read(documents.MOST_BYTES + 1)
+                data = file.read(manifests.MOST_BYTES + 1)
         except FileNotFoundError:
             raise NotFound(f"the store has no blob {digest}", remedy="pull or import the image again") from None
-        if documents.digest_of(data) != digest:
+        if manifests.digest_of(data) != digest:
             raise EngineError(
                 f"blob {digest} of the store was changed on disk", remedy="`hutch image remove` the image, then pull it"
             )
@@ -183,7 +183,7 @@ class Store:
 
     def add_document(self, data: bytes) -> str:
         """Its digest."""
-        digest = documents.digest_of(data)
+        digest = manifests.digest_of(data)
         if not self.has_blob(digest):
             self.write(self.blob_path(digest), data)
         return digest
@@ -284,8 +284,8 @@ class Store:
         return self.load(self.find(text))
 
     def load(self, stored: Stored) -> Image:
-        manifest = documents.manifest_of(self.read_blob(stored.manifest), self.settings.bounds.layers)
-        config = documents.config_of(self.read_blob(manifest.config.digest), manifest)
+        manifest = manifests.manifest_of(self.read_blob(stored.manifest), self.settings.bounds.layers)
+        config = manifests.config_of(self.read_blob(manifest.config.digest), manifest)
         layers = tuple(self.layer_path(diff_id) for diff_id in reversed(config.rootfs.diff_ids))
         return Image(stored, manifest, config, layers)
 

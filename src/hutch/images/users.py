@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from hutch.images import merged
+from hutch.images import merged_view
 
 BOX_USER = 1000
 
@@ -24,7 +24,7 @@ def of_box(user: str, layers: Sequence[str]) -> str:
 def _number(name: str, layers: Sequence[str]) -> int | None:
     if name == "root":
         return 0
-    for row in merged.read(layers, "etc/passwd").splitlines():
+    for row in merged_view.read(layers, "etc/passwd").splitlines():
         fields = row.split(":")
         if len(fields) > 2 and fields[0] == name and fields[2].isascii() and fields[2].isdigit():
             return int(fields[2])

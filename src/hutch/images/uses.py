@@ -9,7 +9,7 @@ import os
 import secrets
 import time
 
-from hutch.images.documents import Stored
+from hutch.images.manifests import Stored
 from hutch.images.store import Store, listed
 from hutch.model.ids import is_box_id
 from hutch.model.record import Record

@@ -12,25 +12,25 @@ from typing import TYPE_CHECKING, Any, Self
 from hutch import logs
 from hutch.config import Config, directories
 from hutch.errors import LeaseLost
-from hutch.keeper import leases, naming
-from hutch.keeper.handles import BoxHandle
+from hutch.keeper.access import leases, lookup
+from hutch.keeper.access.handles import BoxHandle
+from hutch.keeper.access.views import all_shown, condition, shown_anywhere
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.live import Live
-from hutch.keeper.opening import open_ledger, open_store
-from hutch.keeper.records import LOCAL_OWNER
-from hutch.keeper.showing import all_shown, condition, shown_anywhere
+from hutch.keeper.store.open_store import open_ledger, open_store
 from hutch.keeper.volumes import Volume, Volumes
-from hutch.model.asking import ask
 from hutch.model.boxes import BoxInfo, Event, VolumeInfo
 from hutch.model.capabilities import Capabilities
+from hutch.model.spec_arguments import ask
 from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
-    from hutch.keeper.observing import ObservedBox
-    from hutch.keeper.own_questions import OwnQuestions
-    from hutch.keeper.own_receipts import OwnReceipts
-    from hutch.keeper.own_skills import OwnSkills
+    from hutch.keeper.access.observe import ObservedBox
+    from hutch.keeper.owner_questions import OwnQuestions
+    from hutch.keeper.receipts.owner_receipts import OwnReceipts
+    from hutch.keeper.skills.owner_skills import OwnSkills
     from hutch.model.status import Status
 
 
@@ -91,7 +91,7 @@ class Hutch:
 
         `template` is `{chat}_{user}` and the like, or the name of a ready-made scope; every variable needs a value.
         """
-        from hutch.keeper.scopes import scope
+        from hutch.keeper.access.scopes import scope
 
         await self._start()
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
@@ -109,12 +109,12 @@ class Hutch:
         name: str | None = None,
     ) -> BoxHandle:  # fmt: skip
         """A new box from a file that `Box.export` wrote."""
-        from hutch.keeper import moving  # with archives and compression, which few need
+        from hutch.keeper import export  # with archives and compression, which few need
 
         await self._start()
         spool = self._keeper.config.state_dir / "spool"
         directories.make(spool)
-        box, moved = await moving.import_box(
+        box, moved = await export.import_box(
             self.create, file, spool=spool, provider=provider, profile=profile, image=image, name=name
         )  # fmt: skip
         box.notes = moved.notes
@@ -170,7 +170,7 @@ class Hutch:
     async def find(self, text: str) -> BoxInfo:
         """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
         await self._start()
-        return await shown_anywhere(self._keeper, await naming.find(self._keeper.store, text))
+        return await shown_anywhere(self._keeper, await lookup.find(self._keeper.store, text))
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
@@ -179,7 +179,7 @@ class Hutch:
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """The box itself, to look at, without its lease."""
-        from hutch.keeper.observing import ObservedBox
+        from hutch.keeper.access.observe import ObservedBox
 
         await self._start()
         return ObservedBox(self._keeper, await self._keeper.live(box_id))
@@ -200,20 +200,20 @@ class Hutch:
 
     @property
     def receipts(self) -> "OwnReceipts":
-        from hutch.keeper.own_receipts import OwnReceipts
+        from hutch.keeper.receipts.owner_receipts import OwnReceipts
 
         return OwnReceipts(self._keeper.receipts, self.session)
 
     @cached_property
     def questions(self) -> "OwnQuestions":
-        from hutch.keeper.own_questions import OwnQuestions
+        from hutch.keeper.owner_questions import OwnQuestions
         from hutch.keeper.questions import Questions
 
         return OwnQuestions(Questions())
 
     @property
     def skills(self) -> "OwnSkills":
-        from hutch.keeper.own_skills import OwnSkills
+        from hutch.keeper.skills.owner_skills import OwnSkills
 
         return OwnSkills(self._keeper.skills, self._keeper.skill_boxes)
 

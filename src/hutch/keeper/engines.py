@@ -10,11 +10,11 @@ from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.keeper.breaker import Breaker
 from hutch.model.capabilities import Capabilities
-from hutch.model.places import CheckedMounts
+from hutch.model.mounts import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
 from hutch.policy import mounts, rights
 from hutch.policy.effective import effective, providers_of
-from hutch.policy.imaged import imaged
+from hutch.policy.image_spec import imaged
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider

@@ -10,37 +10,31 @@ from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.config import Config, directories
-from hutch.errors import (
-    Conflict,
-    Disabled,
-    Gone,
-    HeldElsewhere,
-    HutchError,
-    NotFound,
-    Unavailable,
-    Unsupported,
-)
-from hutch.keeper import changing, claiming, leases, naming, ownership, receipt_losses, sleeping
-from hutch.keeper.callers import NOBODY, called_by, who
-from hutch.keeper.census import Census
-from hutch.keeper.clocks import Clocks
-from hutch.keeper.endings import Endings, Hook, Unless
+from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, Unavailable, Unsupported
+from hutch.keeper.access import leases, lookup
+from hutch.keeper.access.callers import NOBODY, called_by, who
+from hutch.keeper.access.sessions import Sessions
+from hutch.keeper.boxes import claim, pause, update
+from hutch.keeper.boxes.clocks import Clocks
+from hutch.keeper.boxes.create import Maker
+from hutch.keeper.boxes.destroy import Endings, Hook, Unless
+from hutch.keeper.boxes.health import Health
+from hutch.keeper.boxes.live import Found, Live, gone
+from hutch.keeper.boxes.pool import POOL_OWNER, Pool
+from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
+from hutch.keeper.boxes.states import States
+from hutch.keeper.capacity import Room
 from hutch.keeper.engines import Engines
-from hutch.keeper.health import Health
-from hutch.keeper.live import Found, Live, gone
-from hutch.keeper.liveness import Liveness, Locks
-from hutch.keeper.making import Maker
-from hutch.keeper.opening import open_key
-from hutch.keeper.pool import POOL_OWNER, Pool
-from hutch.keeper.receipts import Receipts
-from hutch.keeper.reconcile import Reconciler
-from hutch.keeper.records import LOCAL_OWNER, BoxRecord
-from hutch.keeper.room import Room
-from hutch.keeper.sessions import Sessions
-from hutch.keeper.skill_boxes import SkillBoxes, shows_skills
-from hutch.keeper.skills import Skills
-from hutch.keeper.states import States
-from hutch.keeper.store import Store
+from hutch.keeper.inventory import Census
+from hutch.keeper.receipts import losses
+from hutch.keeper.receipts.receipts import Receipts
+from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
+from hutch.keeper.skills.skills import Skills
+from hutch.keeper.store.open_store import open_key
+from hutch.keeper.store.store import Store
+from hutch.keeper.takeover import keeper_locks
+from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
 from hutch.model.boxes import Event, Lease
@@ -51,7 +45,7 @@ from hutch.policy import rights
 from hutch.policy.rights import Action
 
 if TYPE_CHECKING:
-    from hutch.keeper.ledger import Ledger
+    from hutch.keeper.receipts.ledger import Ledger
 
 Decide = Callable[[BoxRecord, str, float, float], dict[str, object]]
 
@@ -98,7 +92,7 @@ class Keeper:
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self.reuses: Counter[str] = Counter()
         """How often a scope found its box again, by profile (S9)."""
-        self.liveness = liveness or Locks(ownership.homes(config.state_dir, config.run_dir))
+        self.liveness = liveness or Locks(keeper_locks.homes(config.state_dir, config.run_dir))
         """The one that belongs to the store: whoever shares the store must be seen."""
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
@@ -229,7 +223,7 @@ class Keeper:
 
     async def _let_go(self) -> None:
         await self.engines.close()
-        await receipt_losses.tell(self.states, await self.receipts.close())
+        await losses.tell(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False
@@ -268,7 +262,7 @@ class Keeper:
             notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
             was_there = False
         else:
-            await changing.fit(self, live, spec)
+            await update.fit(self, live, spec)
         live = await self.acquire(live.record.id, session)
         if was_there:
             self.reuses[live.record.spec.profile] += 1
@@ -301,8 +295,8 @@ class Keeper:
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
-            await naming.check_free(self.store, spec.name, owner)
-        live = await claiming.claim(self, spec, self._lease(session), owner, key)
+            await lookup.check_free(self.store, spec.name, owner)
+        live = await claim.claim(self, spec, self._lease(session), owner, key)
         if live is None:
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:
@@ -406,7 +400,7 @@ class Keeper:
     async def rename(self, live: Live, name: str) -> None:
         """An empty name is none. Conflict if another live box of its owner has it."""
         if name:
-            await naming.check_free(self.store, name, live.record.owner, but=live.record.id)
+            await lookup.check_free(self.store, name, live.record.owner, but=live.record.id)
         async with live.changing:
             spec = live.record.spec.but(name=name)
             await self.states.update(
@@ -479,7 +473,7 @@ class Keeper:
             await self.endings.destroy(live, reason, unless)
             return
         try:
-            await sleeping.pause(self, live, reason)
+            await pause.pause(self, live, reason)
         except Unsupported:
             await self.endings.destroy(live, reason, unless)
         else:

@@ -11,8 +11,8 @@ import time
 from enum import StrEnum
 
 from hutch.errors import Invalid, NotFound
-from hutch.keeper.records import LOCAL_OWNER
-from hutch.keeper.store import Store
+from hutch.keeper.boxes.records import LOCAL_OWNER
+from hutch.keeper.store.store import Store
 from hutch.model.ids import is_name
 from hutch.model.record import Record
 from hutch.policy.rights import RightsTable, check_table

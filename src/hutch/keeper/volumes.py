@@ -7,14 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from hutch.errors import Conflict, HutchError, Invalid, NotFound
-from hutch.keeper.census import Census
-from hutch.keeper.records import LOCAL_OWNER
-from hutch.keeper.store import Store
-from hutch.keeper.whole import whole
+from hutch.keeper.boxes.records import LOCAL_OWNER
+from hutch.keeper.inventory import Census
+from hutch.keeper.store.store import Store
+from hutch.keeper.uncancelled import whole
 from hutch.model.boxes import VolumeInfo
 from hutch.model.digests import digest
 from hutch.model.ids import is_name
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.record import Record
 from hutch.model.spec_kinds import MountMode
 

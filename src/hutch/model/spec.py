@@ -4,7 +4,7 @@ import msgspec
 
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits, LimitsAsked
-from hutch.model.places import CheckedMounts
+from hutch.model.mounts import CheckedMounts
 from hutch.model.record import Record
 from hutch.model.spec_kinds import Isolation, MountMode, NetworkMode, Retention
 

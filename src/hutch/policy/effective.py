@@ -22,7 +22,7 @@ from hutch.model.spec import (
     Spec,
     Workspace,
 )
-from hutch.policy import grades, needs, values
+from hutch.policy import grades, requirements, values
 from hutch.policy.profiles import Profile
 
 T = TypeVar("T")
@@ -89,7 +89,7 @@ def effective(
     _check_values(answer, spec)
     if spec.read_only_root is None and answer.image == "host" and not capabilities.writable_root:
         answer = _read_only(answer, ledger, capabilities)
-    needs.check(answer, capabilities)
+    requirements.check(answer, capabilities)
     for limit in grades.check(answer, profile, capabilities, strict=strict):
         ledger.note(limit, getattr(answer.limits, limit), "not enforced", f"accepted by profile {profile.name}")
     return answer.but(adjustments=tuple(ledger.adjustments))
@@ -99,7 +99,7 @@ def _read_only(answer: EffectiveSpec, ledger: "_Ledger", capabilities: Capabilit
     """A profile's writable root is a convenience: where the machine's own files cannot be written over, the box is
     made all the same and says so. A caller who asked for it is refused instead."""
     if not answer.read_only_root:
-        told = needs.missing(capabilities, "writable_root")
+        told = requirements.missing(capabilities, "writable_root")
         ledger.note("read_only_root", False, True, told.reason if told else f"provider {answer.provider} cannot")
     return answer.but(read_only_root=True)
 

@@ -9,8 +9,8 @@ from hutch.errors import Refused
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import EnforcedBy
 from hutch.model.spec import EffectiveSpec
-from hutch.policy.needs import missing
 from hutch.policy.profiles import Profile
+from hutch.policy.requirements import missing
 from hutch.policy.values import LIMIT_NAMES
 
 _STRONG = (EnforcedBy.CGROUP, EnforcedBy.QUOTA)

@@ -16,7 +16,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.record import Record
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.spec import EffectiveSpec, Order

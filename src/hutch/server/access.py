@@ -5,17 +5,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from hutch.errors import BoxBusy, Invalid, LeaseLost, NotFound
-from hutch.keeper.files import Guard
-from hutch.keeper.handles import BoxHandle, JobHandle
+from hutch.keeper.access.files import Guard
+from hutch.keeper.access.handles import BoxHandle, JobHandle
+from hutch.keeper.access.leases import holds, worth_writing
+from hutch.keeper.access.observe import Observing, refuse
+from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
-from hutch.keeper.leases import holds, worth_writing
-from hutch.keeper.live import Live
-from hutch.keeper.observing import Observing, refuse
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.state import State
-from hutch.server.call import Call
+from hutch.server.request import Call
 
 
 async def find(call: Call) -> Live:

@@ -11,20 +11,20 @@ from typing import Any
 
 from hutch import logs, telemetry
 from hutch.errors import HutchError, Unauthenticated
-from hutch.keeper.callers import called_by
+from hutch.keeper.access.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
 from hutch.model.record import encoded as as_json
-from hutch.providers.linked.allowance import LARGE, allowed
+from hutch.providers.guest_client.allowance import LARGE, allowed
+from hutch.server.auth import Door
 from hutch.server.budget import Account
-from hutch.server.call import JSON, NOBODY, Call, ClientLeft, Message, Receive, Reply, Scope, Send
-from hutch.server.door import Door
-from hutch.server.mcp_door import Mounts, enter
-from hutch.server.receipts import who_of
+from hutch.server.error_status import status_of, wire_of
+from hutch.server.handlers.mcp_endpoint import Mounts, enter
+from hutch.server.handlers.receipts import who_of
+from hutch.server.handlers.websockets import Sockets
+from hutch.server.request import JSON, NOBODY, Call, ClientLeft, Message, Receive, Reply, Scope, Send
 from hutch.server.routes import May, Route, Table, WrongMethod, check_role
 from hutch.server.service import Service
-from hutch.server.sockets import Sockets
-from hutch.server.statuses import status_of, wire_of
 from hutch.server.views import SMALL, WrittenResult
 
 CLIENT_LEFT = 499

@@ -5,10 +5,10 @@ import socket
 
 from hutch.keeper.keeper import Keeper
 from hutch.logs import log
-from hutch.server.mcp_door import Mounts
-from hutch.server.mcp_hosting import Hostings
+from hutch.server.handlers.mcp_endpoint import Mounts
+from hutch.server.handlers.mcp_hosting import Hostings
+from hutch.server.run import unix_server
 from hutch.server.service import Service
-from hutch.server.serving import unix_server
 
 
 class EmbeddedServer:

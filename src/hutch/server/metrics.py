@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 import hutch
+from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.records import BoxRecord
 from hutch.model.boxes import Event
 from hutch.model.receipts import Receipt
 

@@ -16,13 +16,13 @@ import hutch
 from hutch.errors import HutchError
 from hutch.keeper.keys import Role
 from hutch.model.ids import NAME
-from hutch.server.call import BYTES, JSON
-from hutch.server.fields import notes
-from hutch.server.headers import OF_BOX_ROUTES, OF_EVERY_ROUTE, REQUEST_HEADERS
+from hutch.server.error_status import OF_BODIES, OF_BOXES, OF_EVERYTHING, OF_FILES, STATUS
+from hutch.server.field_docs import notes
+from hutch.server.handlers.websockets import SOCKETS, SocketRoute
+from hutch.server.http.headers import OF_BOX_ROUTES, OF_EVERY_ROUTE, REQUEST_HEADERS
+from hutch.server.request import BYTES, JSON
 from hutch.server.routes import ROUTES, May, Route
-from hutch.server.shapes import Error
-from hutch.server.sockets import SOCKETS, SocketRoute
-from hutch.server.statuses import OF_BODIES, OF_BOXES, OF_EVERYTHING, OF_FILES, STATUS
+from hutch.server.wire import Error
 
 Json = dict[str, Any]
 

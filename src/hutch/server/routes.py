@@ -19,25 +19,25 @@ from hutch.model.receipts import Receipt
 from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.status import Status
-from hutch.server import (
+from hutch.server.auth import Caller
+from hutch.server.error_status import OF_BOXES, OF_FILES
+from hutch.server.handlers import (
     about,
     boxes,
     commands,
     events,
+    export,
     files,
     images,
     jobs,
     mcp_servers,
-    moving,
     questions,
     receipts,
     sessions,
     skills,
 )
-from hutch.server.call import BYTES, NDJSON, Call, Reply
-from hutch.server.door import Caller
-from hutch.server.shapes import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
-from hutch.server.statuses import OF_BOXES, OF_FILES
+from hutch.server.request import BYTES, NDJSON, Call, Reply
+from hutch.server.wire import ExecLine, ExecResult, Health, OutputChunk, Ready, SpecForm, WatchLine
 
 Handler = Callable[..., Awaitable[Reply]]
 
@@ -208,12 +208,12 @@ ROUTES = (
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
           form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=OF_BOXES),
-    Route("POST", "/v1/boxes/import", moving.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
+    Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
           fails=(*OF_BOXES, *OF_FILES)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
-    Route("GET", f"{_BOX}/export", moving.export, May.CHANGE, bytes, long=True, fails=OF_FILES),
+    Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=OF_FILES),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
     Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),
     Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxInfo),

@@ -15,17 +15,17 @@ from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.record import Record
 from hutch.policy.rights import Rights
+from hutch.server.background_creates import Creations
 from hutch.server.budget import Budget
-from hutch.server.connections import Connections, descriptors
-from hutch.server.creating import Creations
+from hutch.server.handlers.image_pulls import Pulls
+from hutch.server.heartbeats import Presence
+from hutch.server.http.connections import Connections, descriptors
+from hutch.server.idempotency import Operations
 from hutch.server.metrics import Metrics
-from hutch.server.operations import Operations
-from hutch.server.presence import Presence
-from hutch.server.pulling import Pulls
 from hutch.server.spool import Spool
 
 if TYPE_CHECKING:
-    from hutch.server.mcp_hosting import Hostings
+    from hutch.server.handlers.mcp_hosting import Hostings
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from hutch.errors import FileTooLarge, Refused
 from hutch.model.skills import INSTALLED_AT, SkillDependencies
-from hutch.skills.collecting import Package
+from hutch.skills.collect import Package
 from hutch.skills.content import RESERVED
 
 BUILD_AT = "/workspace/deps"

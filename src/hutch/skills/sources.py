@@ -10,11 +10,11 @@ from typing import Protocol
 from hutch import host_files
 from hutch.errors import FileMissing, Invalid, NotFound, Refused
 from hutch.host_files import Tree, opened_by_user
-from hutch.model.places import CheckedMount
-from hutch.skills import archives, collecting, git
+from hutch.model.mounts import CheckedMount
+from hutch.skills import archives, collect, git
 from hutch.skills.content import MOST_BYTES, Budget, write_file
 from hutch.skills.manifest import MANIFEST, check_name
-from hutch.skills.shelf import Origin
+from hutch.skills.skill_index import Origin
 
 Allow = Callable[[str], CheckedMount]
 """Refuses a path of this machine, or pins it to what is there."""
@@ -38,7 +38,7 @@ class Directory:
         with _opened(self.place, self.checked) as tree:
             if not tree.is_directory:
                 raise _nothing(self.place)
-            collecting.take(tree, self.path, into)
+            collect.take(tree, self.path, into)
         return Origin(kind="directory", place=self.place, path=self.path)
 
 
@@ -56,7 +56,7 @@ class Zip:
         unpacked.mkdir()
         archives.unpack(self._bytes(), self.name, unpacked)
         with opened_by_user(os.fspath(unpacked)) as tree:
-            collecting.take(tree, self.path, into)
+            collect.take(tree, self.path, into)
         # Bytes that were sent cannot be asked for again: their name is only for people.
         return Origin(kind="zip" if self.content is None else "upload", place=self.name, path=self.path)
 
@@ -94,7 +94,7 @@ class Git:
         tree.mkdir()
         commit = git.take(self.url, self.ref, scratch / "repository", tree, local=self.local)
         with opened_by_user(os.fspath(tree)) as opened:
-            collecting.take(opened, self.path, into)
+            collect.take(opened, self.path, into)
         kind = "repository" if self.local else "git"
         return Origin(kind=kind, place=self.url, path=self.path, ref=self.ref, commit=commit)
 

@@ -24,14 +24,14 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import collecting, sources, staging
-from hutch.skills.collecting import Package
+from hutch.skills import collect, sources, staging
+from hutch.skills.collect import Package
 from hutch.skills.content import check_plain
 from hutch.skills.dependencies import key_of, settle
 from hutch.skills.packages import Packages
-from hutch.skills.places import box_view
-from hutch.skills.shelf import Entry, Origin, Shelf, Version, digests_in_use
+from hutch.skills.skill_index import Entry, Origin, Shelf, Version, digests_in_use
 from hutch.skills.sources import Allow, Source
+from hutch.skills.view_paths import box_view
 from hutch.skills.views import Views
 
 POOL_OWNER = ""
@@ -195,7 +195,7 @@ class SkillStore:
         staged = scratch / "package"
         staged.mkdir()
         origin = source.fetch(staged, scratch)
-        return collecting.check(staged), origin
+        return collect.check(staged), origin
 
     def _shelve(
         self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool, over: str

@@ -13,12 +13,12 @@ from pathlib import Path
 from hutch.errors import HutchError
 from hutch.logs import log
 from hutch.model.record import Record
-from hutch.skills import staging, swapping
+from hutch.skills import staging, swap
 from hutch.skills.content import RESERVED
 from hutch.skills.dependencies import key_of
 from hutch.skills.packages import Packages
-from hutch.skills.places import box_view, owner_folder, stale_mark, view_place
-from hutch.skills.shelf import Shelf
+from hutch.skills.skill_index import Shelf
+from hutch.skills.view_paths import box_view, owner_folder, stale_mark, view_place
 
 _SUFFIX = ".json"
 
@@ -121,7 +121,7 @@ class Views:
             # Hard links: large, and of this owner alone.
             source = self.dependencies(owner) / dependencies
             shutil.copytree(source, new / RESERVED, symlinks=True, copy_function=os.link)
-        swapping.put(new, target)
+        swap.put(new, target)
 
     def dependencies(self, owner: str) -> Path:
         """Where this owner's prepared dependencies are kept, each under a digest."""

@@ -23,7 +23,7 @@ from hutch.policy.permissions import AgentPermissions, Decision
 from hutch.tools.attachments import Attachment, Collected
 from hutch.tools.definition import Tool
 from hutch.tools.messages import answer_anthropic, answer_openai
-from hutch.tools.provided import ProviderKit
+from hutch.tools.provider_tools import ProviderKit
 from hutch.tools.result import Image, ToolResult
 from hutch.tools.toolbox import Tools, ToolsStatus
 

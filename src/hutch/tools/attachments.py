@@ -19,7 +19,7 @@ from hutch.api import Box
 from hutch.errors import FileDenied, FileFailed, FileMissing, HutchError, Invalid, IsDirectory
 from hutch.model.files import FileInfo, FileKind
 from hutch.model.record import Record
-from hutch.tools.names import distinct, safe_name
+from hutch.tools.file_names import distinct, safe_name
 
 INBOX = "/workspace/inbox"
 OUTBOX = "/workspace/outbox"

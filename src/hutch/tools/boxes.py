@@ -13,7 +13,7 @@ from hutch.model.spec_kinds import Retention
 from hutch.policy.permissions import Others
 from hutch.tools.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.arguments import needs
-from hutch.tools.calling import Call
+from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, tool
 from hutch.tools.guidance import places_told
 from hutch.tools.result import ToolResult, answer

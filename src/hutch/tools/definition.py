@@ -8,7 +8,7 @@ import msgspec
 from hutch.tools.result import ToolResult
 
 if TYPE_CHECKING:
-    from hutch.tools.calling import Call
+    from hutch.tools.call import Call
 
 A = TypeVar("A", bound="Arguments")
 

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
-from hutch.model.asking import ask
 from hutch.model.spec import EffectiveSpec, Mount, Workspace
+from hutch.model.spec_arguments import ask
 from hutch.model.spec_kinds import MountMode, NetworkMode, Retention
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
 from hutch.tools.agents import Agent
-from hutch.tools.provided import prompt_of
+from hutch.tools.provider_tools import prompt_of
 
 if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools

@@ -11,11 +11,11 @@ from hutch.errors import Gone, Invalid, NotFound, Timeout
 from hutch.model.results import JobInfo, JobState, Result
 from hutch.tools.answers import JobAnswer
 from hutch.tools.arguments import needs
-from hutch.tools.calling import Call, short
+from hutch.tools.call import Call, short
 from hutch.tools.definition import Arguments, tool
+from hutch.tools.exec import Command, Cwd, Env
 from hutch.tools.output import handle_of, render, told, whole_characters
 from hutch.tools.result import ToolResult, answer
-from hutch.tools.running import Command, Cwd, Env
 
 WAIT_SECONDS = 30.0
 MAX_WAIT = 600.0

@@ -18,7 +18,7 @@ from hutch.policy.permissions import AgentPermissions, Decision, Others
 
 if TYPE_CHECKING:
     from hutch.tools.agents import Agent
-    from hutch.tools.calling import Call
+    from hutch.tools.call import Call
 
 MADE_BY = "tools-session"
 """The label of a box that names the session whose tools made it."""

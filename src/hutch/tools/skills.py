@@ -10,10 +10,10 @@ from hutch.api import Box, Skills
 from hutch.errors import NotFound
 from hutch.model.skills import SkillInfo, SkillTool
 from hutch.policy.permissions import Decision, on_tool
-from hutch.skills import calling
+from hutch.skills import tool_call
 from hutch.tools.agents import Agent
 from hutch.tools.answers import ActivateSkillAnswer, CommandAnswer, ListSkillsAnswer
-from hutch.tools.calling import Call
+from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, Tool, tool
 from hutch.tools.output import render
 from hutch.tools.result import ToolResult, answer
@@ -114,7 +114,7 @@ def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
 
         async def work(box: Box) -> ToolResult:
             place = await skills.prepare(info.name, box)
-            command = calling.words(info, its, place, box.spec)
+            command = tool_call.words(info, its, place, box.spec)
             running = box.exec(command, env=place.env, stdin=json.dumps(given), keep_output=kept)
             result = await call.told(running, f"running {its.name}")
             text, structured = render(result, kept)

@@ -18,13 +18,13 @@ from hutch.tools.agents import Agent, session_of
 from hutch.tools.arguments import as_mapping, decoded
 from hutch.tools.attachments import Attachments
 from hutch.tools.boxes import TAKEOVER_TOLD, Lifecycle
-from hutch.tools.calling import Call, Progress
+from hutch.tools.call import Call, Progress
 from hutch.tools.catalogue import SKILL_TOOLS, TOOLS
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
 from hutch.tools.output import OUTPUT_BYTES
-from hutch.tools.provided import ProviderKit, installed
+from hutch.tools.provider_tools import ProviderKit, installed
 from hutch.tools.result import ToolResult, failed, finished
 from hutch.tools.schemas import View, rendered
 from hutch.tools.scope import advised

@@ -4,7 +4,7 @@ import asyncio
 import os
 
 from hutch.model.limits import Limits
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.results import Cause, Result, Verdict
 from hutch.model.spec import Mount, MountMode, NetworkMode, Order, Workspace
 from hutch.providers.base import Command, Instance, InstanceRecord

@@ -10,8 +10,8 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
 from hutch.providers.base import read_settings
-from hutch.providers.launched.provider import LaunchedProvider
-from hutch.providers.launched.shape import Kind, Shown, Site, shown
+from hutch.providers.command.jail_spec import Kind, Shown, Site, shown
+from hutch.providers.command.provider import LaunchedProvider
 
 GRADES = Grades(
     memory_mb=EnforcedBy.WATCHDOG,

@@ -1,7 +1,7 @@
 """What this provider adds for models: a tool that exists only while a bubblewrap box is the current one."""
 
 from hutch.tools import ProviderKit
-from hutch.tools.calling import Call
+from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, tool
 from hutch.tools.result import ToolResult
 

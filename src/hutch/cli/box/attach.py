@@ -9,13 +9,13 @@ from typing import Any
 
 from hutch.api import Box
 from hutch.cli import streams, terminal
-from hutch.cli.attached import Attached, Attachment, Signals
+from hutch.cli.attach import Attached, Attachment, Signals
 from hutch.cli.box.jobs import add_job, chosen
+from hutch.cli.keeper_choice import attach, visit
 from hutch.cli.output import note
 from hutch.cli.run import ending
-from hutch.cli.visiting import attach, visit
 from hutch.errors import Conflict, Invalid
-from hutch.keeper.handles import BoxHandle
+from hutch.keeper.access.handles import BoxHandle
 from hutch.model.results import JobInfo, Result
 
 LEAVE = b"\x1d"

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 
 from hutch.api import Box
 from hutch.cli import streams
+from hutch.cli.keeper_choice import add_session, visit
 from hutch.cli.output import emit_json, note
 from hutch.cli.tables import Progress, amount, progress
-from hutch.cli.visiting import add_session, visit
 from hutch.errors import FileMissing, Invalid, NotDirectory
 from hutch.model.files import FileKind
 

@@ -7,10 +7,10 @@ import argparse
 import asyncio
 from typing import Any
 
-from hutch.cli.describing import details
+from hutch.cli.box_text import details
+from hutch.cli.keeper_choice import add_session, is_visit, visit
 from hutch.cli.options import add_box_options, duration, spec_of
 from hutch.cli.output import emit_json, note
-from hutch.cli.visiting import add_session, is_visit, visit
 from hutch.errors import Invalid
 
 EPILOG = """\

@@ -4,8 +4,8 @@ import argparse
 import asyncio
 from typing import TYPE_CHECKING
 
+from hutch.cli.keeper_choice import add_box, visit
 from hutch.cli.output import emit_json, fail
-from hutch.cli.visiting import add_box, visit
 from hutch.errors import BoxBusy, HutchError, Invalid
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ import argparse
 import asyncio
 
 from hutch.api import Box
-from hutch.cli.attached import Attachment
+from hutch.cli.attach import Attachment
+from hutch.cli.keeper_choice import add_box, attach, visit
 from hutch.cli.options import duration, variable
 from hutch.cli.output import emit_json
 from hutch.cli.run import Ran, attended, stay
-from hutch.cli.visiting import add_box, attach, visit
 from hutch.errors import Invalid
 from hutch.policy.effective import clamp_timeout
 from hutch.providers.base import Command

@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 
+from hutch.cli.keeper_choice import add_box, attach, visit
+from hutch.cli.local_files import own_file
 from hutch.cli.output import emit_json, note
-from hutch.cli.own_files import own_file
 from hutch.cli.tables import amount
-from hutch.cli.visiting import add_box, attach, visit
 
 EPILOG = """\
 examples:

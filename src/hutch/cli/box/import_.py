@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 
+from hutch.cli.keeper_choice import add_session, is_visit, visit
+from hutch.cli.local_files import own_file
 from hutch.cli.options import duration
 from hutch.cli.output import emit_json, note
-from hutch.cli.own_files import own_file
-from hutch.cli.visiting import add_session, is_visit, visit
 
 EPILOG = """\
 examples:

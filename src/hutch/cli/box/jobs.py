@@ -4,9 +4,9 @@ import argparse
 import asyncio
 from collections.abc import Sequence
 
-from hutch.cli.describing import JOB_HEADER, job_row
+from hutch.cli.box_text import JOB_HEADER, job_row
+from hutch.cli.keeper_choice import add_box, visit
 from hutch.cli.output import columns, emit_json
-from hutch.cli.visiting import add_box, visit
 from hutch.errors import Invalid, NotFound
 from hutch.model.results import JobInfo, JobState
 

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 import time
 
-from hutch.cli.describing import lease, lease_text
+from hutch.cli.box_text import lease, lease_text
+from hutch.cli.keeper_choice import add_box, attach, visit
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import add_box, attach, visit
 from hutch.errors import Conflict
 from hutch.model.boxes import BoxInfo
 

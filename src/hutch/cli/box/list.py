@@ -5,10 +5,10 @@ import asyncio
 import os
 from typing import TYPE_CHECKING, Any
 
-from hutch.cli.describing import HEADER, details, row
+from hutch.cli.box_text import HEADER, details, row
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import columns, emit_json
 from hutch.cli.tables import REDRAW_SECONDS, Board
-from hutch.cli.visiting import visit
 
 if TYPE_CHECKING:
     from hutch.api import Hutch

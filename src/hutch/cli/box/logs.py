@@ -7,8 +7,8 @@ from contextlib import aclosing
 from hutch.api import Job
 from hutch.cli import streams
 from hutch.cli.box.jobs import add_job, chosen
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, note
-from hutch.cli.visiting import visit
 
 CHUNK = 1 << 20
 

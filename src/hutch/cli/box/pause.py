@@ -4,8 +4,8 @@ import argparse
 import asyncio
 
 from hutch.api import Hutch
+from hutch.cli.keeper_choice import add_box, attach, is_visit, visit
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import add_box, attach, is_visit, visit
 from hutch.errors import Unsupported
 from hutch.model.capabilities import Pause
 from hutch.model.spec import Retention

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
+from hutch.cli.keeper_choice import add_box, attach, visit
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import add_box, attach, visit
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 
-from hutch.cli.describing import JOB_HEADER, details, job_row, lines
+from hutch.cli.box_text import JOB_HEADER, details, job_row, lines
+from hutch.cli.keeper_choice import add_box, visit
 from hutch.cli.output import columns, emit_json
-from hutch.cli.visiting import add_box, visit
 from hutch.errors import HeldElsewhere
 from hutch.model.results import JobInfo
 from hutch.model.state import State

@@ -4,8 +4,8 @@ import argparse
 import asyncio
 
 from hutch.cli.box.pause import means_of
+from hutch.cli.keeper_choice import add_box, attach, is_visit, visit
 from hutch.cli.output import emit_json
-from hutch.cli.visiting import add_box, attach, is_visit, visit
 from hutch.errors import Conflict
 from hutch.model.capabilities import Pause
 from hutch.model.spec import Retention

@@ -11,18 +11,18 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from hutch.cli.attached import Attachment, Signals
-from hutch.cli.image import telling
-from hutch.cli.image.ensuring import ensure
-from hutch.cli.image.opening import store_in
-from hutch.cli.opening import configuration
+from hutch.cli.attach import Attachment, Signals
+from hutch.cli.embedded import configuration
+from hutch.cli.image import text as telling
+from hutch.cli.image.ensure import ensure
+from hutch.cli.image.open_store import store_in
 from hutch.cli.options import add_limits, duration, limits_of, variable
 from hutch.cli.output import emit_json, note, printable
 from hutch.config import Config
 from hutch.errors import EngineError, Invalid
-from hutch.images import layering, steps, users
-from hutch.images.building import Site
-from hutch.images.steps import Step
+from hutch.images import build_cache, layer_diff, users
+from hutch.images.build import Site
+from hutch.images.build_cache import Step
 from hutch.model.ids import BoxId
 from hutch.model.results import Cause, Result
 from hutch.providers.base import Command
@@ -129,7 +129,7 @@ class _Builder:
         return True
 
     def _keep(self, key: str, step: Step) -> None:
-        steps.remember(self.site.store, key, step)
+        build_cache.remember(self.site.store, key, step)
         self.site.add(step)
 
     # --- files of this machine -------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class _Builder:
         target = os.path.join(self.site.run.working_dir or "/", target)
         copies = [(os.path.abspath(os.path.expanduser(source)), target)]
         content: list[str] = []
-        step = self.site.layer(lambda out: content.append(layering.from_files(copies, self.site.directories, out)))
+        step = self.site.layer(lambda out: content.append(layer_diff.from_files(copies, self.site.directories, out)))
         key, known = self.site.known("copy", *content)
         if not self._again(known):
             self._keep(key, step)
@@ -160,7 +160,7 @@ class _Builder:
         """Run it in a box that keeps its files, and make a layer of what it has changed."""
         from hutch.keeper.embedded import Hutch
         from hutch.keeper.keeper import Keeper
-        from hutch.keeper.store import MemoryStore
+        from hutch.keeper.store.store import MemoryStore
 
         keeper = Keeper(self._config, MemoryStore())
         with Signals() as signals:
@@ -179,7 +179,7 @@ class _Builder:
                     store = str(live.record.instance.data["store"]) if live else ""
                     upper = os.path.join(store, "0")
                     return await asyncio.to_thread(
-                        self.site.layer, lambda out: layering.from_changes(upper, out, _owner)
+                        self.site.layer, lambda out: layer_diff.from_changes(upper, out, _owner)
                     )
             except asyncio.CancelledError:
                 if signals.ended_by is None:

@@ -5,10 +5,10 @@ import os
 import secrets
 import sys
 
-from hutch.cli.image.opening import store_of
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
 from hutch.errors import HutchError, Invalid
-from hutch.images.exporting import export
+from hutch.images.export import export
 
 
 def add(parser: argparse.ArgumentParser) -> None:

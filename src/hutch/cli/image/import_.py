@@ -4,11 +4,11 @@ import argparse
 import os
 import sys
 
-from hutch.cli.image import telling
-from hutch.cli.image.opening import store_of
+from hutch.cli.image import text
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
-from hutch.images import documents
-from hutch.images.importing import import_path, import_stream
+from hutch.images import manifests
+from hutch.images.local_import import import_path, import_stream
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -19,14 +19,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
-    platform = documents.platform_of(arguments.platform) if arguments.platform else None
+    platform = manifests.platform_of(arguments.platform) if arguments.platform else None
     if arguments.path == "-":
         images = import_stream(store, sys.stdin.buffer, arguments.name, platform)
     else:
         images = import_path(store, os.path.abspath(arguments.path), arguments.name, platform)
     if arguments.json:
-        emit_json({"images": [telling.full(store, image) for image in images]})
+        emit_json({"images": [text.full(store, image) for image in images]})
     else:
         for image in images:
-            print(f"{telling.short(store, image.stored.name)} {image.digest}")
+            print(f"{text.short(store, image.stored.name)} {image.digest}")
     return 0

@@ -2,8 +2,8 @@
 
 import argparse
 
-from hutch.cli.image import telling
-from hutch.cli.image.opening import store_of
+from hutch.cli.image import text
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json, note, table
 from hutch.errors import HutchError
 
@@ -17,7 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
     images = []
     for stored in store.named():
         try:
-            images.append(telling.brief(store, stored, telling.boxes_of(store, stored.manifest)))
+            images.append(text.brief(store, stored, text.boxes_of(store, stored.manifest)))
         except HutchError as error:
             note(f"{stored.name} cannot be used: {error}")
     if arguments.json:
@@ -25,5 +25,5 @@ def run(arguments: argparse.Namespace) -> int:
     elif not images:
         print("there is no image; `hutch image pull NAME` fetches one")
     else:
-        table(telling.HEADER, [telling.row(image) for image in images])
+        table(text.HEADER, [text.row(image) for image in images])
     return 0

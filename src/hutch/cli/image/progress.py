@@ -8,7 +8,7 @@ from types import TracebackType
 from typing import Self
 
 from hutch.cli.tables import amount
-from hutch.images.pulling import News
+from hutch.images.pull import News
 
 _BAR = 24
 _REDRAW_SECONDS = 0.1

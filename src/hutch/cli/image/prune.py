@@ -2,10 +2,10 @@
 
 import argparse
 
-from hutch.cli.image.opening import store_of
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
 from hutch.cli.tables import amount
-from hutch.images import collecting
+from hutch.images import prune
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -13,7 +13,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    gone = collecting.prune(store_of(arguments))
+    gone = prune.prune(store_of(arguments))
     if arguments.json:
         emit_json({"blobs": gone.blobs, "layers": gone.layers, "freed_bytes": gone.bytes})
     else:

@@ -8,14 +8,14 @@ from the command line.
 import argparse
 import sys
 
-from hutch.cli.image import telling
-from hutch.cli.image.opening import store_of
+from hutch.cli.image import text
+from hutch.cli.image.open_store import store_of
 from hutch.cli.image.progress import Watch
 from hutch.cli.output import emit_json
 from hutch.errors import Invalid
-from hutch.images import documents
+from hutch.images import manifests
 from hutch.images.credentials import Credentials
-from hutch.images.pulling import Pulling, pull
+from hutch.images.pull import Pulling, pull
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -31,16 +31,16 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     with Watch(quiet=arguments.json or arguments.quiet) as watch:
         how = Pulling(
-            platform=documents.platform_of(arguments.platform) if arguments.platform else None,
+            platform=manifests.platform_of(arguments.platform) if arguments.platform else None,
             credentials=_credentials(arguments),
             insecure=arguments.insecure,
             listener=watch.tell,
         )
         image = pull(store, arguments.name, how)
     if arguments.json:
-        emit_json(telling.full(store, image))
+        emit_json(text.full(store, image))
     else:
-        print(f"{telling.short(store, image.stored.name)} {image.digest}")
+        print(f"{text.short(store, image.stored.name)} {image.digest}")
     return 0
 
 

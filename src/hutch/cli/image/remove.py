@@ -2,10 +2,10 @@
 
 import argparse
 
-from hutch.cli.image.opening import store_of
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
 from hutch.cli.tables import amount
-from hutch.images import collecting
+from hutch.images import prune
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     store = store_of(arguments)
     freed, names = 0, []
     for text in arguments.images:
-        stored, collected = collecting.remove(store, text, force=arguments.force)
+        stored, collected = prune.remove(store, text, force=arguments.force)
         freed += collected.bytes
         names.append(stored.name)
         if not arguments.json:

@@ -2,8 +2,8 @@
 
 import argparse
 
-from hutch.cli.image import telling
-from hutch.cli.image.opening import store_of
+from hutch.cli.image import text as telling
+from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json, printable
 from hutch.cli.tables import amount
 

@@ -9,8 +9,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from hutch.cli.mcp_server.opening import servers_of
-from hutch.cli.mcp_server.telling import tell
+from hutch.cli.mcp_server.host_choice import servers_of
+from hutch.cli.mcp_server.text import tell
 from hutch.errors import Invalid
 from hutch.model.mcp import SECRETS_AT, McpServer, Share, Start
 from hutch.model.spec_kinds import MountMode, NetworkMode

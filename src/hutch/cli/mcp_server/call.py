@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.host_choice import servers_of
 from hutch.cli.output import emit_json
 from hutch.errors import Invalid
 

@@ -4,11 +4,11 @@ import argparse
 import asyncio
 from pathlib import Path
 
-from hutch.cli.mcp_server.opening import servers_of
-from hutch.cli.mcp_server.telling import tell_all
+from hutch.cli.mcp_server.host_choice import servers_of
+from hutch.cli.mcp_server.text import tell_all
 from hutch.cli.output import emit_json, note, printable
-from hutch.mcp.hosting import importing
-from hutch.mcp.hosting.importing import Imported
+from hutch.mcp.hosting import client_files
+from hutch.mcp.hosting.client_files import Imported
 from hutch.model.mcp import McpServerInfo
 
 
@@ -23,7 +23,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     path = Path(arguments.file).expanduser().absolute()
-    return asyncio.run(_import(arguments, importing.from_file(path), importing.folder_of(path)))
+    return asyncio.run(_import(arguments, client_files.from_file(path), client_files.folder_of(path)))
 
 
 async def _import(arguments: argparse.Namespace, found: Imported, folder: Path) -> int:
@@ -31,7 +31,7 @@ async def _import(arguments: argparse.Namespace, found: Imported, folder: Path) 
     infos: list[McpServerInfo] = []
     async with servers_of(arguments) as servers:
         for name, server in chosen.items():
-            closed = () if arguments.open_paths else importing.outside(server, folder)
+            closed = () if arguments.open_paths else client_files.outside(server, folder)
             infos.append(await servers.add(name, server, trusted=not closed, replace=arguments.replace))
             found.notes += [
                 f"{name}: {path} is not opened to it, because it lies outside of {folder} (--open-paths opens it)"

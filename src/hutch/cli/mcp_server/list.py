@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
-from hutch.cli.mcp_server.opening import servers_of
-from hutch.cli.mcp_server.telling import tell_all
+from hutch.cli.mcp_server.host_choice import servers_of
+from hutch.cli.mcp_server.text import tell_all
 from hutch.cli.output import emit_json
 
 

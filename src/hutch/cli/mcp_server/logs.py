@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from hutch.cli.mcp_server.opening import servers_of
+from hutch.cli.mcp_server.host_choice import servers_of
 from hutch.cli.output import emit_json, note, printable
 
 

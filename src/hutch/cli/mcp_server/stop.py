@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
-from hutch.cli.mcp_server.opening import servers_of
-from hutch.cli.mcp_server.telling import tell
+from hutch.cli.mcp_server.host_choice import servers_of
+from hutch.cli.mcp_server.text import tell
 
 
 def add(parser: argparse.ArgumentParser) -> None:

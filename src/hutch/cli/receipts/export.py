@@ -4,7 +4,7 @@ import argparse
 import asyncio
 import sys
 
-from hutch.cli.receipts.reading import add_box, box_id, reading
+from hutch.cli.receipts.open_ledger import add_box, box_id, reading
 
 EPILOG = "example: hutch receipts export > receipts.jsonl; hutch receipts verify --file receipts.jsonl"
 

@@ -5,7 +5,7 @@ import asyncio
 import time
 
 from hutch.cli.output import emit_json, printable, table
-from hutch.cli.receipts.reading import add_box, box_id, reading
+from hutch.cli.receipts.open_ledger import add_box, box_id, reading
 from hutch.model.receipts import Chain, Receipt
 
 PAGE = 1000

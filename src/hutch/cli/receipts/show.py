@@ -5,7 +5,7 @@ import asyncio
 import sys
 
 from hutch.cli.output import emit_json
-from hutch.cli.receipts.reading import add_box, box_id, reading
+from hutch.cli.receipts.open_ledger import add_box, box_id, reading
 from hutch.errors import NotFound
 
 EPILOG = "example: hutch receipts show dev 7 --matches 'make test'      exit code 1 if it was another command"

@@ -7,9 +7,9 @@ import time
 from collections.abc import Sequence
 
 from hutch.cli.output import emit_json
-from hutch.cli.receipts.reading import add_box, box_id, reading
+from hutch.cli.receipts.open_ledger import add_box, box_id, reading
 from hutch.errors import Invalid, NotFound
-from hutch.keeper.receipt_export import check_export
+from hutch.keeper.receipts.export import check_export
 from hutch.model.receipts import ChainCheck
 
 BROKEN = 1

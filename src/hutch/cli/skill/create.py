@@ -5,8 +5,8 @@ import asyncio
 import os
 import sys
 
-from hutch.cli.skill.telling import tell
-from hutch.cli.visiting import visit
+from hutch.cli.keeper_choice import visit
+from hutch.cli.skill.text import tell
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -8,9 +8,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import note
-from hutch.cli.skill.telling import tell
-from hutch.cli.visiting import visit
+from hutch.cli.skill.text import tell
 from hutch.errors import Invalid
 from hutch.skills.manifest import MANIFEST
 

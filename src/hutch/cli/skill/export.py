@@ -5,9 +5,9 @@ import asyncio
 import sys
 from pathlib import Path
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, note
 from hutch.cli.tables import amount
-from hutch.cli.visiting import visit
 from hutch.errors import FileThere, Invalid
 
 

@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 
-from hutch.cli.skill.sourcing import EPILOG, add_source, named
-from hutch.cli.skill.telling import tell
+from hutch.cli.keeper_choice import visit
+from hutch.cli.skill.source import EPILOG, add_source, named
+from hutch.cli.skill.text import tell
 from hutch.cli.tables import progress
-from hutch.cli.visiting import visit
 
 __all__ = ["EPILOG", "add", "run"]
 

@@ -3,9 +3,9 @@
 import argparse
 import asyncio
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json
-from hutch.cli.skill.telling import tell_all
-from hutch.cli.visiting import visit
+from hutch.cli.skill.text import tell_all
 
 
 def add(parser: argparse.ArgumentParser) -> None:

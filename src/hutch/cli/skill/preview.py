@@ -3,10 +3,10 @@
 import argparse
 import asyncio
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json
-from hutch.cli.skill.sourcing import EPILOG, add_source, named
-from hutch.cli.skill.telling import tell_preview
-from hutch.cli.visiting import visit
+from hutch.cli.skill.source import EPILOG, add_source, named
+from hutch.cli.skill.text import tell_preview
 
 __all__ = ["EPILOG", "add", "run"]
 

@@ -6,8 +6,8 @@ Skills are read-only in boxes: the edited copy lies in the skill's state directo
 import argparse
 import asyncio
 
-from hutch.cli.skill.telling import tell
-from hutch.cli.visiting import add_session, visit
+from hutch.cli.keeper_choice import add_session, visit
+from hutch.cli.skill.text import tell
 from hutch.model.skills import SkillInfo
 
 

@@ -5,7 +5,7 @@ import asyncio
 import os
 
 from hutch.cli.output import emit_json, printable, table
-from hutch.keeper.skills import scan
+from hutch.keeper.skills.skills import scan
 
 
 def add(parser: argparse.ArgumentParser) -> None:

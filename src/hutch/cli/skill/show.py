@@ -4,10 +4,10 @@ import argparse
 import asyncio
 import sys
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, printable
-from hutch.cli.skill.telling import permissions
+from hutch.cli.skill.text import permissions
 from hutch.cli.tables import amount
-from hutch.cli.visiting import visit
 from hutch.model.skills import SkillFile, SkillInfo
 
 

@@ -3,8 +3,8 @@
 import argparse
 import asyncio
 
-from hutch.cli.skill.telling import tell
-from hutch.cli.visiting import visit
+from hutch.cli.keeper_choice import visit
+from hutch.cli.skill.text import tell
 from hutch.model.skills import SkillInfo
 
 

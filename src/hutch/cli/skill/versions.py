@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import time
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, printable, table
-from hutch.cli.visiting import visit
 from hutch.model.durations import shown
 
 

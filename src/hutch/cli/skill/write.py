@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import sys
 
-from hutch.cli.skill.telling import tell
-from hutch.cli.visiting import visit
+from hutch.cli.keeper_choice import visit
+from hutch.cli.skill.text import tell
 from hutch.model.skills import SkillInfo
 
 

@@ -4,8 +4,8 @@ import argparse
 import asyncio
 import time
 
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json, table
-from hutch.cli.visiting import visit
 from hutch.cli.volume.use import users
 from hutch.model.durations import shown
 

@@ -4,9 +4,9 @@ import argparse
 import asyncio
 
 from hutch.cli.box.cp import size_of
+from hutch.cli.keeper_choice import visit
 from hutch.cli.output import emit_json
 from hutch.cli.tables import amount
-from hutch.cli.visiting import visit
 from hutch.cli.volume.use import users
 
 

@@ -6,7 +6,7 @@ import socket
 import sys
 from contextlib import suppress
 
-from hutch.conformance import rising
+from hutch.conformance import nnp_probe
 from hutch.conformance.claims import holds, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
@@ -31,15 +31,15 @@ async def check_no_new_privileges(bench: Workbench) -> None:
     """No program can gain privileges: one that belongs to root and is set-user-id runs as whoever starts it."""
     async with bench.box() as box:
         machine = (await bench.output(box, ("uname", "-m"))).decode().strip()
-        await box.files.write("/workspace/probe", rising.program(machine), mode=0o755)
+        await box.files.write("/workspace/probe", nnp_probe.program(machine), mode=0o755)
         await bench.output(
             box,
             "cp /workspace/probe /tmp/probe && chmod 4755 /tmp/probe",
             user="root" if "root" in bench.capabilities.users else None,
         )
         result = await bench.run(box, ("/tmp/probe",))
-        holds(result.exit_code != rising.IS_ROOT, "a set-user-id program of root's made its user root")
-        same(result.exit_code, rising.IS_BARRED, "whether no_new_privs is set, as a program's exit code")
+        holds(result.exit_code != nnp_probe.IS_ROOT, "a set-user-id program of root's made its user root")
+        same(result.exit_code, nnp_probe.IS_BARRED, "whether no_new_privs is set, as a program's exit code")
 
 
 @check("isolation", needs="isolation")

@@ -7,7 +7,7 @@ from hutch.conformance.claims import broken, holds, raises, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import BoxBroken, EngineError, HutchError, Invalid, NotFound, Refused, Unavailable, Unsupported
-from hutch.model.places import CheckedMount, CheckedMounts
+from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.results import JobState
 from hutch.model.spec import MountMode, Order, Retention
 from hutch.providers.base import Command, Instance, InstanceRecord, Process

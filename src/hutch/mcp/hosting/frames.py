@@ -10,7 +10,7 @@ from mcp.types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from hutch.errors import Invalid
-from hutch.mcp.hosting.forwarding import CHANGES
+from hutch.mcp.hosting.gateway import CHANGES
 
 Receive = Callable[[], Awaitable[bytes | str | None]]
 Send = Callable[[str], Awaitable[None]]

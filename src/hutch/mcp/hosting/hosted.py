@@ -13,22 +13,23 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from mcp import Client
 from mcp.types import CallToolRequestParams, ServerNotification
 
 from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, Invalid
 from hutch.logs import log
-from hutch.mcp.hosting import forwarding, projects
+from hutch.mcp.hosting import gateway as forwarding
+from hutch.mcp.hosting import projects
 from hutch.mcp.hosting.boxes import Boxes, Host
-from hutch.mcp.hosting.forwarding import Front
-from hutch.mcp.hosting.importing import Imported
+from hutch.mcp.hosting.client_files import Imported
+from hutch.mcp.hosting.gateway import Front
 from hutch.mcp.hosting.registry import FILE, Entry, Registry
-from hutch.mcp.hosting.running import Supervisor
+from hutch.mcp.hosting.supervisor import Supervisor
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool, Share, Start, Transport
-from hutch.policy import servers
+from hutch.policy import mcp_servers
 from hutch.policy.rights import UNBOUND, Rights, current
+from mcp import Client
 
 GATEWAY = "gateway"
 
@@ -104,7 +105,7 @@ class Hosted:
     async def add(self, name: str, server: McpServer, *, trusted: bool = True, replace: bool = False) -> McpServerInfo:
         """Register a server within the rights of the caller. `trusted`: they may open paths of this machine to it,
         which is written down."""
-        server = servers.read(server)
+        server = mcp_servers.read(server)
         roots = await asyncio.to_thread(sources_of, server) if trusted else ()
         for root in roots:
             log("mcp").warning("mount root added for an MCP server", server=name, root=root)

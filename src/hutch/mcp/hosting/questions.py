@@ -9,12 +9,13 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import mcp.types as types
-from mcp import MCPError
 from mcp.client.session import ClientRequestContext
 from mcp.server.context import ServerRequestContext
 from mcp.shared.exceptions import NoBackChannelError
 from mcp.shared.message import ServerMessageMetadata
 from pydantic import BaseModel
+
+from mcp import MCPError
 
 Context = ServerRequestContext[Any, Any]
 R = TypeVar("R", bound=BaseModel)

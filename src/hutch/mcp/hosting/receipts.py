@@ -13,13 +13,13 @@ from enum import StrEnum
 from typing import Protocol
 
 import anyio
-from mcp import MCPError
 from mcp.types import CallToolResult
 
 from hutch.errors import HutchError, NotFound, Timeout
 from hutch.logs import log
 from hutch.model.receipts import Detail
 from hutch.model.results import Cause
+from mcp import MCPError
 
 OP = "mcp.call"
 

@@ -11,7 +11,7 @@ from hutch.errors import Conflict, NotFound, Refused
 from hutch.logs import conceal, log, redact_field, reveal
 from hutch.model.mcp import McpServer
 from hutch.model.record import Record
-from hutch.policy import servers
+from hutch.policy import mcp_servers
 from hutch.policy.rights import UNBOUND, Rights
 
 REGISTERED = "registry"
@@ -71,7 +71,7 @@ class Registry:
         rights: Rights = UNBOUND,
     ) -> Entry:  # fmt: skip
         """`server` has been read (`servers.read`), so that what it says in plain text means what it says."""
-        servers.check(name, server)
+        mcp_servers.check(name, server)
         there = self._entries.get(name)
         if there is not None and there.origin != REGISTERED:
             raise Conflict(f"MCP server {name} is defined in {there.origin}", remedy="change it there")

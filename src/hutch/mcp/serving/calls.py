@@ -19,7 +19,7 @@ from mcp.types import (
 )
 
 from hutch.errors import Refused, Timeout
-from hutch.mcp.serving.clients import Context, client_of
+from hutch.mcp.serving.client_info import Context, client_of
 from hutch.tools import Answer, AskRequest, ToolResult, Tools
 
 ANSWER_SECONDS = 300.0

@@ -20,7 +20,7 @@ from starlette.responses import Response
 
 from hutch.errors import QuotaExceeded
 from hutch.logs import log
-from hutch.mcp.serving.events import RecentEvents
+from hutch.mcp.serving.event_store import RecentEvents
 from hutch.mcp.serving.server import options_of
 
 Scope = MutableMapping[str, Any]

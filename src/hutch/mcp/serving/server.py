@@ -23,9 +23,9 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 
 from hutch import __version__
 from hutch.errors import HutchError
-from hutch.mcp.serving.clients import Client, Context, client_of
-from hutch.mcp.serving.desk import Desk
-from hutch.mcp.serving.rendering import result_of
+from hutch.mcp.serving.client_info import Client, Context, client_of
+from hutch.mcp.serving.client_session import Desk
+from hutch.mcp.serving.render import result_of
 from hutch.tools.result import failed
 
 TITLE = "Hutch: isolated boxes"

@@ -19,14 +19,14 @@ from hutch.model.ids import BoxId, is_box_id, new_box_id
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Provider, read_settings
-from hutch.providers.boxlite import kvm, proofs
-from hutch.providers.boxlite.box import BoxLiteInstance
+from hutch.providers.boxlite import canary, kvm
+from hutch.providers.boxlite.instance import BoxLiteInstance
 from hutch.providers.boxlite.sdk import is_installed, sdk, spoken
-from hutch.providers.launched import places
-from hutch.providers.launched.shape import check
-from hutch.providers.planted.packing import Plant, plant
-from hutch.providers.relayed import sowing
-from hutch.providers.relayed.making import made_or_undone
+from hutch.providers.command import mounts
+from hutch.providers.command.jail_spec import check
+from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.stdio_relay import install
+from hutch.providers.stdio_relay.creation import made_or_undone
 
 _PREFIX = "hutch"
 _CANARY = 25.0
@@ -80,7 +80,7 @@ class BoxLiteProvider(Provider):
             return self._unusable("the package boxlite is not installed", "pip install 'hutch[boxlite]'")
         if not self._settings.url and (obstacle := await asyncio.to_thread(kvm.obstacle)):
             return self._unusable(obstacle, "enable (nested) virtualisation, or name a server: [providers.boxlite] url")
-        proof = proofs.Proof(self._settings.url)
+        proof = canary.Proof(self._settings.url)
         doubted, self._doubted = self._doubted, False
         reason = None if doubted else proof.read()
         if reason is None:
@@ -98,7 +98,7 @@ class BoxLiteProvider(Provider):
         name = f"{_PREFIX}-canary-{new_box_id()}"
         try:
             with tempfile.TemporaryDirectory() as place:
-                await asyncio.to_thread(proofs.lay_out, Path(place), await asyncio.to_thread(plant))
+                await asyncio.to_thread(canary.lay_out, Path(place), await asyncio.to_thread(plant))
                 async with asyncio.timeout(_CANARY), spoken("probe"):
                     options = sdk().BoxOptions(rootfs_path=place, cpus=1, memory_mib=256, detach=False)
                     box = await self._boxes.create(options, name=name)
@@ -150,7 +150,7 @@ class BoxLiteProvider(Provider):
 
     async def create(self, order: Order, planned: InstanceRecord) -> BoxLiteInstance:
         check(order, self._claims())
-        places.look(order)
+        mounts.look(order)
         rootfs = order.places.image.real if order.places.image is not None else ""
         if rootfs and not Path(rootfs, "oci-layout").is_file():
             raise NotFound(f"{rootfs} is no OCI layout: it has no file oci-layout", op="create")
@@ -170,8 +170,8 @@ class BoxLiteProvider(Provider):
             box = await self._boxes.create(options, name=str(planned.data["name"]))
             await box.start()
             await self._sow(box, spec, packed)
-            await box.exec("/bin/sh", ["-c", sowing.guest(packed)], user=_USER)
-        instance = BoxLiteInstance(planned, spec, box, packed, told=sowing.told(order, _HOME, "user"))
+            await box.exec("/bin/sh", ["-c", install.guest(packed)], user=_USER)
+        instance = BoxLiteInstance(planned, spec, box, packed, told=install.told(order, _HOME, "user"))
         try:
             await instance.link()
         except HutchError as error:
@@ -180,13 +180,13 @@ class BoxLiteProvider(Provider):
         return instance
 
     async def _sow(self, box: Any, spec: EffectiveSpec, packed: Plant) -> None:
-        if await _run(box, sowing.is_sown(packed)):
+        if await _run(box, install.is_sown(packed)):
             with tempfile.TemporaryDirectory() as place:
-                path = Path(place, Path(sowing.ARCHIVE).name)
-                path.write_bytes(await asyncio.to_thread(sowing.archive, packed))
-                await box.copy_in(str(path), sowing.ARCHIVE)
-            await _demand(box, sowing.sow(packed))
-        await _demand(box, sowing.furnish(spec, _USER))
+                path = Path(place, Path(install.ARCHIVE).name)
+                path.write_bytes(await asyncio.to_thread(install.archive, packed))
+                await box.copy_in(str(path), install.ARCHIVE)
+            await _demand(box, install.sow(packed))
+        await _demand(box, install.furnish(spec, _USER))
 
     @property
     def _boxes(self) -> Any:

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from hutch.errors import EngineError, Invalid, NotFound, Unsupported
 from hutch.logs import log
 from hutch.model.images import ImageDefaults
-from hutch.providers.docker.engine import Engine
+from hutch.providers.docker.container_spec import ImageFacts
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.settings import Pull
-from hutch.providers.docker.shape import ImageFacts
 
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 HUB = "https://index.docker.io/v1/"

@@ -15,13 +15,13 @@ import struct
 from typing import Protocol
 
 from hutch.errors import BoxBroken, Detail, HutchError, Unavailable
-from hutch.providers.docker.engine import Engine
+from hutch.linux.processes import Identity
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.hijack import hijack
-from hutch.providers.linked.link import Link
-from hutch.providers.native.processes import Identity
-from hutch.providers.planted.door import NAME, packed
-from hutch.providers.planted.packing import Plant
+from hutch.providers.guest_bundle.listener import NAME, packed
+from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.guest_client.link import Link
 
 PATIENCE = 30.0
 """Seconds that a guest which has just been started may take to open its door."""
@@ -124,7 +124,7 @@ class ApiLane:
 
     async def connect(self, place: str, told: bytes | None = None) -> Link:
         wait = ["wait"] if told is not None else []
-        argv = self._plant.argv("hutch.providers.planted.relay", place, *wait)
+        argv = self._plant.argv("hutch.providers.guest_bundle.relay", place, *wait)
         try:
             exec_id = await self._engine.exec_create(self._container, argv, user=RELAY_USER, attached=True)
             stream = await hijack(self._engine.http, exec_id)

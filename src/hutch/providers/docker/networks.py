@@ -18,11 +18,11 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from hutch.errors import EngineError, Unavailable
-from hutch.providers.docker import naming
-from hutch.providers.docker.engine import Engine
+from hutch.providers.docker import labels as naming
+from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.native.network.addresses import parse, refused
 from hutch.providers.native.network.firewall import find_program
-from hutch.providers.native.network.ranges import parse, refused
 
 PREFIX = 28
 _TRIES = 40

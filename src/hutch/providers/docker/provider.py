@@ -7,25 +7,27 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from hutch.errors import BoxBroken, EngineError, HutchError, NotFound, Unavailable, Unsupported
+from hutch.linux.processes import Identity, boot_id, start_time
 from hutch.model.capabilities import Capabilities
 from hutch.model.images import ImageDefaults
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
-from hutch.providers.docker import ground, naming, networks, places, probing, shape, sweeping
+from hutch.providers.docker import cleanup, container_spec, context, mounts, networks
+from hutch.providers.docker import labels as naming
+from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
-from hutch.providers.docker.box import ContainerInstance, Traits
+from hutch.providers.docker.container_spec import Bind, ImageFacts, Site
+from hutch.providers.docker.context import Ground
 from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
-from hutch.providers.docker.engine import Engine, Json
+from hutch.providers.docker.engine_api import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.ground import Ground
+from hutch.providers.docker.helper_containers import BASE
+from hutch.providers.docker.instance import ContainerInstance, Traits
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
 from hutch.providers.docker.settings import LaneChoice
-from hutch.providers.docker.shape import Bind, ImageFacts, Site
-from hutch.providers.docker.throwaway import BASE
-from hutch.providers.linked.link import Link
-from hutch.providers.native.processes import Identity, boot_id, start_time
-from hutch.providers.planted.door import DEPUTY_PLACE, GUEST_PLACE
-from hutch.providers.planted.facts import AskedFacts, Facts, HostFacts
+from hutch.providers.guest_bundle.counters import AskedFacts, Facts, HostFacts
+from hutch.providers.guest_bundle.listener import DEPUTY_PLACE, GUEST_PLACE
+from hutch.providers.guest_client.link import Link
 
 _ID_LETTERS = 64
 
@@ -52,8 +54,8 @@ class DockerProvider(Provider):
         if self._ground is None:
             async with self._meeting:
                 if self._ground is None:
-                    engine = Engine(ground.locate(self.name, self._settings))
-                    self._ground = await ground.meet(engine, self._settings)
+                    engine = Engine(context.locate(self.name, self._settings))
+                    self._ground = await context.meet(engine, self._settings)
         return self._ground
 
     # --- what can be done here -------------------------------------------------------------------------------
@@ -94,7 +96,7 @@ class DockerProvider(Provider):
         data: dict[str, Any] = {
             "container": naming.container(order.box_id),
             "network": "" if order.spec.network is NetworkMode.OFF else naming.network(order.box_id),
-            "volumes": [naming.volume(order.box_id, part) for part in shape.kept(order.spec)],
+            "volumes": [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)],
         }
         if data["volumes"]:
             data["store"] = naming.volume(order.box_id, "home")
@@ -105,7 +107,7 @@ class DockerProvider(Provider):
         _check_network(order.spec, found)
         await found.prepare()
         image = await found.images.ensure(order.spec.image)
-        binds = await places.binds(order, found)
+        binds = await mounts.binds(order, found)
         # From here on the engine has something of the box. A request that is given up half-way may still be carried
         # out, so that a cancelled creation is seen to its end and then undone.
         making = asyncio.ensure_future(self._make(found, order, planned, image, binds))
@@ -123,14 +125,14 @@ class DockerProvider(Provider):
         engine, name = found.engine, naming.container(order.box_id)
         site = self._site(found, order, binds)
         labels = naming.labels(order, found.instance)
-        volumes = [naming.volume(order.box_id, part) for part in shape.kept(order.spec)]
+        volumes = [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)]
         for volume in volumes:
             await engine.create_volume(volume, labels)
         if volumes and self.dialect.gives and "restored" not in planned.data:
-            await places.give(engine, volumes, shape.user_of(image, site))
+            await mounts.give(engine, volumes, container_spec.user_of(image, site))
         if site.network:
             await self._connect_network(found, order, labels)
-        await engine.create(name, shape.container(order, image, site))
+        await engine.create(name, container_spec.container(order, image, site))
         await engine.start(name)
         walls = await found.walls() if site.network else None
         if walls is not None:
@@ -164,8 +166,8 @@ class DockerProvider(Provider):
                 op="create",
                 details={"step": "guest"},
             ) from error
-        if places.shown(order) and await places.comparable(found):
-            await places.verify(link, order)
+        if mounts.shown(order) and await mounts.comparable(found):
+            await mounts.verify(link, order)
 
     def _site(self, found: Ground, order: Order, binds: tuple[Bind, ...]) -> Site:
         return Site(
@@ -269,13 +271,13 @@ class DockerProvider(Provider):
             if error.details.get("errno") is None:
                 raise
         name = str(record.data["container"])
-        argv = found.plant.argv("hutch.providers.planted.boot", DEPUTY_PLACE, "deputy")
+        argv = found.plant.argv("hutch.providers.guest_bundle.boot", DEPUTY_PLACE, "deputy")
         image = await found.images.ensure(spec.image)
         told = {
             "box_id": record.box_id,
             "workdir": spec.workdir,
-            "env": shape.environment(spec, image, record.box_id, user="root"),
-            "watched": shape.watched(spec.limits) if found.machine.is_watched else None,
+            "env": container_spec.environment(spec, image, record.box_id, user="root"),
+            "watched": container_spec.watched(spec.limits) if found.machine.is_watched else None,
         }
         await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
         return await lane.connect(DEPUTY_PLACE, json.dumps(told).encode())
@@ -332,15 +334,15 @@ class DockerProvider(Provider):
             if walls is not None:
                 await walls.remove(record.box_id)
         if not keep_store and record.data.get("volumes", True):
-            for part in shape.PARTS:
+            for part in container_spec.PARTS:
                 await found.engine.remove_volume(naming.volume(record.box_id, part))
 
     async def list(self) -> tuple[InstanceRecord, ...]:
         found = await self._met()
-        return await sweeping.records(self.name, found)
+        return await cleanup.records(self.name, found)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        return await sweeping.sweep(await self._met(), dry_run=dry_run)
+        return await cleanup.sweep(await self._met(), dry_run=dry_run)
 
     async def close(self) -> None:
         """Nothing is held: every request has a connection of its own."""
@@ -371,9 +373,9 @@ def _guest_options(order: Order, image: ImageFacts, *, watched: bool) -> bytes:
         {
             "box_id": order.box_id,
             "workdir": spec.workdir,
-            "env": shape.environment(spec, image, order.box_id),
+            "env": container_spec.environment(spec, image, order.box_id),
             "orphan_grace": order.orphan_grace_sec,
             "ttl": spec.ttl_sec,
-            "watched": shape.watched(spec.limits) if watched else None,
+            "watched": container_spec.watched(spec.limits) if watched else None,
         }
     ).encode()

@@ -18,13 +18,13 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
 from hutch.providers.base import Command, InstanceRecord, Provider, read_settings
-from hutch.providers.e2b.box import E2BInstance
+from hutch.providers.command.jail_spec import check
+from hutch.providers.command.provider import canary
+from hutch.providers.e2b.instance import E2BInstance
 from hutch.providers.e2b.sdk import is_installed, sdk, spoken
-from hutch.providers.launched.provider import canary
-from hutch.providers.launched.shape import check
-from hutch.providers.planted.packing import Plant, plant
-from hutch.providers.relayed import sowing
-from hutch.providers.relayed.making import made_or_undone
+from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.stdio_relay import install
+from hutch.providers.stdio_relay.creation import made_or_undone
 
 KIND = "template"
 _BOX, _KEEPER = "hutch-box", "hutch-keeper"
@@ -140,12 +140,12 @@ class E2BProvider(Provider):
                 allow_internet_access=spec.network is NetworkMode.ON, **self._options,
             )  # fmt: skip
             home = await self._sow(sandbox, spec, packed)
-            started = await sandbox.commands.run(sowing.guest(packed), background=True, user=self._settings.user,
+            started = await sandbox.commands.run(install.guest(packed), background=True, user=self._settings.user,
                                                  timeout=0, retain_output=False)  # fmt: skip
             await started.disconnect()
         ends_at = time.time() + spec.ttl_sec if spec.ttl_sec else 0.0
         record = planned.but(data={"sandbox": sandbox.sandbox_id, "ends_at": ends_at})
-        told = sowing.told(order, home, self._settings.user)
+        told = install.told(order, home, self._settings.user)
         instance = E2BInstance(record, spec, sandbox, packed, window=window, ends_at=ends_at, told=told)
         try:
             await instance.link()
@@ -159,12 +159,12 @@ class E2BProvider(Provider):
     async def _sow(self, sandbox: Any, spec: EffectiveSpec, packed: Plant) -> str:
         """Put the guest there, unless the template has it; the user's home."""
         try:
-            await sandbox.commands.run(sowing.is_sown(packed), user="root")
+            await sandbox.commands.run(install.is_sown(packed), user="root")
         except sdk().CommandExitException:
-            content = await asyncio.to_thread(sowing.archive, packed)
-            await sandbox.files.write(sowing.ARCHIVE, content, user="root")
-            await sandbox.commands.run(sowing.sow(packed), user="root")
-        await sandbox.commands.run(sowing.furnish(spec, self._settings.user), user="root")
+            content = await asyncio.to_thread(install.archive, packed)
+            await sandbox.files.write(install.ARCHIVE, content, user="root")
+            await sandbox.commands.run(install.sow(packed), user="root")
+        await sandbox.commands.run(install.furnish(spec, self._settings.user), user="root")
         result = await sandbox.commands.run('printf %s "$HOME"', user=self._settings.user)
         return str(result.stdout)
 

@@ -5,7 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
-from hutch.providers.relayed.speaking import translated
+from hutch.providers.stdio_relay.sdk_errors import translated
 
 
 def is_installed() -> bool:

@@ -13,7 +13,7 @@ import time
 from typing import NoReturn
 
 from hutch.guest import main as guest
-from hutch.providers.planted.door import open_door, receive
+from hutch.providers.guest_bundle.listener import open_door, receive
 
 PATIENCE = 60.0
 _PR_SET_CHILD_SUBREAPER = 36

@@ -9,16 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
+from hutch.linux.processes import Identity
 from hutch.logs import log
 from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
 from hutch.providers.base import InstanceRecord
-from hutch.providers.host.box import WARNING, HostInstance, translated
-from hutch.providers.launched.box import LaunchedInstance
-from hutch.providers.launched.provider import LaunchedProvider
-from hutch.providers.launched.shape import Site
-from hutch.providers.native.processes import Identity
+from hutch.providers.command.instance import LaunchedInstance
+from hutch.providers.command.jail_spec import Site
+from hutch.providers.command.provider import LaunchedProvider
+from hutch.providers.host.instance import WARNING, HostInstance, translated
 
 _SOURCE = Path(__file__).parents[3]
 _NOTHING = "nothing stands between a command and the machine"

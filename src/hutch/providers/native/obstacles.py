@@ -7,8 +7,8 @@ import os
 import platform
 from collections.abc import Callable
 
+from hutch.linux import kernel
 from hutch.model.capabilities import Missing
-from hutch.providers.native import kernel
 
 _EMPTY = frozenset({"/proc/sys/fs/binfmt_misc", "/proc/fs/nfsd"})
 """Where every usual machine mounts something in /proc."""

@@ -6,14 +6,14 @@ import time
 from collections.abc import Iterator
 
 from hutch.errors import Invalid, Refused, Unsupported
+from hutch.linux.cgroups import Ceiling
 from hutch.model.limits import Limits
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
-from hutch.providers.native import wire
-from hutch.providers.native.cgroups import Ceiling
-from hutch.providers.native.images import Image
-from hutch.providers.native.root import HOME, WORKSPACE
+from hutch.providers.native.rootfs.images import Image
+from hutch.providers.native.rootfs.root import HOME, WORKSPACE
+from hutch.providers.native.spawn import wire
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HEADROOM = 4

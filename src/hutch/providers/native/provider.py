@@ -10,23 +10,26 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.images.settings import ImageSettings
+from hutch.linux import identity
+from hutch.linux.cgroups import Ceiling, Group, Tree
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import EnforcedBy, Limits
-from hutch.model.places import CheckedMount
+from hutch.model.mounts import CheckedMount
 from hutch.model.spec import EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
-from hutch.providers.linked.link import Link
-from hutch.providers.native import identity, leftovers, obstacles, orders, probing, wire
-from hutch.providers.native.cgroups import Ceiling, Group, Tree
-from hutch.providers.native.guards import Guards
-from hutch.providers.native.images import Image, Images
+from hutch.providers.guest_client.link import Link
+from hutch.providers.native import cleanup, obstacles, orders
+from hutch.providers.native import probe as probing
 from hutch.providers.native.network import availability
-from hutch.providers.native.spawning import Begun, Spawners
+from hutch.providers.native.rootfs.images import Image, Images
+from hutch.providers.native.spawn import wire
+from hutch.providers.native.spawn.client import Begun, Spawners
+from hutch.providers.native.watch.watchdogs import Guards
 
 if TYPE_CHECKING:
-    from hutch.providers.native.box import NativeInstance
+    from hutch.providers.native.instance import NativeInstance
 
 _OUTCOME_TIMEOUT = 20.0
 _FAREWELL = 2.0
@@ -36,7 +39,7 @@ _FAREWELL = 2.0
 class NativeProvider(Provider):
     """See docs/architecture.md, "The native engine"."""
 
-    name: ClassVar[str] = leftovers.PROVIDER
+    name: ClassVar[str] = cleanup.PROVIDER
 
     def __init__(
         self,
@@ -108,7 +111,7 @@ class NativeProvider(Provider):
         box_id = new_box_id()
         # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins. No
         # such keeper lives, so that others would take the box for a dead one's if they saw it.
-        order = Order(box_id=leftovers.unowned(box_id), keeper=f"canary-{box_id}", spec=orders.canary_spec())
+        order = Order(box_id=cleanup.unowned(box_id), keeper=f"canary-{box_id}", spec=orders.canary_spec())
         try:
             box = await self.create(order, self.plan(order))
             try:
@@ -138,7 +141,7 @@ class NativeProvider(Provider):
         orders.check_layers(order.spec, self._found().mapped_layers)
         store = planned.data.get("store")
         if isinstance(store, str):
-            leftovers.make_store(store, order.keeper)
+            cleanup.make_store(store, order.keeper)
         return await self._make(order, planned)
 
     async def _make(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
@@ -146,7 +149,7 @@ class NativeProvider(Provider):
         found = self._found()
         orders.check_network(order.spec, found.networks, found.network_reason)
         if not self._spawners:
-            await leftovers.sweep(self._run)
+            await cleanup.sweep(self._run)
         network = order.spec.network is not NetworkMode.OFF
         with contextlib.suppress(OSError):  # whoever asks it for the box is told
             self._spawners_of(order.keeper, network).begin()  # and gets ready while the image is looked at
@@ -248,7 +251,7 @@ class NativeProvider(Provider):
 
     def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> "NativeInstance":
         """`fresh`: nothing has run in it yet."""
-        from hutch.providers.native.box import NativeInstance  # the first box's process is on its way meanwhile
+        from hutch.providers.native.instance import NativeInstance  # the first box's process is on its way meanwhile
 
         path = os.path.join(str(record.data["directory"]), "guest")
 
@@ -346,10 +349,10 @@ class NativeProvider(Provider):
     # --- finding again ---------------------------------------------------------------------------------------
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> "NativeInstance":
-        found = leftovers.record_of(record.box_id, self._run, record.keeper)
+        found = cleanup.record_of(record.box_id, self._run, record.keeper)
         if found is not None and "pid" in found.data:
             record = record.but(data={**record.data, **found.data})
-        process = leftovers.process_of(record)
+        process = cleanup.process_of(record)
         if process is None or not process.alive():
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
         await self._guards.settled(record.box_id)
@@ -361,7 +364,7 @@ class NativeProvider(Provider):
         except (BoxBroken, Unavailable) as error:
             await instance.close()
             # Its spawner may be ending it this moment, because it had not become a guest when its keeper died.
-            if await leftovers.ends(process):
+            if await cleanup.ends(process):
                 raise NotFound(f"box {record.box_id} no longer runs", op="attach") from error
             raise
         except BaseException:
@@ -386,22 +389,22 @@ class NativeProvider(Provider):
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
         self._guards.forget(record.box_id)
         self._inherited |= all(record.keeper != keeper for keeper, _ in self._spawners)
-        await leftovers.discard(record, keep_store=keep_store)
+        await cleanup.discard(record, keep_store=keep_store)
         if not keep_store:
             self._images.leave(record.box_id)
 
     async def list(self) -> tuple[InstanceRecord, ...]:
-        return await asyncio.to_thread(leftovers.records, self._run, self._stores)
+        return await asyncio.to_thread(cleanup.records, self._run, self._stores)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        from hutch.providers.native import group_sweep
+        from hutch.providers.native import cgroup_cleanup
         from hutch.providers.native.network import uplink
         from hutch.providers.native.network.firewall import FirewallError
 
         if not dry_run:
-            await leftovers.sweep(self._run)
+            await cleanup.sweep(self._run)
         found = await asyncio.to_thread(self._found)
-        groups = await asyncio.to_thread(group_sweep.sweep, found.cgroups, dry_run=dry_run)
+        groups = await asyncio.to_thread(cgroup_cleanup.sweep, found.cgroups, dry_run=dry_run)
         drafts = await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
         try:
             networks = await asyncio.to_thread(uplink.sweep, dry_run=dry_run)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hutch.model.limits import Limits
 from hutch.model.spec import Order
-from hutch.providers.launched.shape import Kind, Shown, Site, held_mb, shown
+from hutch.providers.command.jail_spec import Kind, Shown, Site, held_mb, shown
 
 PIDS_HEADROOM = 4
 """The guest's own threads."""

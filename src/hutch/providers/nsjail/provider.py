@@ -11,11 +11,12 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
 from hutch.providers.base import InstanceRecord, read_settings
-from hutch.providers.launched.box import WatchedFacts
-from hutch.providers.launched.provider import LaunchedProvider
-from hutch.providers.launched.shape import Site
-from hutch.providers.nsjail import argv, groups
-from hutch.providers.planted.facts import Facts, HostFacts
+from hutch.providers.command.instance import WatchedFacts
+from hutch.providers.command.jail_spec import Site
+from hutch.providers.command.provider import LaunchedProvider
+from hutch.providers.guest_bundle.counters import Facts, HostFacts
+from hutch.providers.nsjail import argv
+from hutch.providers.nsjail import cgroups as groups
 
 _MISSING = (
     Missing(what="networks.on", reason="a jail has only its own loopback", remedy="use the native provider or Docker"),

@@ -12,7 +12,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from hutch.providers.native import kernel
+from hutch.linux import kernel
 
 # The connections the kernel remembers for one box. Its table is the machine's own, and small: a box that sends a
 # datagram to each of a million ports must not push out the connections of everybody else.

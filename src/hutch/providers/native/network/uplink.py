@@ -14,14 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
-from hutch.providers.native import kernel
-from hutch.providers.native.network import dns, firewall, netlink, presence, proof, ranges, rootless, wiring
+from hutch.linux import kernel, netlink
+from hutch.linux.loopback import lo_up
+from hutch.linux.netlink import Netlink
+from hutch.providers.native.network import addresses, connection_test, dns, firewall, links, namespaces, uplink_name
 from hutch.providers.native.network.availability import CARRIED, available, privileged
-from hutch.providers.native.network.loopback import lo_up
-from hutch.providers.native.network.netlink import Netlink
-from hutch.providers.native.network.outside import network_namespace
-from hutch.providers.native.network.porter import Porter, PorterGone, Survey
-from hutch.providers.native.network.wiring import Wired
+from hutch.providers.native.network.helper import Porter, PorterGone, Survey
+from hutch.providers.native.network.helper_process import network_namespace
+from hutch.providers.native.network.links import Wired
 
 _DOCTOR = "`hutch doctor` tells what this machine lacks"
 
@@ -43,7 +43,7 @@ def leave_machine_network() -> Porter:
     porter = Porter.fork()
     try:
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
-        rootless.unshare_mapped(os.geteuid(), os.getegid())
+        namespaces.unshare_mapped(os.geteuid(), os.getegid())
     except OSError as error:
         porter.close()
         raise NetworkUnavailable(f"no namespaces for the network of boxes: {error}", _DOCTOR) from error
@@ -63,11 +63,11 @@ def sweep(*, dry_run: bool = False) -> tuple[str, ...]:
 
 
 def _sweep_one(ours: Netlink, tag: str, *, dry_run: bool) -> bool:
-    name = presence.hold(tag)
+    name = uplink_name.hold(tag)
     if name is None:
         return False
     with name:
-        if wiring.joined(tag, ours.links()):  # by a box that came after the first look, whose porter then died
+        if links.joined(tag, ours.links()):  # by a box that came after the first look, whose porter then died
             return False
         if not dry_run:
             _clear(ours, tag)
@@ -91,7 +91,7 @@ class Uplink:
         self,
         *,
         porter: Porter | None = None,
-        pool: IPv4Network = ranges.POOL,
+        pool: IPv4Network = addresses.POOL,
         resolv_conf: str = "/etc/resolv.conf",
         proving: bool = False,
     ) -> None:
@@ -111,7 +111,13 @@ class Uplink:
                 carried = self._open(undo, porter, resolv_conf, proving)
                 if proving:
                     self._prove(carried)
-            except (OSError, PorterGone, firewall.FirewallError, ranges.RangesFull, proof.NotProven) as error:
+            except (
+                OSError,
+                PorterGone,
+                firewall.FirewallError,
+                addresses.RangesFull,
+                connection_test.NotProven,
+            ) as error:
                 raise NetworkUnavailable(f"no network for boxes: {error}", _DOCTOR) from error
             self._undo = undo.pop_all()
 
@@ -119,16 +125,16 @@ class Uplink:
         """Join a box's namespace, given as a descriptor, to the uplink (0.8 ms; 8 ms more with private ranges)."""
         if not self.handle():
             raise NetworkUnavailable(self.broken, "try again: a new one is made")
-        allowed = ranges.parse(allow_private)
-        nameserver = ranges.nameserver(self._share)
-        refused = ranges.refused(self._pool, allowed)
-        exceptions = [*ranges.exceptions(refused, allowed), IPv4Network(nameserver)]
+        allowed = addresses.parse(allow_private)
+        nameserver = addresses.nameserver(self._share)
+        refused = addresses.refused(self._pool, allowed)
+        exceptions = [*addresses.exceptions(refused, allowed), IPv4Network(nameserver)]
         for _ in range(len(self._free)):
             slot = self._free.popleft()
             interface = f"hv{self.tag}-{slot}"
-            near, far = ends = ranges.link(self._share, slot)
+            near, far = ends = addresses.link(self._share, slot)
             try:
-                wiring.wire_box(self._links, netns, interface, _group(self.tag), ends, refused, exceptions)
+                links.wire_box(self._links, netns, interface, _group(self.tag), ends, refused, exceptions)
             except FileExistsError:  # the kernel has not yet finished with the slot's last box
                 self._free.append(slot)
                 continue
@@ -140,7 +146,7 @@ class Uplink:
             if allowed:
                 self._allow(wired)
             return wired
-        raise NetworkUnavailable(f"all {ranges.capacity(self._share)} links are in use", "destroy a box first")
+        raise NetworkUnavailable(f"all {addresses.capacity(self._share)} links are in use", "destroy a box first")
 
     def unwire(self, wired: Wired) -> None:
         """The box is gone or going: its link ends with its namespace, which costs us nothing."""
@@ -196,10 +202,10 @@ class Uplink:
 
     def _prove(self, carried: bool) -> None:
         if not carried:
-            return proof.prove(self, None, None)
+            return connection_test.prove(self, None, None)
         target, gateway = self._porter.open_target()
         with target:
-            return proof.prove(self, target, gateway)
+            return connection_test.prove(self, target, gateway)
 
     def _open(self, undo: contextlib.ExitStack, porter: Porter | None, resolv_conf: str, proving: bool) -> bool:
         """Returns whether pasta carries."""
@@ -228,28 +234,28 @@ class Uplink:
                 undo.callback(_clear, self._links, self.tag)
             self._share = self._claim(survey)
             self._filter(survey.addresses if carried else [])
-            listeners = _listen(ranges.nameserver(self._share))
+            listeners = _listen(addresses.nameserver(self._share))
             watches = [netlink.route_socket(), netlink.route_socket()]
         carry = carried_pid if carried else None
         porter.serve(listeners, watches, self._share, resolv_conf, carry, proving=proving)
         for each in (*listeners, *watches):
             each.close()
-        self._free = deque(range(ranges.capacity(self._share)))
+        self._free = deque(range(addresses.capacity(self._share)))
         return carried
 
     def _in_junction(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._junction < 0 else wiring.inside(self._junction)
+        return contextlib.nullcontext() if self._junction < 0 else links.inside(self._junction)
 
     def _claim(self, survey: Survey) -> IPv4Network:
         interface = f"hv{self.tag}-dns"
-        for share in ranges.shares(self._pool, self.tag, survey.routes + self._links.routes()):
-            if wiring.anchor(self._links, interface, _group(self.tag), ranges.nameserver(share), share):
+        for share in addresses.shares(self._pool, self.tag, survey.routes + self._links.routes()):
+            if links.anchor(self._links, interface, _group(self.tag), addresses.nameserver(share), share):
                 return share
-        raise ranges.RangesFull(f"other uplinks have taken every part of {self._pool}")
+        raise addresses.RangesFull(f"other uplinks have taken every part of {self._pool}")
 
     def _filter(self, machine: Sequence[IPv4Address]) -> None:
-        refused = ranges.refused(self._pool, ())
-        rules = firewall.ruleset(self.tag, self._share, ranges.nameserver(self._share), refused)
+        refused = addresses.refused(self._pool, ())
+        rules = firewall.ruleset(self.tag, self._share, addresses.nameserver(self._share), refused)
         fill = firewall.machine_addresses(self.tag, machine)
         firewall.apply(rules + fill)
 

@@ -1,0 +1,246 @@
+"""A box's files through the keeper: every operation checks the lease and pins the clocks, then the instance does it."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from hutch.errors import HutchError, Unsupported
+from hutch.keeper.access.watch import GuardedWatch
+from hutch.keeper.receipts.operations import Operation
+from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
+from hutch.model.receipts import Detail, Details
+from hutch.providers.base import Instance
+from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.files import LinkedFiles
+
+if TYPE_CHECKING:
+    from hutch.api import Files
+
+T = TypeVar("T")
+
+
+class Guard(Protocol):
+    """What a box's handle offers to whoever works on the box."""
+
+    async def begin(self) -> Instance: ...
+
+    def end(self) -> None: ...
+
+    async def failed(self, error: HutchError) -> None: ...
+
+    def operation(self, op: str, details: Details) -> Operation:
+        """For whoever is about to do something worth a receipt."""
+
+
+class GuardedFiles:
+    """The `Files` protocol over a handle. Each has a receipt, but `stat` and `exists`, which programs poll."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+
+    async def _record(
+        self, op: str, work: "Callable[[Files], Awaitable[T]]", changed: tuple[str, ...] | None = None,
+        **details: Detail,
+    ) -> T:  # fmt: skip
+        async with self._guard.operation(f"files.{op}", details) as operation:
+            operation.changed = changed
+            return await self._do(work)
+
+    async def _do(self, work: "Callable[[Files], Awaitable[T]]") -> T:
+        instance = await self._guard.begin()
+        try:
+            return await work(instance.files)
+        except HutchError as error:
+            await self._guard.failed(error)
+            raise
+        finally:
+            self._guard.end()
+
+    async def read(self, path: str, *, offset: int = 0, limit: int | None = None) -> bytes:
+        return await self._record(
+            "read", lambda files: files.read(path, offset=offset, limit=limit), path=path, offset=offset, limit=limit
+        )
+
+    async def read_text(self, path: str) -> str:
+        return await self._record("read", lambda files: files.read_text(path), path=path)
+
+    async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[list[str], bool]:
+        return await self._record(
+            "read", lambda files: files.read_lines(path, start=start, count=count), path=path, start=start, count=count
+        )
+
+    async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
+        async with self._guard.operation("files.read", {"path": path, "offset": offset, "limit": limit}) as operation:
+            instance = await self._guard.begin()
+            read = 0
+            try:
+                async for piece in instance.files.open(path, offset=offset, limit=limit):
+                    read += len(piece)
+                    yield piece
+            finally:
+                operation.note(bytes=read)
+                self._guard.end()
+
+    async def write(
+        self,
+        path: str,
+        data: bytes | str | AsyncIterator[bytes],
+        *,
+        append: bool = False,
+        mode: int | None = None,
+        sync: bool = False,
+        parents: bool = True,
+    ) -> FileInfo:
+        size = len(data) if isinstance(data, bytes | str) else None
+        return await self._record(
+            "write",
+            lambda files: files.write(path, data, append=append, mode=mode, sync=sync, parents=parents),
+            changed=(path,), path=path, append=append or None, size=size,
+        )  # fmt: skip
+
+    async def edit(
+        self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
+    ) -> Edited:
+        return await self._record(
+            "edit",
+            lambda files: files.edit(path, old, new, replace_all=replace_all, expect=expect),
+            changed=(path,), path=path, old_size=len(old), new_size=len(new), replace_all=replace_all or None,
+        )  # fmt: skip
+
+    async def digest(self, path: str) -> str:
+        return await self._record("digest", lambda files: files.digest(path), path=path)
+
+    async def stat(self, path: str) -> FileInfo:
+        return await self._do(lambda files: files.stat(path))
+
+    async def exists(self, path: str) -> bool:
+        return await self._do(lambda files: files.exists(path))
+
+    async def list(self, path: str = ".") -> list[FileInfo]:
+        return await self._record("list", lambda files: files.list(path), path=path)
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        await self._record(
+            "mkdir", lambda files: files.mkdir(path, parents=parents, exist_ok=exist_ok), changed=(path,), path=path
+        )
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        await self._record(
+            "move",
+            lambda files: files.move(source, target, overwrite=overwrite),
+            changed=(source, target), source=source, target=target, overwrite=overwrite or None,
+        )  # fmt: skip
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        await self._record(
+            "remove",
+            lambda files: files.remove(path, recursive=recursive, missing_ok=missing_ok),
+            changed=(path,), path=path, recursive=recursive or None,
+        )  # fmt: skip
+
+    async def glob(self, pattern: str, *, root: str = ".", limit: int = 10_000) -> Matches:
+        return await self._record(
+            "glob", lambda files: files.glob(pattern, root=root, limit=limit), pattern=pattern, root=root
+        )
+
+    async def grep(
+        self,
+        pattern: str,
+        *,
+        root: str = ".",
+        glob: str | None = None,
+        ignore_case: bool = False,
+        limit: int = 1000,
+        timeout_sec: float = 10.0,
+    ) -> GrepResult:
+        return await self._record(
+            "grep",
+            lambda files: files.grep(
+                pattern, root=root, glob=glob, ignore_case=ignore_case, limit=limit, timeout_sec=timeout_sec
+            ),
+            pattern=pattern, root=root, glob=glob,
+        )  # fmt: skip
+
+    def watch(self, path: str = ".", *, recursive: bool = True) -> GuardedWatch:
+        return GuardedWatch(self._guard, path, recursive=recursive)
+
+    async def copy_in(self, source: str | Path, target: str) -> int:
+        return await self._record(
+            "copy_in", lambda files: files.copy_in(source, target), changed=(target,), source=str(source), target=target
+        )
+
+    async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
+        return await self._record(
+            "copy_out", lambda files: files.copy_out(source, target, most=most), source=source, target=str(target)
+        )
+
+    # --- rows as they come, for callers on other machines ------------------------------------------------------
+
+    def list_rows(self, path: str) -> AsyncIterator[FileInfo]:
+        """The entries of a directory."""
+        return self._rows("list", lambda files: files.list_rows(path), path=path)
+
+    def line_rows(self, path: str, start: int, count: int) -> AsyncIterator[str | bool]:
+        """Lines, and at last whether the file ends there."""
+        return self._rows(
+            "read", lambda files: files.line_rows(path, start, count), path=path, start=start, count=count
+        )
+
+    def glob_rows(self, pattern: str, root: str, limit: int) -> AsyncIterator[str | Matches]:
+        """Paths, and at last how the search ended."""
+        return self._rows("glob", lambda files: files.glob_rows(pattern, root, limit), pattern=pattern, root=root)
+
+    def grep_rows(
+        self, pattern: str, *, root: str, glob: str | None, ignore_case: bool, limit: int, timeout_sec: float
+    ) -> AsyncIterator[GrepHit | GrepResult]:
+        """Lines that match, and at last how the search ended."""
+        return self._rows(
+            "grep",
+            lambda files: files.grep_rows(
+                pattern, root=root, glob=glob, ignore_case=ignore_case, limit=limit, timeout_sec=timeout_sec
+            ),
+            pattern=pattern, root=root, glob=glob,
+        )  # fmt: skip
+
+    async def _rows(
+        self, op: str, work: "Callable[[LinkedFiles], AsyncIterator[T]]", **details: Detail
+    ) -> AsyncIterator[T]:
+        async with self._guard.operation(f"files.{op}", details):
+            instance = await self._guard.begin()
+            try:
+                async for row in work(streaming(instance.files)):
+                    yield row
+            except HutchError as error:
+                await self._guard.failed(error)
+                raise
+            finally:
+                self._guard.end()
+
+    # --- trees as streams, for callers on other machines ------------------------------------------------------
+
+    async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
+        """A tree's stream (`hutch.guest.trees`) into the box."""
+        return await self._record(
+            "copy_in", lambda files: streaming(files).unpack(pieces, target, into), changed=(target,), target=target
+        )
+
+    async def pack(self, source: str) -> AsyncIterator[bytes]:
+        """The stream of a box's file or tree."""
+        async with self._guard.operation("files.copy_out", {"source": source}):
+            instance = await self._guard.begin()
+            try:
+                async for piece in streaming(instance.files).pack(source):
+                    yield piece
+            finally:
+                self._guard.end()
+
+
+def streaming(files: "Files") -> LinkedFiles:
+    """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
+    if not isinstance(files, LinkedFiles):
+        raise Unsupported(
+            "this engine gives what its boxes hold only to programs on the machine that runs it",
+            op="files",
+            remedy="read file by file",
+        )
+    return files

@@ -1,0 +1,442 @@
+"""The handles an application holds: `BoxHandle` and `JobHandle` keep the public protocols over a live box."""
+
+import asyncio
+import shlex
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
+from hutch.keeper.access.views import shown
+from hutch.keeper.boxes import pause as sleeping
+from hutch.keeper.boxes import update
+from hutch.keeper.boxes.live import Live, taken_over
+from hutch.keeper.boxes.recovery import recover
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.receipts.operations import Operation
+from hutch.model.boxes import BoxInfo, Moved
+from hutch.model.commands import checked_command
+from hutch.model.receipts import Details
+from hutch.model.results import Chunk, JobInfo, Result, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.spec_kinds import Retention
+from hutch.model.state import State
+from hutch.policy import rights
+from hutch.policy.effective import clamp_timeout
+from hutch.providers.base import Command, Instance, Process
+
+if TYPE_CHECKING:
+    from hutch.keeper.access.files import Guard, GuardedFiles
+
+
+class BoxHandle:
+    """One session's handle on one box. It works as long as the session's epoch is the box's."""
+
+    def __init__(self, keeper: Keeper, live: Live, session: str, notes: tuple[str, ...] = ()) -> None:
+        self.notes = notes
+        """What the caller should know of the box itself: that it is new, or that an earlier one was lost."""
+        self._keeper = keeper
+        self._live = live
+        self._session = session
+        self._epoch = live.record.epoch
+        self._open = True
+        live.opened_by(session)
+
+    @property
+    def id(self) -> str:
+        return self._live.record.id
+
+    @property
+    def spec(self) -> EffectiveSpec:
+        return self._live.record.spec
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        return self._live.record.spec.adjustments
+
+    @cached_property
+    def files(self) -> "GuardedFiles":
+        from hutch.keeper.access.files import GuardedFiles  # many a box only runs a command
+
+        return GuardedFiles(self)
+
+    # --- one operation, guarded -----------------------------------------------------------------------------
+
+    async def begin(self) -> Instance:
+        """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
+        live = self._live
+        live.check_there()
+        if not self._open:
+            raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
+        self._keeper.check_ours(live)
+        if live.record.state is State.UNKNOWN:
+            await recover(live, self._keeper.states, self._keeper.engines)
+        live.pin(self._epoch)
+        if live.record.state is State.PAUSED:
+            try:
+                await sleeping.wake(self._keeper, live)
+            except BaseException:
+                live.unpin()
+                raise
+        return live.running
+
+    def end(self) -> None:
+        self._live.unpin()
+
+    def operation(self, op: str, details: Details) -> Operation:
+        return self._keeper.operations.begin(self._live, self._session, op, details)
+
+    async def failed(self, error: HutchError) -> None:
+        """An operation ended in a way that a healthy box's would not: have the box looked at once (lesson 14).
+
+        A box whose guest is dead or has lied needs no second look: a captured guest would pass it.
+        """
+        if isinstance(error, BoxBroken):
+            await self._keeper.health.condemn(self._live, error.message)
+        elif isinstance(error, Unavailable):
+            await self._keeper.health.suspect(self._live)
+
+    # --- commands -------------------------------------------------------------------------------------------
+
+    async def exec(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        keep_output: int = 1 << 20,
+    ) -> Result:
+        order, notes = self._command(command, cwd, env, stdin, timeout, user, keep_output=keep_output)
+        async with self.operation("exec", asked(order)) as operation:
+            instance = await self.begin()
+            try:
+                result = operation.result = await instance.run(order)
+            except HutchError as error:
+                await self.failed(error)
+                raise
+            finally:
+                self.end()
+        return result.but(notes=(*notes, *result.notes)) if notes else result
+
+    def stream(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        stdin: bytes | str | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+    ) -> "StreamHandle":
+        order, notes = self._command(command, cwd, env, stdin, timeout, user, follow=True)
+        return StreamHandle(self, order, notes)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        env: dict[str, str] | None = None,
+        timeout: float | None = None,
+        user: str | None = None,
+        pty: bool = False,
+        rows: int = 24,
+        cols: int = 80,
+        name: str = "",
+        follow: bool = False,
+    ) -> "JobHandle":
+        rights.check_user(user, self.spec.user, rights.current())
+        order = Command(
+            command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
+            rows=rows, cols=cols, name=name, follow=follow,
+        )  # fmt: skip
+        async with self.operation("job.start", asked(order)) as operation:
+            instance = await self.begin()
+            try:
+                job = JobHandle(self, await instance.start(order))
+            except HutchError as error:
+                await self.failed(error)
+                raise
+            finally:
+                self.end()
+            operation.note(job=job.id)
+        return job
+
+    async def jobs(self) -> tuple[JobInfo, ...]:
+        instance = await self.begin()
+        try:
+            return await instance.jobs()
+        finally:
+            self.end()
+
+    async def job(self, job_id: str) -> "JobHandle":
+        instance = await self.begin()
+        try:
+            return JobHandle(self, await instance.job(job_id))
+        finally:
+            self.end()
+
+    async def forget(self, job_id: str) -> None:
+        async with self.operation("job.forget", {"job": job_id}):
+            instance = await self.begin()
+            try:
+                await instance.forget(job_id)
+            finally:
+                self.end()
+
+    def _command(
+        self,
+        command: str | Sequence[str],
+        cwd: str | None,
+        env: dict[str, str] | None,
+        stdin: bytes | str | None,
+        timeout: float | None,
+        user: str | None,
+        *,
+        follow: bool = False,
+        keep_output: int = 1 << 20,
+    ) -> tuple[Command, tuple[str, ...]]:
+        rights.check_user(user, self.spec.user, rights.current())
+        seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
+        order = Command(
+            command=checked_command(command),
+            cwd=cwd,
+            env=env or {},
+            stdin=stdin.encode() if isinstance(stdin, str) else stdin,
+            timeout_sec=seconds or None,
+            user=user,
+            keep_output=keep_output,
+            follow=follow,
+        )
+        return order, (str(adjustment),) if adjustment else ()
+
+    # --- the box --------------------------------------------------------------------------------------------
+
+    async def usage(self) -> Usage:
+        instance = await self.begin()
+        try:
+            return await instance.usage()
+        finally:
+            self.end()
+
+    async def info(self) -> BoxInfo:
+        """Gone if the box has been destroyed, whoever did it."""
+        self._live.check_there()
+        return shown(self._live.record, self._live)
+
+    async def state(self) -> State:
+        self._live.check_there()
+        return self._live.record.state
+
+    async def pause(self) -> None:
+        self._live.check_there()
+        await sleeping.pause(self._keeper, self._live)
+
+    async def resume(self) -> None:
+        self._live.check_there()
+        await sleeping.wake(self._keeper, self._live)
+
+    async def stop(self) -> None:
+        """End a persistent box's processes and keep its files; the next attach brings it back."""
+        self._live.check_there()
+        await self._keeper.endings.stop(self._live, "stopped by a call")
+
+    async def rename(self, name: str) -> None:
+        self._live.check_there()
+        await self._keeper.rename(self._live, name)
+
+    async def change(
+        self, *, retention: Retention | None = None, idle_timeout_sec: float | None = None, **limits: float
+    ) -> tuple[str, ...]:
+        """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
+        await self.begin()
+        try:
+            return await update.change(self._keeper, self._live, self._session, retention, idle_timeout_sec, limits)
+        finally:
+            self.end()
+
+    async def renew(self) -> None:
+        """Extend the lease from now; LeaseLost if it has run out."""
+        await self.begin()
+        try:
+            await self._keeper.renew(self._live)
+        finally:
+            self.end()
+
+    async def release(self) -> None:
+        """Give up the lease with the last handle; the box goes on until its clocks end it."""
+        self.close()
+        await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
+
+    async def export(self, file: str | Path) -> Moved:
+        from hutch.keeper import export as moving  # with archives and compression, which few need
+
+        return await moving.export_box(self, file)
+
+    async def destroy(self) -> None:
+        """LeaseLost if another session has the box by now: it is not ours to end any more."""
+        if not await self._keeper.destroy(self.id, unless=lambda live: live.held_by_another(self._session)):
+            raise taken_over(self._live.record)
+        self.close()
+
+    def close(self) -> None:
+        """Let go of this handle only: the session keeps its lease until it runs out."""
+        if self._open:
+            self._open = False
+            self._live.closed_by(self._session)
+
+
+class JobHandle:
+    """A job; its handle remembers how far it has read each stream."""
+
+    def __init__(self, box: "Guard", process: Process) -> None:
+        self._box = box
+        self._process = process
+        self._cursors = {"stdout": 0, "stderr": 0}
+        self._told: set[str] = set()
+        """What this handle has a receipt for: keystrokes and polls are too many to have one each."""
+
+    @property
+    def id(self) -> str:
+        return self._process.id
+
+    async def info(self) -> JobInfo:
+        await self._box.begin()
+        try:
+            return await self._process.info()
+        finally:
+            self._box.end()
+
+    async def read(
+        self, cursor: int | None = None, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0
+    ) -> Chunk:
+        if stream not in self._cursors:
+            raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
+        await self._box.begin()
+        try:
+            start = self._cursors[stream] if cursor is None else cursor
+            chunk = await self._process.read(start, stream=stream, limit=limit, wait=wait)
+        finally:
+            self._box.end()
+        self._cursors[stream] = chunk.cursor
+        return chunk
+
+    async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
+        async with self._box.operation("job.follow", {"job": self.id}):
+            await self._box.begin()
+            try:
+                async for piece in self._process.follow(stdout, stderr):
+                    yield piece
+            finally:
+                self._box.end()
+
+    async def write(self, data: bytes | str) -> None:
+        async with self._once("job.write"):
+            await self._box.begin()
+            try:
+                await self._process.write(data.encode() if isinstance(data, str) else data)
+            finally:
+                self._box.end()
+
+    async def close_stdin(self) -> None:
+        await self._box.begin()
+        try:
+            await self._process.close_stdin()
+        finally:
+            self._box.end()
+
+    async def signal(self, number: int = 15) -> None:
+        async with self._box.operation("job.signal", {"job": self.id, "number": number}):
+            await self._box.begin()
+            try:
+                await self._process.signal(number)
+            finally:
+                self._box.end()
+
+    async def resize(self, rows: int, cols: int) -> None:
+        await self._box.begin()
+        try:
+            await self._process.resize(rows, cols)
+        finally:
+            self._box.end()
+
+    async def wait(self, timeout_sec: float | None = None) -> Result:
+        await self._box.begin()
+        try:
+            result = await self._process.wait(timeout_sec)
+        finally:
+            self._box.end()
+        async with self._once("job.ended") as operation:
+            if operation is not None:
+                operation.result = result
+        return result
+
+    def _once(self, op: str) -> "AbstractAsyncContextManager[Operation | None]":
+        """The receipt of the first time."""
+        if op in self._told:
+            return nullcontext()
+        self._told.add(op)
+        return self._box.operation(op, {"job": self.id})
+
+
+class StreamHandle:
+    """A command read while it runs. Leaving the iteration early kills it; the result is there at the end."""
+
+    def __init__(self, box: BoxHandle, order: Command, notes: tuple[str, ...]) -> None:
+        self._box = box
+        self._order = order
+        self._notes = notes
+        self._result: Result | None = None
+
+    @property
+    def result(self) -> Result:
+        if self._result is None:
+            raise Invalid("the command has not ended: iterate to the end first", op="stream")
+        return self._result
+
+    async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
+        async with self._box.operation("exec", asked(self._order)) as operation:
+            instance = await self._box.begin()
+            process: Process | None = None
+            try:
+                process = await instance.start(self._order)
+                if self._order.stdin is None:  # else it was given at the start, and then closed
+                    await process.close_stdin()
+                async for piece in process.follow():
+                    yield piece
+                result = operation.result = await process.wait()
+                self._result = result.but(notes=(*self._notes, *result.notes)) if self._notes else result
+            finally:
+                self._box.end()
+                if process is not None:
+                    await asyncio.shield(_put_away(instance, process, ended=self._result is not None))
+
+
+async def _put_away(instance: Instance, process: Process, *, ended: bool) -> None:
+    if not ended:
+        await process.signal(9)
+        await process.wait()
+    await instance.forget(process.id)
+
+
+def asked(order: Command) -> Details:
+    """What a receipt tells of a command: never its input, nor the values of its environment."""
+    command = order.command
+    details: Details = {
+        "command": command if isinstance(command, str) else shlex.join(command),
+        "cwd": order.cwd,
+        "user": order.user,
+        "timeout_sec": order.timeout_sec,
+    }
+    if order.env:
+        details["env"] = tuple(sorted(order.env))
+    if order.stdin is not None:
+        details["stdin_bytes"] = len(order.stdin)
+    if order.pty:
+        details["pty"] = True
+    return details

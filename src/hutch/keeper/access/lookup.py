@@ -1,0 +1,54 @@
+"""How people name a box: by its id, by the beginning of it, or by a name that no other live box of its owner has."""
+
+from hutch.errors import Conflict, Invalid, NotFound
+from hutch.keeper.boxes.live import gone
+from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
+from hutch.keeper.store.store import Store
+from hutch.model.ids import BoxId, is_name
+
+SHORTEST_PREFIX = 4
+
+
+async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
+    """The one box `text` means. A name wins over the beginning of an id; two candidates are an error, not a guess."""
+    boxes = [record for record in await store.all() if record.owner == owner]
+    for record in boxes:
+        if text in (record.id, record.spec.name) and text:
+            return record
+    found = [record for record in boxes if len(text) >= SHORTEST_PREFIX and record.id.startswith(text)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise Invalid(
+            f"{text!r} begins the ids of {len(found)} boxes",
+            details={"boxes": sorted(record.id for record in found)},
+            remedy=f"write more of it: {', '.join(sorted(record.id for record in found)[:5])}",
+        )
+    raise await _absence(store, text, owner)
+
+
+async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
+    """Conflict if another live box of this owner than `but` has the name. That is early and says which; of two at once
+    the store refuses the second, when its record is written."""
+    if not is_name(name):
+        raise Invalid(
+            f"{name!r} is no name for a box",
+            details={"field": "name"},
+            remedy="letters, digits and _ . - only, 63 at most, a letter or digit first",
+        )
+    for record in await store.all():
+        if record.owner == owner and record.spec.name == name and record.id != but:
+            raise Conflict(
+                f"box {record.id} is called {name} already",
+                details={"box": record.id, "name": name},
+                remedy="choose another name, or rename or destroy that box",
+            )
+
+
+async def _absence(store: Store, text: str, owner: str) -> NotFound:
+    tombstone = await store.tombstone(BoxId(text)) or await store.buried(owner, text)
+    short = 0 < len(text) < SHORTEST_PREFIX
+    if tombstone is not None and tombstone.owner == owner and text and (tombstone.name == text or not short):
+        return gone(tombstone)
+    hint = f"the beginning of an id needs {SHORTEST_PREFIX} characters; " if short else ""
+    return NotFound(f"no box {text}", remedy=f"{hint}`hutch box list` shows those there are")

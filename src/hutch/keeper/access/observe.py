@@ -1,0 +1,174 @@
+"""Looking at a box without its lease: nothing is pinned, nothing is woken, nothing lives longer for it (P8)."""
+
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from hutch.errors import Conflict, HutchError, Refused
+from hutch.keeper.access.files import GuardedFiles
+from hutch.keeper.access.handles import JobHandle
+from hutch.keeper.access.views import shown
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.states import in_words
+from hutch.keeper.keeper import Keeper
+from hutch.keeper.receipts.operations import Operation
+from hutch.model.boxes import BoxInfo
+from hutch.model.files import Edited, FileInfo
+from hutch.model.receipts import Details
+from hutch.model.results import JobInfo, Usage
+from hutch.model.spec import Adjustment, EffectiveSpec
+from hutch.model.state import State
+from hutch.providers.base import Instance
+
+
+class Observing:
+    """The guard of an observer."""
+
+    def __init__(self, keeper: Keeper, live: Live) -> None:
+        self._keeper = keeper
+        self._live = live
+
+    async def begin(self) -> Instance:
+        """Only a running box can be looked into: a paused one would have to be woken."""
+        self._live.check_there()
+        self._keeper.check_ours(self._live)
+        if self._live.record.state is not State.RUNNING:
+            raise Conflict(in_words(self._live.record), details={"state": str(self._live.record.state)})
+        return self._live.running
+
+    def end(self) -> None:
+        """Nothing was pinned."""
+
+    async def failed(self, error: HutchError) -> None:
+        """Whoever works with the box has it looked after."""
+
+    def operation(self, op: str, details: Details) -> Operation:
+        """Looking leaves a receipt too: who saw what."""
+        return self._keeper.operations.begin(self._live, "", op, details)
+
+
+class ObservedFiles(GuardedFiles):
+    """Files that can be read."""
+
+    async def write(
+        self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
+        sync: bool = False, parents: bool = True,
+    ) -> FileInfo:  # fmt: skip
+        refuse("write")
+
+    async def edit(
+        self, path: str, old: str | bytes, new: str | bytes, *, replace_all: bool = False, expect: str | None = None
+    ) -> Edited:
+        refuse("edit")
+
+    async def mkdir(self, path: str, *, parents: bool = True, exist_ok: bool = True) -> None:
+        refuse("mkdir")
+
+    async def move(self, source: str, target: str, *, overwrite: bool = False) -> None:
+        refuse("move")
+
+    async def remove(self, path: str, *, recursive: bool = False, missing_ok: bool = False) -> None:
+        refuse("remove")
+
+    async def copy_in(self, source: str | Path, target: str) -> int:
+        refuse("copy_in")
+
+
+class ObservedJob(JobHandle):
+    """A job that can be read."""
+
+    async def write(self, data: bytes | str) -> None:
+        refuse("write")
+
+    async def close_stdin(self) -> None:
+        refuse("close_stdin")
+
+    async def signal(self, number: int = 15) -> None:
+        refuse("signal")
+
+    async def resize(self, rows: int, cols: int) -> None:
+        refuse("resize")
+
+
+class ObservedBox:
+    """The `Box` protocol for whoever only looks."""
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, keeper: Keeper, live: Live) -> None:
+        self._live = live
+        self._guard = Observing(keeper, live)
+        self.files = ObservedFiles(self._guard)
+
+    @property
+    def id(self) -> str:
+        return self._live.record.id
+
+    @property
+    def spec(self) -> EffectiveSpec:
+        return self._live.record.spec
+
+    @property
+    def adjustments(self) -> tuple[Adjustment, ...]:
+        return self._live.record.spec.adjustments
+
+    async def jobs(self) -> tuple[JobInfo, ...]:
+        return await (await self._guard.begin()).jobs()
+
+    async def job(self, job_id: str) -> ObservedJob:
+        return ObservedJob(self._guard, await (await self._guard.begin()).job(job_id))
+
+    async def usage(self) -> Usage:
+        return await (await self._guard.begin()).usage()
+
+    async def info(self) -> BoxInfo:
+        self._live.check_there()
+        return shown(self._live.record, self._live)
+
+    async def state(self) -> State:
+        return self._live.record.state
+
+    async def exec(self, command: str | Sequence[str], **options: Any) -> NoReturn:
+        refuse("exec")
+
+    def stream(self, command: str | Sequence[str], **options: Any) -> NoReturn:
+        refuse("stream")
+
+    async def start(self, command: str | Sequence[str], **options: Any) -> NoReturn:
+        refuse("start")
+
+    async def forget(self, job_id: str) -> None:
+        refuse("forget")
+
+    async def export(self, file: str | Path) -> NoReturn:
+        refuse("export")
+
+    async def pause(self) -> None:
+        refuse("pause")
+
+    async def resume(self) -> None:
+        refuse("resume")
+
+    async def stop(self) -> None:
+        refuse("stop")
+
+    async def rename(self, name: str) -> None:
+        refuse("rename")
+
+    async def change(self, **changes: Any) -> NoReturn:
+        refuse("change")
+
+    async def renew(self) -> None:
+        refuse("renew")
+
+    async def release(self) -> None:
+        """There is no lease to give up."""
+
+    async def destroy(self) -> None:
+        refuse("destroy")
+
+
+def refuse(op: str) -> NoReturn:
+    raise Refused(
+        f"whoever only looks at a box may not {op}", op=op, remedy="attach to the box instead of observing it"
+    )

@@ -1,0 +1,82 @@
+"""How a conversation finds its box: a template and its values, hashed into a key that nobody can collide with.
+
+The key covers owner, kind, template and every value the template names, each with its length, so that `{a}_{b}` with
+("x_y", "z") and ("x", "y_z") are two boxes, and two owners never meet. The rendered text is for people only.
+"""
+
+import os
+import re
+import string
+from collections.abc import Mapping
+
+from hutch.errors import Invalid
+from hutch.keeper.boxes.records import SCOPE_KEY
+from hutch.model.digests import digest
+from hutch.model.record import Record
+
+READY_MADE = {
+    "chat": "{launcher_type}_{launcher_id}",
+    "user_in_chat": "{launcher_type}_{launcher_id}_{sender_id}",
+    "conversation": "{conversation_id}",
+    "message": "{query_id}",
+    "user": "{sender_id}",
+    "global": "{global}",
+    "pipeline": "{pipeline_id}",
+    "project": "{sender_id}_{project_id}",
+    "task": "{kind}:{user}:{task}",
+}
+"""Scopes by name (B9): personal assistant `user`; customer service across pipelines `user`; employee tool `user`;
+shared group assistant `chat`; group isolated per user `user_in_chat`; teaching across channels `user`;
+one-off `message`; several projects `project`."""
+
+_FIELD = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
+
+
+class Scope(Record, frozen=True, kw_only=True):
+    """One conversation's place: the key its box is found by, and the text that people see."""
+
+    key: str
+    shown: str
+
+
+def scope(template: str, values: Mapping[str, object], *, owner: str, kind: str = "") -> Scope:
+    """A template variable that was not given is an error, never a shared box called "unknown" (lesson 33)."""
+    given = {"global": "global", **({"kind": kind} if kind else {}), **values}
+    if template == "task":
+        given["task"] = _task(given)
+    template = READY_MADE.get(template, template)
+    names = _names(template)
+    missing = [name for name in names if given.get(name) in (None, "")]
+    if missing:
+        raise Invalid(
+            f"the scope {template!r} needs {', '.join(missing)}",
+            op="box_for",
+            details={"missing": list(missing)},
+            remedy="pass a value for each variable of the template; without an identity nothing is shared",
+        )
+    texts = [str(given[name]) for name in names]
+    parts = [part.encode("utf-8", "surrogatepass") for part in (owner, kind, template, *texts)]
+    shown = template
+    for name, text in zip(names, texts, strict=True):
+        shown = shown.replace("{" + name + "}", text)
+    return Scope(key=SCOPE_KEY + digest(*(len(part).to_bytes(8, "big") + part for part in parts)), shown=shown[:200])
+
+
+def _task(given: Mapping[str, object]) -> object:
+    """Of an app, desktop or execution box: the one that is named, else the conversation, else a new one (S2)."""
+    return given.get("task") or given.get("conversation_id") or os.urandom(8).hex()
+
+
+def _names(template: str) -> tuple[str, ...]:
+    try:
+        fields = [field for _, field, spec, change in string.Formatter().parse(template) if field is not None]
+    except ValueError as error:
+        raise Invalid(f"the scope {template!r} is not a template: {error}", op="box_for") from error
+    wrong = [field for field in fields if not _FIELD.fullmatch(field)]
+    if wrong or not fields:
+        raise Invalid(
+            f"the scope {template!r} must name its variables as {{name}}",
+            op="box_for",
+            remedy=f"or use one of {', '.join(sorted(READY_MADE))}",
+        )
+    return tuple(dict.fromkeys(fields))

@@ -1,0 +1,50 @@
+"""Whether a box still answers: asked when there is a reason to ask, not on every call (lesson 14)."""
+
+import asyncio
+import time
+
+from hutch.errors import BoxBroken, HutchError
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.states import States
+from hutch.keeper.engines import Engines
+from hutch.model.state import State
+
+HEALTHY_FOR_SECONDS = 30.0
+CHECK_SECONDS = 5.0
+
+
+class Health:
+    """Looks at boxes, and writes down what it finds."""
+
+    def __init__(self, states: States, engines: Engines) -> None:
+        self._states = states
+        self._engines = engines
+
+    async def good(self, live: Live) -> bool:
+        """One real answer from the box, unless it gave one under 30 seconds ago (S3)."""
+        fresh = time.monotonic() - max(live.checked, live.used) < HEALTHY_FOR_SECONDS
+        if live.record.state is State.RUNNING and not fresh:
+            await self.suspect(live)
+        # A stopped box is a good one that starts when it is used: taking it for lost would remove its files.
+        return live.record.state in (State.RUNNING, State.PAUSED, State.STOPPED)
+
+    async def suspect(self, live: Live) -> None:
+        """Look at a box once; a broken one becomes `error` with its reason, an unreachable one `unknown`."""
+        try:
+            async with asyncio.timeout(CHECK_SECONDS):
+                await live.running.check()
+            live.checked = time.monotonic()
+        except BoxBroken as broken:
+            await self.condemn(live, f"health check failed: {broken.message}")
+        except (HutchError, TimeoutError) as error:
+            self._engines.doubt(live.record.instance.provider)
+            await self._mark(live, State.UNKNOWN, f"health check failed: {error or 'no answer'}")
+
+    async def condemn(self, live: Live, reason: str) -> None:
+        """The box is broken, and only destroying it is left."""
+        await self._mark(live, State.ERROR, reason)
+
+    async def _mark(self, live: Live, state: State, reason: str) -> None:
+        async with live.changing:
+            if live.record.state in (State.RUNNING, State.PAUSED):
+                await self._states.change(live.record, state, into=live, reason=reason)

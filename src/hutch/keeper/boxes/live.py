@@ -1,0 +1,125 @@
+"""A box in this keeper's memory: its record, its instance, and who is using it right now."""
+
+import asyncio
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
+from hutch.keeper.access.leases import holds
+from hutch.keeper.boxes.records import BoxRecord, Tombstone
+from hutch.keeper.boxes.states import in_words
+from hutch.model.state import State
+from hutch.providers.base import Instance
+
+
+class Found(NamedTuple):
+    """The box of a key, and whether it was there before."""
+
+    live: "Live"
+    was_there: bool
+
+
+class Live:
+    """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
+
+    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets",
+                 "tombstone", "trouble", "used")  # fmt: skip
+
+    def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
+        self.record = record
+        self.secrets = secrets
+        """Kept out of every log line while the box lives; the record has only their names."""
+        self.instance: Instance | None = None
+        self.tombstone: Tombstone | None = None
+        """What stays of the box when it is gone: whoever still has a handle is told."""
+        self.pins = 0
+        self.handles: dict[str, int] = {}
+        """Open handles in this process by session: while the holder has any, its lease is kept alive."""
+        self.used = time.monotonic()
+        self.checked = 0.0
+        """When a health check last passed (monotonic)."""
+        self.trouble = ""
+        """What an event has told to be wrong with it (`Instance.trouble`)."""
+        self.greeting = asyncio.Lock()
+        """Held while the application's `created` hooks run, so that two callers do not run them at once."""
+        self.changing = asyncio.Lock()
+        """Protects `record` while a transition is being written, so that two tasks of one keeper take turns
+        instead of losing races against each other. Other keepers are kept out by compare-and-set."""
+
+    def pin(self, epoch: int) -> None:
+        """Begin an operation under `epoch`; every pin needs its `unpin`."""
+        self.check_there()
+        record = self.record
+        if record.epoch != epoch:
+            raise taken_over(record, {"epoch": record.epoch, "yours": epoch})
+        if record.state is not State.RUNNING and record.state is not State.PAUSED:
+            kind = BoxBroken if record.state is State.ERROR else Conflict
+            raise kind(in_words(record), details={"state": str(record.state)})
+        self.pins += 1
+
+    def check_there(self) -> None:
+        """Gone if the box has been destroyed."""
+        if self.tombstone is not None:
+            raise gone(self.tombstone)
+
+    def unpin(self) -> None:
+        self.pins -= 1
+        self.used = time.monotonic()
+
+    def opened_by(self, session: str) -> None:
+        self.handles[session] = self.handles.get(session, 0) + 1
+
+    def closed_by(self, session: str) -> None:
+        self.handles[session] -= 1
+        if not self.handles[session]:
+            del self.handles[session]
+
+    @contextmanager
+    def coming(self, session: str) -> Iterator[None]:
+        """A handle of this session is on its way, and counts: what is decided meanwhile must not pass it by."""
+        self.opened_by(session)
+        try:
+            yield
+        finally:
+            self.closed_by(session)
+
+    @property
+    def held(self) -> bool:
+        """Whether somebody in this process still has a handle under the present lease."""
+        lease = self.record.lease
+        return lease is not None and lease.holder in self.handles
+
+    def in_use(self, now: float) -> bool:
+        """Whether somebody works with the box or holds it, so that its idle clock stands still."""
+        lease = self.record.lease
+        return bool(self.pins) or (lease is not None and lease.live(now) and self.held)
+
+    @property
+    def running(self) -> Instance:
+        if self.instance is None:
+            raise Conflict(in_words(self.record), details={"state": str(self.record.state)})
+        return self.instance
+
+    def held_by_another(self, session: str) -> bool:
+        lease = self.record.lease
+        return lease is not None and not holds(lease, session) and lease.live(time.time())
+
+
+def taken_over(record: BoxRecord, details: Mapping[str, Detail] | None = None) -> LeaseLost:
+    return LeaseLost(
+        f"box {record.id} was taken over by another session",
+        remedy="attach to it again, or create a box of your own",
+        details=details,
+    )
+
+
+def gone(tombstone: Tombstone) -> Gone:
+    """ "box x has been destroyed: idle for 600 s" (P4)."""
+    name = f" ({tombstone.name})" if tombstone.name else ""
+    return Gone(
+        f"box {tombstone.id}{name} has been destroyed: {tombstone.reason}",
+        details={"at": tombstone.at, "reason": tombstone.reason},
+        remedy="create a new one",
+    )

@@ -1,0 +1,108 @@
+"""An export of receipts, checked without the ledger it came from: every line, every chain, and the whole."""
+
+import hashlib
+from collections.abc import Iterable
+
+import msgspec
+
+from hutch.errors import Invalid
+from hutch.keeper.receipts.chain import Row, Walk, pruning_problem
+from hutch.keeper.receipts.receipts import trailer
+from hutch.model.compatibility import remembered, understood_plain
+from hutch.model.receipts import Chain, ChainCheck, Receipt
+
+_CHAIN = b'{"chain":'
+_EXPORT = b'{"export":'
+
+
+def check_export(lines: Iterable[bytes]) -> list[ChainCheck]:
+    """One verdict for each chain; a fault of the file itself is the last, with no box. Lines keep their ends."""
+    checking = _Checking()
+    for number, line in enumerate(lines, 1):
+        checking.line(number, line)
+    checking.end()
+    return checking.checks
+
+
+class _Checking:
+    def __init__(self) -> None:
+        self.checks: list[ChainCheck] = []
+        self._rows: list[Row] = []
+        self._walk: Walk | None = None
+        self._digest = hashlib.sha256()
+        self._receipts = 0
+        self._chains = 0
+        self._ended = False
+        self._fault = ""
+
+    def line(self, number: int, line: bytes) -> None:
+        if self._ended:
+            self._fault = self._fault or f"line {number}: there is something behind the end"
+            return
+        if line.startswith(_EXPORT):
+            self._ended = True
+            if line != trailer(self._chains, self._receipts, self._digest.hexdigest()) + b"\n":
+                self._fault = self._fault or f"line {number}: the file is not what was exported"
+            return
+        self._digest.update(line)
+        try:
+            if not line.endswith(b"\n"):
+                raise Invalid("it is cut off")
+            self._head(line[:-1]) if line.startswith(_CHAIN) else self._receipt(line[:-1])
+        except Invalid as error:
+            self._fault = self._fault or f"line {number}: {error.message}"
+
+    def end(self) -> None:
+        if self._walk is not None and not self._fault:
+            self._fault = f"the chain of box {self._walk.box} has no end"
+        if not self._ended:
+            self._fault = self._fault or "the file is cut off: its last line is missing"
+        if self._fault:
+            at = self._walk
+            self.checks.append(
+                ChainCheck(
+                    box=at.box if at else "",
+                    ok=False,
+                    count=at.count if at else 0,
+                    problem=self._fault,
+                    broken=at.count + 1 if at else None,
+                )
+            )
+
+    def _receipt(self, line: bytes) -> None:
+        self._receipts += 1
+        if self._walk is None:
+            first = remembered(line, Receipt)
+            self._walk = Walk(first.box, first.owner)
+        if self._walk.broken is None:
+            try:
+                self._walk.along([Row.of_line(line)])
+            except Invalid as error:
+                self._walk.stop(error.message)
+
+    def _head(self, line: bytes) -> None:
+        self._chains += 1
+        try:
+            chain = understood_plain(msgspec.json.decode(line)["chain"], Chain)
+        except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
+            raise Invalid(f"not the head of a chain: {error}") from error
+        walk = self._walk or Walk(chain.box, chain.owner)
+        self._walk = None
+        if chain.pruned_at and not walk.count:
+            problem = pruning_problem(chain)
+            self.checks.append(
+                ChainCheck(
+                    box=chain.box,
+                    owner=chain.owner,
+                    pruned_at=chain.pruned_at,
+                    pruned_why=chain.pruned_why,
+                    ok=not problem,
+                    broken=0 if problem else None,
+                    problem=problem,
+                )
+            )
+        elif (walk.box, walk.owner) != (chain.box, chain.owner):
+            walk.stop(f"it stands in the chain of box {chain.box}, owner {chain.owner}")
+            self.checks.append(walk.end(chain))
+        else:
+            self.checks.append(walk.end(chain))

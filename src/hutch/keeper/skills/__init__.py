@@ -1,0 +1,1 @@
+"""Skills of owners, and how boxes come to show them."""

@@ -1,0 +1,1 @@
+"""Where records live: in memory, SQLite or PostgreSQL, under one schema."""

@@ -1,0 +1,81 @@
+"""From the setting `store` to the store it names, and to the liveness that belongs to it."""
+
+from typing import TYPE_CHECKING
+
+from hutch.config import Config
+from hutch.errors import ConfigError
+from hutch.keeper.store.store import MemoryStore, Store
+from hutch.keeper.takeover import keeper_locks
+from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.logs import log
+
+if TYPE_CHECKING:
+    from hutch.keeper.receipts.ledger import Ledger
+    from hutch.keeper.store.state_key import StateKey
+
+
+def open_store(config: Config) -> tuple[Store, Liveness]:
+    """Nothing at all is written while Hutch is switched off. Drivers are loaded only for the store that needs them."""
+    homes = keeper_locks.homes(config.state_dir, config.run_dir)
+    if not config.enabled or config.store == "memory":
+        return MemoryStore(), Locks(homes)
+    if not config.store:
+        from hutch.keeper.store.seal import Seal
+        from hutch.keeper.store.sqlite import SqliteStore
+
+        return SqliteStore(config.state_dir / "hutch.db", Seal(open_key(config))), Locks(homes)
+    if not is_shared(config):
+        # Not shown: what was meant as an address may hold a password.
+        raise ConfigError(
+            f"{config.origin('store')}: the setting `store` names no store",
+            remedy='leave it empty for SQLite, or write "memory" or postgresql://…',
+            details={"field": "store"},
+        )
+    try:
+        from hutch.keeper.store.postgres import PostgresStore
+        from hutch.keeper.takeover.heartbeat import Heartbeat
+    except ImportError as error:
+        raise ConfigError(
+            f"{config.origin('store')}: the store is PostgreSQL, and its driver cannot be loaded: {error}",
+            remedy="pip install 'hutch[postgres]'",
+            details={"field": "store"},
+        ) from error
+    from hutch.keeper.store.seal import Seal
+
+    seal = Seal(open_key(config)) if config.state_key_file else None
+    if seal is None:
+        log("store").info("environments of boxes are in the open in the database", remedy="set state_key_file")
+    store = PostgresStore(config.store, seal)
+    return store, Heartbeat(store.connections, homes)
+
+
+def open_ledger(config: Config, store: Store) -> "Ledger":
+    """Where the receipts of the boxes in `store` are kept."""
+    from hutch.keeper.receipts.ledger import MemoryLedger
+
+    if isinstance(store, MemoryStore):
+        return MemoryLedger()
+    if is_shared(config):
+        from hutch.keeper.receipts.ledger_postgres import PostgresLedger
+        from hutch.keeper.store.postgres import PostgresStore
+
+        assert isinstance(store, PostgresStore)
+        return PostgresLedger(store.connections)
+    from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
+
+    return SqliteLedger(config.state_dir / "receipts.db", synced=config.receipts == "strict")
+
+
+def open_key(config: Config) -> "StateKey":
+    """The key of the state directory, or the one that the configuration names. Records in memory need none that
+    lasts."""
+    from hutch.keeper.store.state_key import FILE, StateKey
+
+    if not config.enabled or config.store == "memory":
+        return StateKey()
+    return StateKey(config.state_key_file or config.state_dir / FILE)
+
+
+def is_shared(config: Config) -> bool:
+    """Whether the records are where keepers on other machines can see them."""
+    return config.store.startswith(("postgresql://", "postgres://"))

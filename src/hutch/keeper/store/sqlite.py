@@ -1,0 +1,166 @@
+"""The durable store: SQLite in WAL mode. What it keeps is here; how and when it is written, in `sqlite_writing`."""
+
+import sqlite3
+import time
+from collections.abc import Awaitable
+from pathlib import Path
+
+from hutch.errors import Conflict, HutchError
+from hutch.keeper.boxes.records import BoxRecord, Tombstone
+from hutch.keeper.store.seal import Seal, from_store, to_store
+from hutch.keeper.store.sqlite_writer import SqliteWriter
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, the_only
+from hutch.logs import log
+from hutch.model.boxes import Event
+from hutch.model.compatibility import remembered
+from hutch.model.ids import BoxId
+
+EVENTS_KEPT = 100_000
+
+
+class SqliteStore:
+    """The `Store` protocol over one file. Several keepers may share it: SQLite serialises their transactions."""
+
+    def __init__(self, path: Path, seal: Seal | None = None) -> None:
+        self._seal = seal
+        self._writer = SqliteWriter(path, lambda db: _seal_earlier(db, seal))
+        self._do = self._writer.do
+
+    def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
+        def work(db: sqlite3.Connection) -> None:
+            try:
+                db.execute(
+                    "INSERT INTO boxes (id, owner, keeper, state, version, key, name, body) "
+                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    self._columns(record),
+                )
+            except sqlite3.IntegrityError as error:
+                raise _taken(record, error) from error
+            _append(db, event)
+
+        return self._do(work)
+
+    def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
+        def work(db: sqlite3.Connection) -> bool:
+            try:
+                changed = db.execute(
+                    "UPDATE boxes SET owner = ?, keeper = ?, state = ?, version = ?, key = ?, name = ?, body = ? "
+                    "WHERE id = ? AND version = ?",
+                    (*self._columns(record)[1:], record.id, expected),
+                ).rowcount
+            except sqlite3.IntegrityError as error:
+                raise _taken(record, error) from error
+            if changed and event is not None:
+                _append(db, event)
+            return bool(changed)
+
+        return self._do(work)
+
+    def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
+        def work(db: sqlite3.Connection) -> bool:
+            gone = db.execute("DELETE FROM boxes WHERE id = ? AND version = ?", (tombstone.id, expected)).rowcount
+            if not gone:
+                return False
+            db.execute(
+                "INSERT OR REPLACE INTO tombstones (id, at, owner, name, body) VALUES (?, ?, ?, ?, ?)",
+                (tombstone.id, tombstone.at, tombstone.owner, tombstone.name or None, tombstone.to_json()),
+            )
+            db.execute("DELETE FROM tombstones WHERE at < ?", (time.time() - TOMBSTONE_SECONDS,))
+            _append(db, event)
+            return True
+
+        return self._do(work)
+
+    async def get(self, box_id: BoxId) -> BoxRecord | None:
+        return await self._one("SELECT body FROM boxes WHERE id = ?", (box_id,))
+
+    async def by_key(self, owner: str, key: str) -> BoxRecord | None:
+        return await self._one("SELECT body FROM boxes WHERE owner = ? AND key = ?", (owner, key))
+
+    async def all(self) -> tuple[BoxRecord, ...]:
+        rows = await self._do(lambda db: db.execute("SELECT body FROM boxes ORDER BY id").fetchall(), long=True)
+        return tuple(from_store(body, self._seal) for (body,) in rows)
+
+    async def tombstone(self, box_id: BoxId) -> Tombstone | None:
+        row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
+        return remembered(row[0], Tombstone) if row else None
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        def work(db: sqlite3.Connection) -> list[tuple[bytes]]:
+            named = "SELECT body FROM tombstones WHERE owner = ? AND name = ? ORDER BY at DESC LIMIT 1"
+            begun = "SELECT body FROM tombstones WHERE id >= ? AND id < ? AND owner = ? LIMIT 2"
+            found: list[tuple[bytes]] = db.execute(named, (owner, text)).fetchall()
+            return found or db.execute(begun, (text, text + "~", owner)).fetchall()
+
+        return the_only(await self._do(work))
+
+    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
+        query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
+        rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall(), long=True)
+        return tuple(remembered(body, Event).but(seq=seq) for seq, body in rows)
+
+    async def tell(self, event: Event) -> None:
+        await self._do(lambda db: _append(db, event))
+
+    async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
+        verb = "INSERT OR IGNORE" if new else "INSERT OR REPLACE"
+        query = f"{verb} INTO notes (kind, key, body) VALUES (?, ?, ?)"
+        return await self._do(lambda db: bool(db.execute(query, (kind, key, body)).rowcount))
+
+    async def drop_note(self, kind: str, key: str) -> bool:
+        query = "DELETE FROM notes WHERE kind = ? AND key = ?"
+        return await self._do(lambda db: bool(db.execute(query, (kind, key)).rowcount))
+
+    async def notes(self, kind: str) -> dict[str, bytes]:
+        query = "SELECT key, body FROM notes WHERE kind = ? ORDER BY key"
+        return await self._do(lambda db: dict(db.execute(query, (kind,)).fetchall()), long=True)
+
+    async def close(self) -> None:
+        await self._writer.close()
+
+    async def _one(self, query: str, values: tuple[str, ...]) -> BoxRecord | None:
+        row = await self._do(lambda db: db.execute(query, values).fetchone())
+        return from_store(row[0], self._seal) if row else None
+
+    def _columns(self, record: BoxRecord) -> tuple[str, str, str, str, int, str | None, str | None, bytes]:
+        key, name, body = record.idempotency_key or None, record.spec.name or None, to_store(record, self._seal)
+        return record.id, record.owner, record.keeper, str(record.state), record.version, key, name, body
+
+
+def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
+    """Seal what an earlier release wrote in the open, and leave no trace of it in the file's free pages."""
+    query = "SELECT body FROM boxes WHERE json_extract(CAST(body AS TEXT), '$.spec.env') != '{}'"
+    if seal is None or not (rows := db.execute(query).fetchall()):
+        return
+    db.execute("BEGIN IMMEDIATE")
+    for (body,) in rows:
+        try:
+            record = BoxRecord.from_json(body)
+        except HutchError as error:  # of a newer release, or broken: whoever asks for this box is told
+            log("store").warning("a record stays as it is", error=error)
+            continue
+        update = "UPDATE boxes SET body = ? WHERE id = ? AND version = ?"
+        db.execute(update, (to_store(record, seal), record.id, record.version))
+    db.execute("COMMIT")
+    log("store").warning(
+        "environments of boxes, kept in the open by an earlier release, are sealed now", boxes=len(rows)
+    )
+    try:
+        db.execute("VACUUM")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.OperationalError as error:  # another process uses the file in this moment
+        remedy = "stop every Hutch on this state directory, then VACUUM the file"
+        log("store").warning("free pages of the file may still show them", error=error, remedy=remedy)
+
+
+def _taken(record: BoxRecord, error: sqlite3.IntegrityError) -> Conflict:
+    """SQLite tells only in words which index it was."""
+    return name_taken(record) if "boxes.name" in str(error) else key_taken(record)
+
+
+def _append(db: sqlite3.Connection, event: Event) -> None:
+    cursor = db.execute(
+        "INSERT INTO events (box_id, at, body) VALUES (?, ?, ?)", (event.box_id, event.at, event.to_json())
+    )
+    if cursor.lastrowid is not None and cursor.lastrowid % 1000 == 0:
+        db.execute("DELETE FROM events WHERE seq <= ?", (cursor.lastrowid - EVENTS_KEPT,))

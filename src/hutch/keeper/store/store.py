@@ -1,0 +1,185 @@
+"""Where records live: the protocol every store keeps, and the store in memory."""
+
+import time
+from collections.abc import Awaitable
+from typing import Protocol
+
+from hutch.errors import Conflict
+from hutch.keeper.boxes.records import BoxRecord, Tombstone
+from hutch.model.boxes import Event
+from hutch.model.compatibility import remembered
+from hutch.model.ids import BoxId
+
+TOMBSTONE_SECONDS = 7 * 24 * 3600.0
+
+
+class Store(Protocol):
+    """Every write is one transaction: a record, the event that tells of it, and nothing half done.
+
+    A change of a box may be done when the call returns: its answer is a future that is done then.
+    """
+
+    def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
+        """A new box. Conflict if the id, or the owner's idempotency key or name for it, is taken."""
+        ...
+
+    def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
+        """Compare-and-set: False, and nothing written, unless the stored version is `expected`. Conflict if the owner's
+        idempotency key or name for it is another box's."""
+        ...
+
+    def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
+        """Compare-and-set removal; the tombstone stays."""
+        ...
+
+    async def get(self, box_id: BoxId) -> BoxRecord | None: ...
+
+    async def by_key(self, owner: str, key: str) -> BoxRecord | None:
+        """The box an idempotency key made."""
+
+    async def all(self) -> tuple[BoxRecord, ...]: ...
+
+    async def tombstone(self, box_id: BoxId) -> Tombstone | None: ...
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        """The owner's box that went last of those with this name, else the one whose id begins so."""
+
+    async def events(self, after: int, limit: int) -> tuple[Event, ...]: ...
+
+    async def tell(self, event: Event) -> None:
+        """An event that changes no box."""
+
+    async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
+        """Small facts beside boxes (volumes, default boxes). With `new`, False and nothing written if it is there."""
+
+    async def drop_note(self, kind: str, key: str) -> bool:
+        """False if there was none."""
+
+    async def notes(self, kind: str) -> dict[str, bytes]: ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryStore:
+    """The store of a process that leaves nothing behind: tests, `hutch run`, one-off scripts."""
+
+    def __init__(self) -> None:
+        self._boxes: dict[BoxId, BoxRecord] = {}
+        self._keys: dict[tuple[str, str], BoxId] = {}
+        self._tombstones: dict[BoxId, Tombstone] = {}
+        self._events: list[Event] = []
+        self._notes: dict[str, dict[str, bytes]] = {}
+        self._sequence = 0
+
+    async def insert(self, record: BoxRecord, event: Event) -> None:
+        key = (record.owner, record.idempotency_key)
+        if record.id in self._boxes or (record.idempotency_key and key in self._keys):
+            raise key_taken(record)
+        self._check_name(record)
+        self._boxes[record.id] = record
+        if record.idempotency_key:
+            self._keys[key] = record.id
+        self._append(event)
+
+    async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
+        current = self._boxes.get(record.id)
+        if current is None or current.version != expected:
+            return False
+        if (record.owner, record.spec.name) != (current.owner, current.spec.name):
+            self._check_name(record)
+        self._boxes[record.id] = record
+        if record.idempotency_key:
+            self._keys[(record.owner, record.idempotency_key)] = record.id
+        if event is not None:
+            self._append(event)
+        return True
+
+    async def remove(self, tombstone: Tombstone, expected: int, event: Event) -> bool:
+        current = self._boxes.get(tombstone.id)
+        if current is None or current.version != expected:
+            return False
+        del self._boxes[tombstone.id]
+        self._keys.pop((current.owner, current.idempotency_key), None)
+        self._tombstones[tombstone.id] = tombstone
+        self._expire_tombstones()
+        self._append(event)
+        return True
+
+    async def get(self, box_id: BoxId) -> BoxRecord | None:
+        return self._boxes.get(box_id)
+
+    async def by_key(self, owner: str, key: str) -> BoxRecord | None:
+        box_id = self._keys.get((owner, key))
+        return None if box_id is None else self._boxes.get(box_id)
+
+    async def all(self) -> tuple[BoxRecord, ...]:
+        return tuple(self._boxes.values())
+
+    async def tombstone(self, box_id: BoxId) -> Tombstone | None:
+        return self._tombstones.get(box_id)
+
+    async def buried(self, owner: str, text: str) -> Tombstone | None:
+        own = [tombstone for tombstone in self._tombstones.values() if tombstone.owner == owner]
+        named = [tombstone for tombstone in own if text and tombstone.name == text]
+        begun = [tombstone for tombstone in own if tombstone.id.startswith(text)]
+        return named[-1] if named else begun[0] if len(begun) == 1 else None
+
+    async def events(self, after: int, limit: int) -> tuple[Event, ...]:
+        return tuple(event for event in self._events if event.seq > after)[:limit]
+
+    async def tell(self, event: Event) -> None:
+        self._append(event)
+
+    async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
+        notes = self._notes.setdefault(kind, {})
+        if new and key in notes:
+            return False
+        notes[key] = body
+        return True
+
+    async def drop_note(self, kind: str, key: str) -> bool:
+        return self._notes.get(kind, {}).pop(key, None) is not None
+
+    async def notes(self, kind: str) -> dict[str, bytes]:
+        return dict(sorted(self._notes.get(kind, {}).items()))
+
+    async def close(self) -> None:
+        self._boxes.clear()
+
+    def _check_name(self, record: BoxRecord) -> None:
+        name = record.spec.name
+        others = (other for other in self._boxes.values() if other.id != record.id and other.owner == record.owner)
+        if name and any(other.spec.name == name for other in others):
+            raise name_taken(record)
+
+    def _append(self, event: Event) -> None:
+        self._sequence += 1
+        self._events.append(event.but(seq=self._sequence))
+        if len(self._events) > 20_000:
+            del self._events[:10_000]
+
+    def _expire_tombstones(self) -> None:
+        """Oldest first: a dict keeps the order of insertion."""
+        limit = time.time() - TOMBSTONE_SECONDS
+        while self._tombstones:
+            oldest = next(iter(self._tombstones.values()))
+            if oldest.at >= limit and len(self._tombstones) <= 10_000:
+                return
+            del self._tombstones[oldest.id]
+
+
+def the_only(rows: list[tuple[bytes]]) -> Tombstone | None:
+    """None if the question could mean two boxes."""
+    return remembered(rows[0][0], Tombstone) if len(rows) == 1 else None
+
+
+def key_taken(record: BoxRecord) -> Conflict:
+    return Conflict(f"box {record.id} or its idempotency key exists", op="create")
+
+
+def name_taken(record: BoxRecord) -> Conflict:
+    return Conflict(
+        f"another box is called {record.spec.name} already",
+        details={"name": record.spec.name},
+        remedy="choose another name, or rename or destroy that box",
+    )

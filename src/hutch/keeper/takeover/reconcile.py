@@ -1,0 +1,177 @@
+"""After a restart: boxes of dead keepers are taken over and re-attached, or destroyed and then forgotten.
+
+Nothing of a live keeper is touched (lesson 10), nothing is forgotten before its engine has let it go (lessons 1, 2).
+"""
+
+import time
+from collections.abc import Callable
+
+from hutch.config import Config
+from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
+from hutch.keeper.access.callers import who
+from hutch.keeper.access.leases import surviving
+from hutch.keeper.boxes.deadlines import attached, orphan_grace
+from hutch.keeper.boxes.live import Live
+from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.boxes.states import States
+from hutch.keeper.engines import Engines
+from hutch.keeper.store.store import Store
+from hutch.keeper.takeover.liveness import Liveness
+from hutch.logs import log
+from hutch.model.durations import shown
+from hutch.model.results import JobState
+from hutch.model.spec import Retention
+from hutch.model.state import State
+
+_HALF_MADE = (State.CREATING, State.STOPPING, State.ERROR)
+
+
+class Reconciler:
+    """Brings one keeper's memory, the store and the engines to agree."""
+
+    def __init__(
+        self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, config: Config
+    ) -> None:
+        self._keeper = keeper
+        self._store = store
+        self._states = states
+        self._engines = engines
+        self._liveness = liveness
+        self._config = config
+
+    async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
+        """The boxes that are ours now."""
+        adopted: list[Live] = []
+        for record in await self._store.all():
+            if not wanted(record) or not await self.abandoned(record) or await at_work(self._engines, record):
+                continue
+            try:
+                live = await self.take(record)
+            except Conflict:
+                continue  # another keeper was faster
+            except HutchError as error:
+                log("reconcile").warning("box left for later", box=record.id, error=str(error))
+                continue
+            if live is not None:
+                adopted.append(live)
+        await self._sweep_engines()
+        return adopted
+
+    async def abandoned(self, record: BoxRecord) -> bool:
+        """Whether nobody keeps it any more and we can reach it: a box on another machine is left to keepers there."""
+        if record.keeper == self._keeper or record.place not in ("", self._liveness.place):
+            return False
+        return not await self._liveness.alive(record.keeper)
+
+    async def take(self, record: BoxRecord) -> Live | None:
+        """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
+        # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
+        # A box that was left to itself goes from hand to hand with every command: that is no event.
+        record = await self._states.update(
+            record,
+            keeper=self._keeper,
+            epoch=record.epoch + 1,
+            lease=surviving(record.lease, asking=who().session),
+            grace_sec=self._grace_of(record),
+            kind="" if record.left_at else "adopted",
+            reason="its keeper died",
+        )
+        kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
+        if kept and record.state in (State.STOPPING, State.ERROR):
+            return await self._finish_stop(record, "its keeper died")
+        if record.state in _HALF_MADE:
+            await self._finish_end(record, "left half made by a keeper that died")
+            return None
+        if record.state is State.STOPPED:
+            return Live(record)
+        return await self._reattach(record)
+
+    def _grace_of(self, record: BoxRecord) -> float:
+        """A box that was left to itself keeps the clock it was left with: `--keep` chose it."""
+        return record.grace_sec if record.left_at else orphan_grace(self._config, record.spec, record.idempotency_key)
+
+    async def _reattach(self, record: BoxRecord) -> Live | None:
+        provider = self._engines.provider(record.instance.provider)
+        was_paused = record.state is State.PAUSED
+        live = Live(record)
+        try:
+            live.instance = await attached(provider, record)
+        except NotFound as gone:
+            if record.spec.retention is Retention.PERSISTENT:
+                return await self._finish_stop(record, _lost(record, gone))
+            await self._finish_end(record, _lost(record, gone))
+            return None
+        except Unavailable as error:
+            if record.state is not State.UNKNOWN:
+                live.record = await self._states.change(record, State.UNKNOWN, reason=error.message)
+            return live
+        except BoxBroken as broken:
+            if record.state is State.UNKNOWN:
+                record = await self._states.change(record, State.RESTORING, reason="adopted after a restart")
+            live.record = await self._states.change(record, State.ERROR, reason=broken.message)
+            return live
+        if was_paused or record.state is State.UNKNOWN:
+            middle = State.RUNNING if was_paused else State.RESTORING
+            if was_paused:
+                await live.instance.resume()
+            record = await self._states.change(record, middle, reason="adopted after a restart")
+        if record.state is not State.RUNNING:
+            record = await self._states.change(record, State.RUNNING, reason="adopted after a restart")
+        if live.instance.record != record.instance:
+            # A restore had come further than the record tells: without this a destroy would look for the earlier life.
+            record = await self._states.update(record, instance=live.instance.record)
+        live.record = record
+        live.used = time.monotonic()
+        return live
+
+    async def _finish_stop(self, record: BoxRecord, reason: str) -> Live:
+        if record.state is not State.STOPPING:
+            record = await self._states.change(record, State.STOPPING, reason=reason)
+        await self._engines.provider(record.instance.provider).stop(record.instance)
+        return Live(await self._states.change(record, State.STOPPED, reason=reason))
+
+    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+        if record.state is not State.STOPPING:
+            record = await self._states.change(record, State.STOPPING, reason=reason, doomed=True)
+        await self._engines.provider(record.instance.provider).destroy(record.instance)
+        await self._states.forget(record, reason)
+
+    async def _sweep_engines(self) -> None:
+        """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store; and what
+        else the dead left there."""
+        known = {record.id for record in await self._store.all()}
+        for provider in self._engines.in_use():
+            if provider.portable:
+                continue  # keepers that we cannot ask about, of other stores, may have boxes there
+            for instance in await provider.list():
+                # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later. Kept files
+                # are nobody's litter, even if their record is lost.
+                if instance.box_id in known or not instance.keeper or instance.data.get("store"):
+                    continue
+                if not await self._liveness.alive(instance.keeper):
+                    await provider.destroy(instance)
+            await provider.sweep()
+
+
+async def at_work(engines: Engines, record: BoxRecord) -> bool:
+    """Whether a box that was left on purpose is kept by a running job: it goes on waiting for whoever asks for it, and
+    no keeper takes it unasked."""
+    if not record.left_at or record.state is not State.RUNNING:
+        return False
+    try:
+        instance = await engines.provider(record.instance.provider).attach(record.instance, record.spec)
+    except HutchError:
+        return False  # what has become of it is found out by whoever takes it
+    try:
+        return any(job.state is JobState.RUNNING for job in await instance.jobs())
+    except HutchError:
+        return False
+    finally:
+        await instance.close()
+
+
+def _lost(record: BoxRecord, gone: NotFound) -> str:
+    """Why a box that should run does not: its own clock ended it, or we do not know what did."""
+    if record.left_at and not record.waits(time.time()):
+        return f"nobody used it for {shown(record.grace_sec)}"
+    return f"lost: {gone.message}"

@@ -1,0 +1,76 @@
+"""What of ours is on an engine: its boxes, whoever keeps them, and what boxes do not account for.
+
+Only things with our own instance's label are listed: another Hutch on the same engine has keepers of its own, of whose
+life we know nothing (lesson 10).
+"""
+
+import time
+from datetime import datetime
+
+from hutch.model.ids import BoxId
+from hutch.providers.base import InstanceRecord, Leftover
+from hutch.providers.docker import labels as naming
+from hutch.providers.docker.context import Ground
+
+STALE = 3600.0
+"""Seconds after which a throwaway, or an old guest that nobody uses, is nobody's any more."""
+
+
+async def records(provider: str, ground: Ground) -> tuple[InstanceRecord, ...]:
+    """Boxes that run, and those that are stopped: of these there are only volumes."""
+    found: dict[str, InstanceRecord] = {}
+    volumes: dict[str, list[str]] = {}
+    keepers: dict[str, str] = {}
+    for volume in await ground.engine.volumes(f"{naming.INSTANCE}={ground.instance}"):
+        labels = volume.get("Labels") or {}
+        if box_id := labels.get(naming.BOX):
+            volumes.setdefault(box_id, []).append(str(volume["Name"]))
+            keepers[box_id] = labels.get(naming.KEEPER, "")
+    for container in await ground.engine.containers({naming.BOX: "", naming.INSTANCE: ground.instance}):
+        labels = container.get("Labels") or {}
+        keepers[labels[naming.BOX]] = labels.get(naming.KEEPER, "")
+    for box_id, keeper in keepers.items():
+        data: dict[str, str | int | float | bool | list[str] | None] = {"container": naming.container(box_id)}
+        if kept := volumes.get(box_id):
+            data |= {"store": naming.volume(box_id, "home"), "volumes": sorted(kept)}
+        found[box_id] = InstanceRecord(provider=provider, box_id=BoxId(box_id), keeper=keeper, data=data)
+    return tuple(found.values())
+
+
+async def sweep(ground: Ground, *, dry_run: bool) -> tuple[Leftover, ...]:
+    """Networks and walls of boxes that are gone, throwaways of dead processes, guests of other versions."""
+    engine = ground.engine
+    boxes = {each["Labels"][naming.BOX] for each in await engine.containers({naming.BOX: ""})}
+    gone: list[Leftover] = []
+    for network in await engine.networks(f"{naming.INSTANCE}={ground.instance}"):
+        box_id = (network.get("Labels") or {}).get(naming.BOX)
+        if box_id not in boxes and _age(network.get("Created")) > STALE:
+            name = str(network["Name"])
+            if dry_run or await engine.remove_network(name):
+                gone.append(Leftover(kind="network", name=name))
+                walls = await ground.walls() if box_id and not dry_run else None
+                if box_id and walls is not None:
+                    await walls.remove(box_id)
+    for container in await engine.containers({naming.THROWAWAY: ""}):
+        if time.time() - int(container["Labels"][naming.THROWAWAY] or 0) > STALE:
+            if not dry_run:
+                await engine.remove(container["Id"])
+            gone.append(Leftover(kind="container", name=container["Names"][0].lstrip("/")))
+    for volume in await engine.volumes(naming.GUEST):
+        name = str(volume["Name"])
+        old = name != naming.guest_volume(ground.plant.digest) and _age(volume.get("CreatedAt")) > STALE
+        # The engine refuses to remove what a container uses.
+        if old and (dry_run or await engine.remove_volume(name)):
+            gone.append(Leftover(kind="volume", name=name))
+    return tuple(gone)
+
+
+def _age(created: object) -> float:
+    """Seconds since an engine's time stamp; 0 if it makes no sense, which keeps the thing."""
+    try:
+        # Nine digits of a second's fraction are more than Python reads.
+        head, _, rest = str(created).partition(".")
+        zone = rest.lstrip("0123456789") if rest else ""
+        return time.time() - datetime.fromisoformat((head + zone).replace("Z", "+00:00")).timestamp()
+    except ValueError:
+        return 0.0

@@ -1,0 +1,249 @@
+"""From an order to the container that an engine is asked for. Pure, so that what is hardened can be read and tested.
+
+The disk of a temporary box is memory: one tmpfs each for the workspace, the home and /tmp, whose sizes add up to
+`disk_mb`, because no engine can show one file system in several places. Their pages are charged to the container, so
+its memory limit is raised by as much.
+"""
+
+from typing import Any, NamedTuple
+
+from hutch.errors import Invalid, Refused
+from hutch.model.images import ImageDefaults
+from hutch.model.limits import Limits
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention
+from hutch.providers.docker import labels
+from hutch.providers.docker.dialect import Dialect
+from hutch.providers.guest_bundle.listener import DEPUTY_PLACE, GUEST_PLACE
+from hutch.providers.guest_bundle.pack import HOME as PLANTED
+from hutch.providers.guest_bundle.pack import Plant
+
+WORKSPACE = "/workspace"
+HOME = "/home/user"
+PARTS = ("home", "workspace")
+"""What a persistent box keeps, each in a volume."""
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+PIDS_HEADROOM = 8
+"""The guest, a deputy, relays: they are in the container, and not the user's."""
+GUEST_MB = 16
+"""What the guest itself holds."""
+WALL_MB = 192
+WALL_THREADS = 8192
+_MB = 1 << 20
+_OURS = (GUEST_PLACE, DEPUTY_PLACE, PLANTED, "/proc", "/dev", "/sys")
+_INODES_PER_MB = 256
+_LOADING = ("LD_PRELOAD", "LD_AUDIT")
+
+
+class ImageFacts(NamedTuple):
+    """What of an image's configuration matters to a box."""
+
+    id: str
+    defaults: ImageDefaults
+    volumes: tuple[str, ...]
+    user: str
+    """uid:gid if the image names an ordinary user by number, else ""."""
+
+
+class Bind(NamedTuple):
+    """A place of the engine's machine, as the engine knows it."""
+
+    source: str
+    target: str
+    writable: bool
+
+
+class Site(NamedTuple):
+    """What the engine adds to an order."""
+
+    plant: Plant
+    instance: str
+    runtime: str
+    user: str
+    cgroup_parent: str
+    network: str
+    """Name of the box's own; "" without one."""
+    binds: tuple[Bind, ...]
+    private_cgroups: bool
+    walled: bool
+    """Whether the runtime puts a kernel of its own between the box and the machine's."""
+    dialect: Dialect
+
+
+def is_persistent(spec: EffectiveSpec) -> bool:
+    return spec.retention is Retention.PERSISTENT
+
+
+def container(order: Order, image: ImageFacts, site: Site) -> dict[str, Any]:
+    """The body of `POST /containers/create`."""
+    spec, limits = order.spec, order.spec.limits
+    return {
+        "Image": image.id,
+        "Hostname": order.box_id[:12],
+        "User": user_of(image, site),
+        # An image may name libraries to be loaded into every program; ours, some of them the box's root, take none.
+        "Env": [f"{name}=" for name in _LOADING],
+        "Entrypoint": site.plant.argv("hutch.providers.guest_bundle.boot", GUEST_PLACE, "guest"),
+        "Cmd": [],
+        "WorkingDir": "/",
+        "Labels": labels.labels(order, site.instance),
+        "Healthcheck": {"Test": ["NONE"]},
+        "StopSignal": "SIGKILL",
+        "AttachStdin": False,
+        "AttachStdout": False,
+        "AttachStderr": False,
+        "OpenStdin": False,
+        "Tty": False,
+        "HostConfig": {
+            **limited(limits, walled=site.walled),
+            "Ulimits": _ulimits({"nofile": limits.open_files, "core": 0, **site.dialect.ulimits}),
+            "CapDrop": ["ALL"],
+            "SecurityOpt": ["no-new-privileges"],
+            "Privileged": False,
+            "ReadonlyRootfs": spec.read_only_root,
+            "IpcMode": "private",
+            **({"CgroupnsMode": "private"} if site.private_cgroups else {}),
+            **({"CgroupParent": site.cgroup_parent} if site.cgroup_parent else {}),
+            **({"Runtime": site.runtime} if site.runtime else {}),
+            "NetworkMode": site.network if spec.network is not NetworkMode.OFF else "none",
+            "ShmSize": shm_mb(limits) * _MB,
+            "Tmpfs": tmpfs(spec, image, site),
+            "Mounts": _mounts(order, site),
+            "Init": False,
+            "AutoRemove": False,
+            "RestartPolicy": {"Name": "no"},
+            **site.dialect.host_config,
+        },
+    }
+
+
+def user_of(image: ImageFacts, site: Site) -> str:
+    return image.user or site.user
+
+
+def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
+    """The limits that an engine keeps with control groups, and can change on a live container."""
+    memory = limits.memory_mb + limits.disk_mb + spill_mb(limits) + GUEST_MB
+    pids = limits.pids + PIDS_HEADROOM
+    if walled:
+        # A kernel of its own lives in the same control group, and meeting a limit there would end it with the whole
+        # box. The guest's watchdog holds the box's own limits; these hold what gets past it between two looks.
+        memory, pids = memory + limits.memory_mb + WALL_MB, WALL_THREADS
+    return {
+        "Memory": memory * _MB,
+        "MemorySwap": memory * _MB,  # memory and swap together: no swap
+        "NanoCpus": max(10**7, round(limits.cpus * 10**9)),
+        "PidsLimit": pids,
+    }
+
+
+def watched(limits: Limits) -> dict[str, int]:
+    """What a guest behind a wall holds itself."""
+    return {"memory_bytes": limits.memory_mb * _MB, "pids": limits.pids}
+
+
+def spill_mb(limits: Limits) -> int:
+    """Output that fits nowhere else waits in memory; the guest drops the middle of what is larger."""
+    return min(64, max(8, limits.memory_mb // 8))
+
+
+def shm_mb(limits: Limits) -> int:
+    return min(256, max(8, limits.memory_mb // 8))
+
+
+def tmpfs(spec: EffectiveSpec, image: ImageFacts, site: Site) -> dict[str, str]:
+    """Mount options by place."""
+    uid, gid = user_of(image, site).split(":")
+    owner = site.dialect.owner.format(uid=uid, gid=gid)
+    taken = {bind.target for bind in site.binds}
+    for path in filter(_is_ours, image.volumes):
+        # An engine fills a declared volume with what the image has there: its maker's code in place of our guest's.
+        raise Refused(f"the image declares a volume at {path}, which belongs to the box itself", op="create")
+    places = {"/tmp": 1, **{path: 1 for path in image.volumes if path not in (*taken, WORKSPACE, HOME, "/tmp")}}
+    if not is_persistent(spec):
+        places[HOME] = 1
+        if spec.workspace.source == "own" and spec.workspace.mode is not MountMode.NONE:
+            places[WORKSPACE] = 2
+    places = {path: weight for path, weight in places.items() if path not in taken}
+    total = sum(places.values())
+    mounted = {}
+    for path, weight in places.items():
+        size = max(1, spec.limits.disk_mb * weight * 1024 // total)
+        access = "ro" if path == WORKSPACE and spec.workspace.mode is MountMode.RO else "rw"
+        mode = "1777" if path == "/tmp" else "0755"
+        files = f"nr_inodes={max(1024, size * _INODES_PER_MB // 1024)}," if site.dialect.inodes else ""
+        mounted[path] = f"{access},nosuid,nodev,exec,size={size}k,{files}mode={mode},{owner}"
+    quiet = "rw,nosuid,nodev,noexec"
+    mounted[GUEST_PLACE] = f"{quiet},size={spill_mb(spec.limits)}m,mode=0711,{owner}"
+    mounted[DEPUTY_PLACE] = f"{quiet},size=8m,mode=0711"
+    return mounted
+
+
+def environment(spec: EffectiveSpec, image: ImageFacts, box_id: str, *, user: str = "user") -> dict[str, str]:
+    """The whole environment of every command: the image's, ours, the spec's."""
+    home = HOME if user == "user" else "/root"
+    standard = {
+        "HOME": home, "USER": user, "LOGNAME": user, "SHELL": "/bin/sh", "HOSTNAME": box_id[:12], "TMPDIR": "/tmp",
+    }  # fmt: skip
+    return {"PATH": PATH, "LANG": "C.UTF-8"} | image.defaults.env | standard | spec.env | spec.secrets
+
+
+def target(wanted: str) -> str:
+    """Where a mount may appear."""
+    if not wanted.startswith("/") or "/../" in f"{wanted}/" or wanted.strip("/") == "":
+        raise Invalid(f"a mount needs an absolute target below /, not {wanted!r}", op="create")
+    path = "/" + "/".join(part for part in wanted.split("/") if part not in ("", "."))
+    if _is_ours(path):
+        raise Refused(f"nothing can be mounted at {path}: it belongs to the box itself", op="create")
+    return path
+
+
+def _is_ours(path: str) -> bool:
+    return any(path == ours or path.startswith(f"{ours}/") for ours in _OURS)
+
+
+def _mounts(order: Order, site: Site) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = [
+        {
+            "Type": "volume",
+            "Source": labels.guest_volume(site.plant.digest),
+            "Target": PLANTED,
+            "ReadOnly": True,
+            "VolumeOptions": {"NoCopy": True, "Labels": {labels.GUEST: site.plant.digest}},
+        }
+    ]
+    for part, place in kept(order.spec).items():
+        read_only = place == WORKSPACE and order.spec.workspace.mode is MountMode.RO
+        name = labels.volume(order.box_id, part)
+        found.append(
+            {
+                "Type": "volume",
+                "Source": name,
+                "Target": place,
+                "ReadOnly": read_only,
+                "VolumeOptions": {"NoCopy": True},
+            }
+        )
+    # Parents before what lies inside them.
+    for bind in sorted(site.binds, key=lambda each: each.target):
+        found.append(
+            {
+                "Type": "bind",
+                "Source": bind.source,
+                "Target": bind.target,
+                "ReadOnly": not bind.writable,
+                "BindOptions": {"Propagation": "rprivate"},
+            }
+        )
+    return found
+
+
+def kept(spec: EffectiveSpec) -> dict[str, str]:
+    """The volumes of a persistent box: part by place."""
+    if not is_persistent(spec):
+        return {}
+    own = spec.workspace.source == "own" and spec.workspace.mode is not MountMode.NONE
+    return {"home": HOME, **({"workspace": WORKSPACE} if own else {})}
+
+
+def _ulimits(limits: dict[str, int]) -> list[dict[str, Any]]:
+    return [{"Name": name, "Soft": value, "Hard": value} for name, value in limits.items()]

@@ -1,0 +1,104 @@
+"""An engine that has been met: what it is, what we have put onto it, and what every box on it has in common."""
+
+import asyncio
+import os
+import sys
+import tempfile
+
+from hutch.errors import Unavailable, Unsupported
+from hutch.providers.docker import endpoint, engine_info, labels, shared_directory
+from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine_info import Machine
+from hutch.providers.docker.guest_volume import Planting
+from hutch.providers.docker.helper_containers import BASE, bring_base
+from hutch.providers.docker.images import ARCHITECTURES, Images
+from hutch.providers.docker.networks import Walls
+from hutch.providers.docker.path_rules import engine_path, translated
+from hutch.providers.docker.settings import Settings
+from hutch.providers.guest_bundle.pack import Plant, plant
+
+
+class Ground:
+    """Made by `meet`."""
+
+    def __init__(self, engine: Engine, found: Machine, settings: Settings, planted: Plant) -> None:
+        self.engine = engine
+        self.machine = found
+        self.settings = settings
+        self.plant = planted
+        self.images = Images(engine, settings.pull)
+        self.instance = labels.instance(settings.state_dir)
+        self.fast = engine_info.fast(found, engine.http.endpoint, settings.lane)
+        self.pty = True
+        """Whether programs get a controlling terminal, as a canary found."""
+        self.no_network = ""
+        """Why a box cannot have one, as a canary found; "" if it can."""
+        self._planting = Planting(engine)
+        self._near: bool | None = None
+        # One proof, however many boxes come first.
+        self._proving = asyncio.Lock()
+
+    async def is_near(self) -> bool:
+        """Whether the engine has our files. A socket may lead anywhere: one that somebody forwards looks like any
+        other, and so does a kernel of the same release; a mark that only this machine has is found nowhere else."""
+        async with self._proving:
+            if self._near is None:
+                self._near = self.machine.seems_here and await self._finds_our_mark()
+        return self._near
+
+    async def _finds_our_mark(self) -> bool:
+        await bring_base(self.engine)
+        # Not the usual place for such things, which an engine often has of its own.
+        home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
+        with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
+            theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)
+            return not await shared_directory.obstacle(self.engine, ours, theirs)
+
+    async def walls(self) -> Walls | None:
+        """None: nobody here can keep a box from reaching private ranges."""
+        is_able = os.geteuid() == 0 and not self.machine.rootless
+        return Walls(self.engine) if is_able and await self.is_near() else None
+
+    async def prepare(self) -> None:
+        """The guest and the empty image are on the engine when this returns."""
+        if not self._planting.is_done(self.plant):
+            await bring_base(self.engine)
+            await self._planting.ensure(self.plant, BASE)
+
+    def forget_plant(self) -> None:
+        self._planting.forget()
+
+
+async def meet(engine: Engine, settings: Settings) -> Ground:
+    """Unavailable: nobody answers; Unsupported: its containers could not run our guest."""
+    if sys.platform != "linux":
+        raise Unsupported(
+            "our guest is packed from Hutch's own interpreter, and this one is not for Linux",
+            op="probe",
+            remedy="run Hutch itself in a Linux container that has the engine's socket",
+        )
+    version, info = await asyncio.gather(engine.version(), engine.info())
+    found = engine_info.read(info, version, engine.http.endpoint, settings)
+    ours = os.uname().machine
+    if found.architecture not in (ours, ARCHITECTURES.get(ours, ours)):
+        raise Unsupported(
+            f"the engine's machine is {found.architecture}, and our guest is made for {ours}",
+            op="probe",
+            remedy=f"run Hutch on a machine of the engine's kind, or use an engine on {ours}",
+        )
+    return Ground(engine, found, settings, await asyncio.to_thread(plant))
+
+
+def locate(provider: str, settings: Settings) -> endpoint.Endpoint:
+    """Where the engine is; Unavailable if none was named and none is found."""
+    if settings.host:
+        return endpoint.parse(settings.host, settings.certificates)
+    found = endpoint.podman() if provider == "podman" else endpoint.docker()
+    if found is None:
+        start = "systemctl start podman.socket" if provider == "podman" else "start Docker"
+        raise Unavailable(
+            f"no {provider} engine was found on this machine",
+            op="connect",
+            remedy=f"{start}, or name its socket: [providers.{provider}] host",
+        )
+    return found

@@ -1,0 +1,160 @@
+"""A live container box: the linked instance, with the engine's freezer and limits and the container's counters."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
+
+import msgspec
+
+from hutch.errors import HutchError, Unsupported
+from hutch.model.limits import Limits
+from hutch.model.results import Result, Usage
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import Command, InstanceRecord
+from hutch.providers.docker import container_spec
+from hutch.providers.docker.disk_watchdog import DiskGuard
+from hutch.providers.docker.engine_api import Engine
+from hutch.providers.guest_bundle.counters import Facts
+from hutch.providers.guest_bundle.instance import CountedInstance
+from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
+from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.verdicts import Counters
+
+
+class Traits(NamedTuple):
+    """What the engine and its runtime make of a container."""
+
+    updates: bool
+    """Whether the limits of a live one can be changed."""
+    walled: bool
+    """Whether a kernel of its own is around it: the machine's counters see only that."""
+    watched: bool
+    """Whether its guest itself holds memory and processes."""
+    pty: bool
+    blind: bool
+    """Whether we cannot see its first process: then the engine is asked when it ends."""
+
+
+class _GuardedFacts:
+    """The container's counters, and what its disk guard has done."""
+
+    def __init__(self, facts: Facts, overrun: Overrun) -> None:
+        self._facts = facts
+        self._overrun = overrun
+
+    def read(self) -> Counters:
+        return msgspec.structs.replace(self._facts.read(), disk_ends=self._overrun.ends, excess=self._overrun.reason)
+
+
+class ContainerInstance(CountedInstance):
+    """What `LinkedInstance` leaves to the engine."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        engine: Engine,
+        connect: Callable[[], Awaitable[Link]],
+        deputy: Callable[[str], Awaitable[Link]],
+        facts: Facts,
+        traits: Traits,
+        *,
+        lived: bool,
+    ) -> None:
+        """`lived`: something may have run in it."""
+        super().__init__(record, spec, connect, facts, deputy=deputy)
+        self._engine = engine
+        self._traits = traits
+        self._end = asyncio.create_task(self._await_end()) if traits.blind else None
+        kept = record.data.get("volumes")
+        self._disk = (
+            DiskGuard(
+                engine,
+                self.container,
+                kept if isinstance(kept, list) else [],
+                spec.limits.disk_mb << 20,
+                self._still,
+                lived=lived,
+            )
+            if container_spec.is_persistent(spec) or not spec.read_only_root
+            else None
+        )
+        if self._disk is not None:
+            self._facts = _GuardedFacts(facts, self._disk.overrun)
+
+    @property
+    def container(self) -> str:
+        return str(self.record.data["container"])
+
+    async def run(self, command: Command) -> Result:
+        if self._disk is not None and (excess := await self._disk.jam()):
+            return Result(job_id="", exit_code=None, verdict=refusal(excess))
+        return await super().run(command)
+
+    async def start(self, command: Command) -> LinkedProcess:
+        if self._disk is not None and (excess := await self._disk.jam()):
+            raise full(excess, "start")
+        if command.pty and not self._traits.pty:
+            raise Unsupported("this runtime gives a program no controlling terminal", op="start")
+        return await super().start(command)
+
+    async def pause(self) -> None:
+        await self._engine.pause(self.container)
+
+    async def resume(self) -> None:
+        await self._engine.unpause(self.container)
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        """What the engine's control groups hold changes at once; disk and open files would need a new container."""
+        unchanged = await super().change_limits(limits)
+        if self._traits.watched:
+            return await self._change_watched(limits, unchanged)
+        live = {"cpus", "memory_mb", "pids"} & set(unchanged) if self._traits.updates else set()
+        if live:
+            wanted = self.limits.but(**{name: getattr(limits, name) for name in live})
+            await self._engine.update(self.container, container_spec.limited(wanted, walled=self._traits.walled))
+            self.limits = wanted
+        return tuple(name for name in unchanged if name not in live)
+
+    async def _change_watched(self, limits: Limits, unchanged: tuple[str, ...]) -> tuple[str, ...]:
+        """The guest's watchdog can be told; the wall around it stays as it was made, so that memory only shrinks."""
+        live = {"pids"} if limits.memory_mb > self.limits.memory_mb else {"pids", "memory_mb"}
+        self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
+        await (await self.link()).request("watch", **container_spec.watched(self.limits))
+        return tuple(name for name in unchanged if name not in live)
+
+    async def usage(self) -> Usage:
+        counted = await super().usage()
+        if not self._traits.walled:
+            return counted
+        # What is inside counts its own time; what the machine spent is known to the engine alone.
+        spent = ((await self._engine.stats(self.container)).get("cpu_stats") or {}).get("cpu_usage") or {}
+        total, system = spent.get("total_usage") or 0, spent.get("usage_in_kernelmode") or 0
+        return counted.but(cpu_user_sec=(total - system) / 1e9, cpu_system_sec=system / 1e9)
+
+    async def _still(self, overrun: Overrun) -> None:
+        """End every process of the box but its guests."""
+        await self.link()
+        for link in tuple(self._links.values()):
+            if link.usable:
+                # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+                overrun.ends += 1
+                await link.request("kill_all")
+                await link.request("make_room")
+
+    async def _await_end(self) -> None:
+        """A stream through the engine may outlive the container that it led to."""
+        try:
+            await self._engine.wait(self.container)
+        except HutchError:
+            return  # the engine is away: whoever uses the box next is told so
+        for link in tuple(self._links.values()):
+            link.close()
+
+    async def close(self) -> None:
+        if self._end is not None:
+            self._end.cancel()
+        if self._disk is not None:
+            self._disk.close()
+        await super().close()

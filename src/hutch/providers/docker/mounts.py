@@ -1,0 +1,109 @@
+"""Places of the host that a box shows: named as the engine knows them, and proven to be what policy had looked at.
+
+The engine may see other files than we do under the same name: we may run in a container, it may run on another machine.
+On the same kernel a mount is known by device and inode, which the guest tells before any command has run. Elsewhere a
+file with a random name is written into the directory and has to be found by the engine.
+"""
+
+import io
+import os
+import sys
+import tarfile
+import time
+
+import msgspec
+
+from hutch.errors import FileMissing, Refused
+from hutch.model.mounts import CheckedMount
+from hutch.model.spec import MountMode, Order
+from hutch.providers.docker import container_spec, shared_directory
+from hutch.providers.docker.container_spec import Bind
+from hutch.providers.docker.context import Ground
+from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.helper_containers import thrown_away
+from hutch.providers.docker.path_rules import engine_path, translated
+from hutch.providers.guest_client.answers import checked
+from hutch.providers.guest_client.link import Link
+
+
+class _Identity(msgspec.Struct, frozen=True):
+    dev: int = 0
+    ino: int = 0
+    error: str = ""
+
+
+async def binds(order: Order, ground: Ground) -> tuple[Bind, ...]:
+    """Every mount of the order; Refused or FileMissing before anything is made (B11)."""
+    found = []
+    for place in shown(order):
+        _check(place)
+        source = engine_path(translated(place.real, ground.settings.paths), sys.platform)
+        bind = Bind(source, container_spec.target(place.target), place.mode is MountMode.RW)
+        if not await comparable(ground):
+            await _prove(ground, place, bind)
+        found.append(bind)
+    return tuple(found)
+
+
+def shown(order: Order) -> tuple[CheckedMount, ...]:
+    return tuple(place for place in (order.places.workspace, *order.places.mounts) if place is not None)
+
+
+async def comparable(ground: Ground) -> bool:
+    """Whether inodes inside a container are those of this machine."""
+    return ground.machine.is_direct and await ground.is_near()
+
+
+async def verify(link: Link, order: Order) -> None:
+    """The engine mounted these very inodes; Refused if not. Asked of the guest, before any command has run."""
+    mounted = shown(order)
+    if not mounted:
+        return
+    answer = await link.request("identities", paths=[container_spec.target(place.target) for place in mounted])
+    for place, found in zip(mounted, checked(answer.get("found"), list[_Identity]), strict=True):
+        if (found.dev, found.ino) != (place.dev, place.ino):
+            raise _elsewhere(place, found.error or "it shows another file of that name")
+
+
+async def give(engine: Engine, volumes: list[str], user: str) -> None:
+    """New volumes belong to root: make their roots the box's user's, through a container that is never started."""
+    uid, gid = map(int, user.split(":"))
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as tar:
+        for name in volumes:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.mode, entry.uid, entry.gid = tarfile.DIRTYPE, 0o755, uid, gid
+            entry.mtime = int(time.time())
+            tar.addfile(entry)
+    mounts = [{"Type": "volume", "Source": name, "Target": f"/given/{name}"} for name in volumes]
+    async with thrown_away(engine, mounts) as container:
+        await engine.put_archive(container, "/given", packed.getvalue())
+
+
+def _check(place: CheckedMount) -> None:
+    try:
+        found = os.stat(place.real, follow_symlinks=False)
+    except FileNotFoundError as error:
+        raise FileMissing(f"cannot mount {place.real}: it is gone", op="create") from error
+    except OSError as error:
+        raise Refused(f"cannot mount {place.real}: {error.strerror}", op="create") from error
+    if (found.st_dev, found.st_ino) != (place.dev, place.ino) or os.path.realpath(place.real) != place.real:
+        raise Refused(f"{place.real} was replaced after it had been allowed", op="create")
+
+
+async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
+    """By a mark that only the right directory has; of a single file, the directory that it is in."""
+    directory, source = place.real, bind.source
+    if not os.path.isdir(directory):
+        directory, source = os.path.dirname(directory), os.path.dirname(source)
+    if obstacle := await shared_directory.obstacle(ground.engine, directory, source):
+        raise _elsewhere(place, obstacle)
+
+
+def _elsewhere(place: CheckedMount, reason: str) -> Refused:
+    return Refused(
+        f"the engine does not see our {place.real}: {reason}",
+        op="create",
+        remedy="if Hutch runs in a container, say in the provider's settings how paths differ: "
+        'paths = { "/ours" = "/the/engine\'s" }',
+    )

@@ -1,0 +1,34 @@
+"""Whether the engine sees a directory of ours: a mark that nobody else knows is written there, and has to be found."""
+
+import contextlib
+import os
+import secrets
+
+from hutch.providers.docker.engine_api import Engine
+from hutch.providers.docker.engine_http import EngineRefused
+from hutch.providers.docker.helper_containers import thrown_away
+
+
+async def obstacle(engine: Engine, directory: str, source: str) -> str:
+    """Why `directory` is not what the engine has at `source`; "" if it is."""
+    name, content = f".hutch-probe-{secrets.token_hex(8)}", secrets.token_hex(16)
+    path = os.path.join(directory, name)
+    try:
+        _write(path, content)
+    except OSError as error:
+        return f"it could not be proven: {error.strerror}"
+    mount = {"Type": "bind", "Source": source, "Target": "/probe", "ReadOnly": True}
+    try:
+        async with thrown_away(engine, [mount]) as container:
+            found = await engine.get_archive(container, f"/probe/{name}")
+    except EngineRefused as refused:
+        return refused.message
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+    return "" if content.encode() in found else "another file was found there"
+
+
+def _write(path: str, content: str) -> None:
+    with open(path, "x") as file:
+        file.write(content)

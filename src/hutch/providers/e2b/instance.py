@@ -1,0 +1,123 @@
+"""`E2BInstance`: a sandbox with our guest inside, kept alive by pushing its end away while we hold on to it."""
+
+import asyncio
+import time
+from typing import Any
+
+from hutch.errors import BoxBroken, HutchError, NotFound
+from hutch.logs import log
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import InstanceRecord
+from hutch.providers.e2b.sdk import spoken
+from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.stdio_relay import install
+from hutch.providers.stdio_relay.instance import RelayedInstance
+from hutch.providers.stdio_relay.stream import RelayStream
+
+_AFTER = 5
+"""Seconds from the end of a guest to the end of its sandbox."""
+
+
+class E2BInstance(RelayedInstance):
+    """`window`: how far ahead the sandbox's own end is kept (S4, lesson 13)."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        sandbox: Any,
+        plant: Plant,
+        *,
+        window: int,
+        ends_at: float,
+        told: bytes | None = None,
+    ) -> None:
+        super().__init__(record, spec, told=told)
+        self.sandbox = sandbox
+        self._plant = plant
+        self._window = window
+        self._ends_at = ends_at
+        """Unix time of the ttl's end; 0: none."""
+        self._keeping = asyncio.create_task(self._keep())
+
+    async def relay(self, *, fresh: bool) -> RelayStream:
+        handle: Any = None
+
+        async def send(data: bytes) -> None:
+            async with spoken("connect"):
+                await handle.send_stdin(data)
+
+        async def end() -> None:
+            async with spoken("connect"):
+                await handle.kill()
+
+        stream = RelayStream(send, end)
+        try:
+            async with spoken("connect"):
+                handle = await self.sandbox.commands.run(
+                    install.relay(self._plant, fresh=fresh), background=True, user="root", stdin=True, timeout=0,
+                    retain_output=False, on_stdout=stream.heard, on_stderr=stream.complained,
+                )  # fmt: skip
+        except HutchError as error:
+            stream.ended(error)
+            if isinstance(error, NotFound):
+                raise BoxBroken(f"box {self.record.box_id} is gone: {error.message}") from error
+            raise
+        stream.watching = asyncio.create_task(_await_end(handle, stream))
+        return stream
+
+    async def lives(self) -> bool:
+        try:
+            async with spoken("connect"):
+                return bool(await self.sandbox.is_running())
+        except HutchError:
+            return True  # nobody can say
+
+    async def _keep(self) -> None:
+        """A sandbox ends by the engine's clock unless somebody moves it; its ttl is never moved."""
+        while True:
+            await asyncio.sleep(self._window / 3)
+            try:
+                async with spoken("clock"):
+                    await self.sandbox.set_timeout(self.left())
+            except NotFound:
+                return
+            except HutchError as error:
+                log("e2b").warning("the end of a sandbox was not moved", box=self.record.box_id, error=error.message)
+
+    def left(self) -> int:
+        """Seconds to which the sandbox's end may be moved: its guest ends at the ttl, and the rest soon after."""
+        if not self._ends_at:
+            return self._window
+        return max(1, min(self._window, int(self._ends_at - time.time()) + _AFTER))
+
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await super().set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
+        if ttl_sec is not None:
+            self._ends_at = time.time() + ttl_sec if ttl_sec else 0.0
+            async with spoken("clock"):
+                await self.sandbox.set_timeout(self.left())
+
+    async def pause(self) -> None:
+        """The whole sandbox is put aside, memory and all."""
+        async with spoken("pause"):
+            await self.sandbox.pause()
+        for link in tuple(self._links.values()):
+            link.close()
+
+    async def resume(self) -> None:
+        async with spoken("resume"):
+            await self.sandbox.connect(timeout=self._window)
+
+    async def close(self) -> None:
+        self._keeping.cancel()
+        await super().close()
+
+
+async def _await_end(handle: Any, stream: RelayStream) -> None:
+    try:
+        await handle.wait()
+    except Exception as error:  # however the relay ended, its link is over, and the link's users are told
+        stream.ended(error)
+    else:
+        stream.ended()

@@ -1,0 +1,98 @@
+"""A container's counters, for verdicts: read from the host's control groups, or asked of the guest where we cannot."""
+
+import os
+
+import msgspec
+
+from hutch.errors import HutchError
+from hutch.linux.cgroup_detect import Seat
+from hutch.linux.cgroups import Group
+from hutch.providers.guest_client.answers import checked
+from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.verdicts import Counters
+
+
+class HostFacts:
+    """Read on the host, before and after every command: three small files, kept open."""
+
+    def __init__(self, pid: int) -> None:
+        self._group = group_of(pid)
+
+    def read(self) -> Counters:
+        if self._group is None:
+            return Counters()
+        try:
+            facts = self._group.facts()
+        except OSError:
+            return Counters()  # the container has gone
+        return Counters(
+            oom_kills=facts.oom_kills or 0, pids_hits=facts.pids_hits, memory_peak_bytes=facts.memory_peak_bytes
+        )
+
+    async def refresh(self, link: Link) -> None:
+        """Nothing to do: reading is refreshing."""
+
+    def close(self) -> None:
+        if self._group is not None:
+            self._group.close()
+
+
+class _Told(msgspec.Struct, frozen=True, kw_only=True):
+    oom_kills: int | None = None
+    pids_hits: int | None = None
+    memory_peak_bytes: int | None = None
+
+
+class AskedFacts:
+    """As the guest has last told them; whoever needs them now refreshes them first."""
+
+    def __init__(self) -> None:
+        self._last = Counters()
+
+    def read(self) -> Counters:
+        return self._last
+
+    async def refresh(self, link: Link) -> None:
+        try:
+            told = checked(await link.request("counters", timeout=5.0), _Told)
+        except HutchError:
+            return  # the command's own answer tells what is wrong with the box
+        self._last = Counters(
+            oom_kills=told.oom_kills or 0, pids_hits=told.pids_hits, memory_peak_bytes=told.memory_peak_bytes
+        )
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Facts = HostFacts | AskedFacts
+
+
+def group_of(pid: int, root: str = "/sys/fs/cgroup") -> Group | None:
+    """The control group of a process in each hierarchy that is mounted here; None if none can be seen."""
+    positions: dict[str, str] = {}
+    try:
+        with open(f"/proc/{pid}/cgroup") as file:
+            for line in file:
+                _, controllers, path = line.rstrip("\n").split(":", 2)
+                positions.update(dict.fromkeys(controllers.split(","), path))
+    except OSError:
+        return None
+    seats: dict[str, Seat] = {}
+    for name in ("memory", "pids", "cpu"):
+        if name in positions:
+            directory, version = _legacy(root, name) + positions[name], 1
+        else:
+            directory, version = root + positions.get("", "/"), 2
+        if os.path.isdir(directory):
+            seats[name] = Seat(version, directory)
+    return Group(seats, None) if seats else None
+
+
+def _legacy(root: str, controller: str) -> str:
+    """Where a v1 hierarchy is mounted: by its own name or, as `cpu,cpuacct`, together with another."""
+    try:
+        names = os.listdir(root)
+    except OSError:
+        names = []
+    return f"{root}/" + next((name for name in names if controller in name.split(",")), controller)

@@ -1,0 +1,433 @@
+"""`LinkedInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
+
+The engine gives a way to connect, its counters (`BoxFacts`), and optionally a way to a deputy: a second guest of
+another user. It overrides what only an engine can do: pause, resume, limits.
+"""
+
+import asyncio
+import errno
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from hutch.errors import BoxBroken, EngineError, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
+from hutch.model.limits import Limits
+from hutch.model.results import Cause, JobInfo, JobState, Result, Usage, Verdict
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import Command, Instance, InstanceRecord
+from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
+from hutch.providers.guest_client.channel import Channel
+from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, complains, decide
+
+if TYPE_CHECKING:
+    from hutch.api import Files
+
+ANSWER_GRACE = 15.0
+"""The guest keeps a command's timeout; this is how much later its answer may come before the guest counts as silent."""
+PREFIX = 7
+"""A job's id begins with six characters of its guest's boot and a dash."""
+REMEMBERED = 4096
+
+
+class _Seen:
+    """What the host knows of a job beyond what its guest does."""
+
+    __slots__ = ("before", "timeout_sec", "verdict")
+
+    def __init__(self, before: Counters | None, timeout_sec: float | None) -> None:
+        self.before = before
+        self.timeout_sec = timeout_sec
+        self.verdict: Verdict | None = None
+
+
+class LinkedInstance(Instance):
+    """A live box whose guest can be reached."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        connect: Callable[[], Awaitable[Link]],
+        facts: BoxFacts,
+        *,
+        guest_user: str = "user",
+        deputy: Callable[[str], Awaitable[Link]] | None = None,
+    ) -> None:
+        self.record = record
+        self.spec = spec
+        self.limits = spec.limits
+        self._connect = connect
+        self._facts = facts
+        self._guest_user = guest_user
+        self._deputy = deputy
+        self._links: dict[str, Link] = {}
+        # One connection for each user, however many callers find it broken at once.
+        self._connecting = asyncio.Lock()
+        self._seen: dict[str, _Seen] = {}
+        self._untouched: Counters | None = None
+        """What an engine knows of a box in which nothing has run yet, without reading it."""
+        self._files = LinkedFiles(self.link, self.most_copied)
+
+    @property
+    def files(self) -> "Files":
+        return self._files
+
+    def most_copied(self, source: str) -> int:
+        """Bytes that a copy of this path may bring to the host."""
+        return most_of(self.spec.but(limits=self.limits), source)
+
+    # --- links -----------------------------------------------------------------------------------------------
+
+    async def link(self, user: str | None = None) -> Link:
+        """The link to the guest that runs as this user; None: the box's own guest. Connects again if it broke."""
+        user = user or self._guest_user
+        link = self._links.get(user)
+        if link is not None and link.usable:
+            return link
+        async with self._connecting:
+            link = self._links.get(user)
+            if link is None or not link.usable:
+                link = self._links[user] = await self._connected(user)
+            return link
+
+    async def meet(self, link: Link) -> None:
+        """Take a link that the engine made as the one to the box's own guest, once that has greeted."""
+        await link.greeted()
+        self._links[self._guest_user] = self._recognised(link)
+
+    def _recognised(self, link: Link) -> Link:
+        if link.hello.get("box_id") != self.record.box_id:
+            link.close()
+            raise BoxBroken(f"another box answers in place of {self.record.box_id}")
+        return link
+
+    async def _connected(self, user: str) -> Link:
+        try:
+            try:
+                link = await self._reached(user)
+            except Unavailable as error:
+                if error.details.get("errno") != errno.ECONNRESET:
+                    raise
+                # A guest that dies closes its connections and its door one after the other, and we came in between.
+                link = await self._reached(user)
+        except Unavailable as error:
+            if error.details.get("errno") in (errno.ECONNREFUSED, errno.ENOENT):
+                raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
+            raise
+        return self._recognised(link)
+
+    async def _reached(self, user: str) -> Link:
+        if user == self._guest_user:
+            return await self._connect()
+        if self._deputy is not None:
+            return await self._deputed(self._deputy, user)
+        raise Unsupported(
+            f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
+        )
+
+    async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
+        try:
+            return await deputy(user)
+        except EngineError as error:
+            if error.details.get("errno") != "EAGAIN" or not await self._make_room():
+                raise
+        return await deputy(user)
+
+    async def _make_room(self, but: Link | None = None) -> int:
+        """Have the guests kill what ended commands left behind; none can do that for another user."""
+        links = [link for link in self._links.values() if link.usable and link is not but]
+        return sum([checked(await link.request("make_room"), Cleared).cleared for link in links])
+
+    async def link_of(self, job_id: str) -> Link:
+        """The link to the guest that has this job."""
+        await self.link()
+        for user, link in tuple(self._links.items()):
+            if job_id.startswith(f"{str(link.hello.get('boot'))[: PREFIX - 1]}-"):
+                return await self.link(user)
+        raise NotFound(f"there is no job {job_id!r} in box {self.record.box_id}")
+
+    # --- commands --------------------------------------------------------------------------------------------
+
+    async def run(self, command: Command) -> Result:
+        fields = self._fields(command)
+        link = await self.link(command.user or self.spec.user)
+        try:
+            return await self._run(link, command, fields)
+        except NotRunnable as error:
+            if not _no_process_left(error):
+                raise
+        try:
+            if cleared := await self._make_room(but=link):
+                result = await self._run(link, command, fields)
+                return result.but(notes=(*result.notes, *_notes(cleared)))
+        except NotRunnable as error:
+            if not _no_process_left(error):
+                raise
+        return Result(job_id="", exit_code=None, verdict=cannot_start(self.limits, self._facts.read(), shared=False))
+
+    async def _run(self, link: Link, command: Command, fields: dict[str, Any]) -> Result:
+        before = self._before()
+        silence = None if command.timeout_sec is None else command.timeout_sec + ANSWER_GRACE
+        channel = link.open("run", timeout=silence, collect=True, stdin=command.stdin is not None, **fields)
+        channel.expect(command.keep_output)
+        self._meanwhile()
+        try:
+            if command.stdin is not None:
+                await channel.send(command.stdin)
+                channel.end()
+            answer = await channel.answer()
+        except Timeout as error:
+            raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="run") from error
+        except Unavailable as error:
+            if link.usable:
+                raise
+            await self.link()  # BoxBroken if the guest is gone
+            raise Unavailable("the connection broke while the command ran, and it was ended", op="run") from error
+        except asyncio.CancelledError:
+            channel.abandon()
+            raise
+        return await self.result(link, channel, answer, _Seen(before, command.timeout_sec))
+
+    def _before(self) -> Counters:
+        before, self._untouched = self._untouched or self._facts.read(), None
+        return before
+
+    def _meanwhile(self) -> None:
+        """A command has just been sent: whatever makes its result ready sooner is done while the guest works."""
+
+    async def start(self, command: Command) -> LinkedProcess:
+        fields = self._fields(command)
+        if command.follow:
+            fields["follow"] = True
+        link = await self.link(command.user or self.spec.user)
+        before = self._before()
+        try:
+            answer = await link.request("start", **fields)
+        except NotRunnable as error:
+            if not _no_process_left(error):
+                raise
+            error.remedy = "raise limits.pids, or end background processes"
+            if not await self._make_room(but=link):
+                raise
+            answer = await link.request("start", **fields)
+        started = checked(answer, Started)
+        self._remember(started.job, _Seen(before, command.timeout_sec))
+        process = LinkedProcess(self, started.job, command.keep_output)
+        if command.stdin is not None:
+            await process.write(command.stdin)
+            await process.close_stdin()
+        return process
+
+    def _fields(self, command: Command) -> dict[str, Any]:
+        if not command.command or not (
+            command.command[0] if isinstance(command.command, tuple) else command.command.strip()
+        ):
+            raise Invalid("the command is empty", op="run", remedy="give a shell command or a list of arguments")
+        if command.timeout_sec is not None and not (0 < command.timeout_sec < math.inf):
+            raise Invalid(
+                f"a timeout of {command.timeout_sec} s makes no sense", remedy="give a positive number of seconds"
+            )
+        fields: dict[str, Any] = {"command": command.command, "keep": command.keep_output}
+        if command.cwd is not None:
+            fields["cwd"] = command.cwd
+        if command.env:
+            fields["env"] = command.env
+        if command.timeout_sec is not None:
+            fields["timeout_sec"] = command.timeout_sec
+        if command.name:
+            fields["name"] = command.name
+        if command.pty:
+            fields["pty"] = [command.rows, command.cols]
+        return fields
+
+    # --- what became of them ---------------------------------------------------------------------------------
+
+    async def result(self, link: Link, channel: Channel, answer: dict[str, Any], seen: _Seen | None = None) -> Result:
+        """The answer to `run` or `wait` as a result with its verdict."""
+        end = checked(answer, End)
+        after = self._facts.read()
+        stdout, stderr = channel.output(0), channel.output(1)
+        complained = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, complained)
+        return Result(
+            job_id=end.job,
+            exit_code=end.exit_code,
+            signal=end.signal,
+            stdout_bytes=stdout,
+            stderr_bytes=stderr,
+            stdout_total=end.stdout_total,
+            stderr_total=end.stderr_total,
+            stdout_truncated=len(stdout) < end.stdout_total,
+            stderr_truncated=len(stderr) < end.stderr_total,
+            lingering=end.lingering,
+            verdict=verdict,
+            usage=_usage(end, after),
+            notes=_notes(end.cleared),
+        )
+
+    async def _verdict(
+        self, link: Link, end: End, seen: _Seen | None, after: Counters, complained: bool
+    ) -> Verdict:  # fmt: skip
+        """Decided once: the box's counters go on, and a later look would blame this job for them."""
+        if end.exit_code == 0 and not end.dropped:
+            return Verdict(cause=Cause.OK)
+        seen = seen or _Seen(None, None)
+        if seen.verdict is not None:
+            return seen.verdict
+        room = await self._room(link, end.pid, counted=after.pids_hits is not None) if end.exit_code else None
+        verdict = decide(
+            end,
+            before=seen.before,
+            after=after,
+            limits=self.limits,
+            timeout_sec=seen.timeout_sec,
+            room=room,
+            complained=complained,
+            trouble=self.trouble(),
+        )
+        seen.verdict = verdict
+        self._remember(end.job, seen)
+        return verdict
+
+    async def _room(self, link: Link, since: int, *, counted: bool) -> Room | None:
+        try:
+            return checked(await link.request("space", timeout=5.0, tasks=not counted, since=since), Room)
+        except (Unavailable, Timeout):
+            return None  # the command has its result; only the reason "disk" cannot be told
+
+    def _remember(self, job_id: str, seen: _Seen) -> None:
+        self._seen[job_id] = seen
+        if len(self._seen) > REMEMBERED:
+            del self._seen[next(iter(self._seen))]
+
+    async def job_info(self, link: Link, answer: dict[str, Any]) -> JobInfo:
+        end, about = checked(answer, End), checked(answer, About)
+        after = self._facts.read()
+        return JobInfo(
+            id=end.job,
+            command=tuple(about.command),
+            state=JobState.EXITED if end.ended else JobState.RUNNING,
+            pid=about.pid,
+            started_at=about.started_at,
+            name=about.name,
+            exit_code=end.exit_code if end.ended else None,
+            signal=end.signal if end.ended else None,
+            pty=about.pty,
+            stdout_total=end.stdout_total,
+            stderr_total=end.stderr_total,
+            dropped=end.dropped,
+            verdict=await self._verdict(link, end, self._seen.get(end.job), after, complained=False)
+            if end.ended
+            else None,
+            usage=_usage(end, after) if end.ended else None,
+        )
+
+    async def jobs(self) -> tuple[JobInfo, ...]:
+        await self.link()
+        found = []
+        for link in tuple(self._links.values()):
+            if link.usable:
+                answer = await link.request("list")
+                found += [await self.job_info(link, job) for job in checked(answer.get("jobs"), list[dict[str, Any]])]
+        return tuple(sorted(found, key=lambda job: job.started_at))
+
+    async def job(self, job_id: str) -> LinkedProcess:
+        link = await self.link_of(job_id)
+        await link.request("info", job=job_id)
+        return LinkedProcess(self, job_id, 1 << 20)
+
+    async def forget(self, job_id: str) -> None:
+        link = await self.link_of(job_id)
+        await link.request("forget", job=job_id)
+        self._seen.pop(job_id, None)
+
+    # --- the box ---------------------------------------------------------------------------------------------
+
+    async def check(self) -> None:
+        link = await self.link()
+        try:
+            await link.request("ping", timeout=10.0)
+        except Timeout as error:
+            raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="check") from error
+        except Unavailable:
+            if link.usable:
+                raise
+            # The connection broke: BoxBroken if the guest is gone, else one that lives answers on a new one.
+            await (await self.link()).request("ping", timeout=10.0)
+
+    async def kill_all(self) -> None:
+        """End every process of the box but its guest."""
+        await (await self.link()).request("kill_all")
+
+    async def set_clocks(self, *, orphan_grace_sec: float | None = None, ttl_sec: float | None = None) -> None:
+        await self._clock(orphan_grace=orphan_grace_sec, ttl=ttl_sec)
+
+    async def work_alone(self) -> None:
+        await self._clock(works_alone=True)
+
+    async def _clock(self, **fields: float | bool | None) -> None:
+        link = await self.link()
+        try:
+            await link.request("clock", timeout=10.0, **fields)
+        except Timeout as error:
+            raise Unavailable(f"the guest of box {self.record.box_id} does not answer", op="clock") from error
+
+    async def usage(self) -> Usage:
+        link = await self.link()
+        spent = checked(await link.request("usage", timeout=5.0), CpuTime)
+        return Usage(
+            cpu_user_sec=spent.cpu_user_sec,
+            cpu_system_sec=spent.cpu_system_sec,
+            box_memory_peak_mb=_megabytes(self._facts.read().memory_peak_bytes),
+        )
+
+    async def pause(self) -> None:
+        raise Unsupported(f"provider {self.record.provider} cannot pause a box")
+
+    async def resume(self) -> None:
+        raise Unsupported(f"provider {self.record.provider} cannot pause a box")
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        """Without an engine's help no limit of a live box can change, but the timeouts are only ours."""
+        old = self.limits
+        self.limits = old.but(timeout_sec=limits.timeout_sec, max_timeout_sec=limits.max_timeout_sec)
+        return tuple(
+            name
+            for name in ("cpus", "memory_mb", "pids", "disk_mb", "open_files")
+            if getattr(old, name) != getattr(limits, name)
+        )
+
+    async def close(self) -> None:
+        for link in self._links.values():
+            link.close()
+        self._links.clear()
+
+
+def _usage(end: End, after: Counters) -> Usage:
+    user, system, resident_kb = end.usage
+    return Usage(
+        wall_sec=end.wall or 0.0,
+        cpu_user_sec=user,
+        cpu_system_sec=system,
+        memory_peak_mb=resident_kb / 1024,
+        box_memory_peak_mb=_megabytes(after.memory_peak_bytes),
+    )
+
+
+def _no_process_left(error: NotRunnable) -> bool:
+    return error.details.get("errno") == "EAGAIN"
+
+
+def _notes(cleared: int) -> tuple[str, ...]:
+    if not cleared:
+        return ()
+    what = "process" if cleared == 1 else "processes"
+    return (f"{cleared} {what} left behind by earlier commands had to be killed to make room for this one",)
+
+
+def _megabytes(size: int | None) -> float | None:
+    return None if size is None else size / MB

@@ -1,0 +1,98 @@
+"""The host's side of a tree's stream: a path of this machine packed into pieces, pieces unpacked to a path."""
+
+import asyncio
+import os
+import posixpath
+import stat
+from collections.abc import AsyncIterator, Callable, Generator
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from hutch.errors import FileFailed, HutchError, Invalid
+from hutch.guest.path_steps import Failure, failure
+from hutch.guest.trees import pack
+from hutch.guest.unpack import Unpacker
+from hutch.logs import log
+from hutch.providers.guest_client.answers import checked
+from hutch.providers.guest_client.copy_bounds import entries_of
+from hutch.providers.guest_client.file_answers import Copied
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+async def packed(path: str) -> AsyncIterator[bytes]:
+    """The stream of a file or tree of this machine; close it by name, because it has descriptors open."""
+    blocks = pack(await _in_thread(_open_source, path), path)
+    try:
+        while (block := await _in_thread(_next_block, blocks)) is not None:
+            yield block
+    finally:
+        blocks.close()
+
+
+async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path, most: int) -> int:
+    """Make at `target` what the stream of the box's `source` describes; bytes copied. The stream is the box's word,
+    and is taken apart with that in mind: it may write `most` bytes."""
+    path = os.path.abspath(target)
+    parent, name = os.path.split(path)
+    if not name:
+        raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
+    into = posixpath.basename(source.rstrip("/"))
+    directory = await _in_thread(_open_parent, parent)
+    into = "" if into in (".", "..") else into
+    unpacker = Unpacker(directory, name, into, most=most, entries=entries_of(most))
+    try:
+        async for content in pieces:
+            await _in_thread(unpacker.data, content)
+        report = checked(await _in_thread(unpacker.end), Copied)
+    finally:
+        unpacker.abort()
+        os.close(directory)
+    return told(source, report)
+
+
+def told(source: str, report: Copied) -> int:
+    """Bytes copied; what was left out is logged."""
+    if report.skipped:
+        log("files").warning(
+            "special files were left out of a copy", source=source, count=len(report.skipped), some=report.skipped[:10]
+        )
+    return report.bytes
+
+
+def _open_source(path: str) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        raise failure(error, "copy", path) from None
+    mode = os.fstat(descriptor).st_mode
+    if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+        return descriptor
+    os.close(descriptor)
+    raise FileFailed(f"cannot copy {path!r}: it is neither a file nor a directory")
+
+
+def _open_parent(parent: str) -> int:
+    try:
+        os.makedirs(parent, exist_ok=True)
+        return os.open(parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise failure(error, "copy to", parent) from None
+
+
+def _next_block(blocks: Generator[bytes | None, None, None]) -> bytes | None:
+    """The next bytes to send; None at the end."""
+    return next((block for block in blocks if block), None)
+
+
+async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a step on the disk. When cancelled it still waits for the step, whose descriptors are closed next."""
+    step = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
+    try:
+        return await asyncio.shield(step)
+    except asyncio.CancelledError:
+        await asyncio.wait([step])
+        raise
+    except Failure as error:
+        raise HutchError.of(error.to_wire()) from error

@@ -1,0 +1,129 @@
+"""`LinkedProcess`: a job in a guest, by its id. It holds nothing that a new handle could not get again."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from hutch.errors import Conflict, Invalid, Timeout, Unavailable
+from hutch.guest.protocol import EVENT, OUT
+from hutch.model.results import Chunk, JobInfo, Result
+from hutch.providers.base import Process
+from hutch.providers.guest_client.answers import Read, Skipped, checked
+from hutch.providers.guest_client.channel import Channel
+from hutch.providers.guest_client.link import Link
+
+if TYPE_CHECKING:
+    from hutch.providers.guest_client.instance import LinkedInstance
+
+STREAMS = ("stdout", "stderr")
+ANSWER_GRACE = 30.0
+"""How much later than asked a guest may answer before it counts as silent."""
+
+
+class LinkedProcess(Process):
+    """Every method finds the link anew, so a handle survives a broken connection."""
+
+    def __init__(self, instance: "LinkedInstance", job_id: str, keep: int) -> None:
+        self.id = job_id
+        self._instance = instance
+        self._keep = keep
+        self._input: Channel | None = None
+        # Two writers may not interleave their pieces, nor open the channel twice.
+        self._writing = asyncio.Lock()
+
+    async def _link(self) -> Link:
+        return await self._instance.link_of(self.id)
+
+    async def info(self) -> JobInfo:
+        link = await self._link()
+        return await self._instance.job_info(link, await link.request("info", job=self.id))
+
+    async def read(self, cursor: int = 0, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0) -> Chunk:
+        if stream not in STREAMS:
+            raise Invalid(f"a process has no stream {stream!r}", remedy="stdout or stderr")
+        link = await self._link()
+        channel = link.open(
+            "read",
+            timeout=wait + ANSWER_GRACE,
+            collect=True,
+            job=self.id,
+            stream=stream,
+            cursor=cursor,
+            limit=limit,
+            wait=wait,
+        )
+        answer = checked(await channel.answer(), Read)
+        return Chunk(
+            data=channel.output(STREAMS.index(stream)), cursor=answer.cursor, eof=answer.eof, dropped=answer.dropped
+        )
+
+    async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
+        cursors = {"stdout": stdout, "stderr": stderr}
+        while True:
+            link = await self._link()
+            try:
+                async with link.open(
+                    "follow", job=self.id, stdout=cursors["stdout"], stderr=cursors["stderr"]
+                ) as channel:
+                    async for kind, content in channel:
+                        if kind == EVENT:
+                            skipped = checked(content, Skipped)
+                            cursors[skipped.stream] += skipped.skipped
+                            continue
+                        stream = "stdout" if kind == OUT else "stderr"
+                        cursors[stream] += len(content)
+                        yield stream, content
+                    return
+            except Unavailable:
+                if link.usable:
+                    raise
+                # Only the connection broke; if the guest is gone too, the next link says so.
+
+    async def write(self, data: bytes) -> None:
+        async with self._writing:
+            channel = await self._open_input()
+            await channel.send(data)
+            if channel.done:
+                self._input = None
+                await channel.answer()
+                raise Conflict(f"job {self.id} takes no more input")
+
+    async def _open_input(self) -> Channel:
+        if self._input is not None and not self._input.done:
+            return self._input
+        self._input = None
+        link = await self._link()
+        self._input = link.open("write", job=self.id)
+        await anext(self._input)  # its first event says that the input is open, else this raises why not
+        return self._input
+
+    async def close_stdin(self) -> None:
+        async with self._writing:
+            try:
+                channel = await self._open_input()
+                channel.end()
+                await channel.answer()
+            except Conflict:
+                return
+            finally:
+                self._input = None
+
+    async def signal(self, number: int) -> None:
+        link = await self._link()
+        await link.request("signal", job=self.id, number=int(number))
+
+    async def resize(self, rows: int, cols: int) -> None:
+        if not (0 < rows < 1 << 16 and 0 < cols < 1 << 16):
+            raise Invalid(f"a terminal of {rows} rows and {cols} columns does not exist")
+        link = await self._link()
+        await link.request("resize", job=self.id, rows=rows, cols=cols)
+
+    async def wait(self, timeout_sec: float | None = None) -> Result:
+        link = await self._link()
+        silence = None if timeout_sec is None else timeout_sec + ANSWER_GRACE
+        channel = link.open("wait", timeout=silence, collect=True, job=self.id, keep=self._keep, wait=timeout_sec)
+        channel.expect(self._keep)
+        answer = await channel.answer()
+        if answer.get("ended") is not True:
+            raise Timeout(f"job {self.id} still runs after {timeout_sec} s", op="wait")
+        return await self._instance.result(link, channel, answer)

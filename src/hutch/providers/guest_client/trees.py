@@ -1,0 +1,60 @@
+"""Copying trees between host and box: packed on one side, streamed with back-pressure, unpacked on the other."""
+
+import os
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
+from pathlib import Path
+from typing import cast
+
+from hutch.providers.guest_client.answers import checked
+from hutch.providers.guest_client.channel import Channel
+from hutch.providers.guest_client.file_answers import Copied
+from hutch.providers.guest_client.rows import content_of
+
+Open = Callable[..., Awaitable[Channel]]
+
+
+async def copy_in(begin: Open, source: str | Path, target: str) -> int:
+    """A host file or tree into the box."""
+    from hutch.providers.guest_client.local_trees import (  # with the guest's packing, which few processes need
+        packed,
+        told,
+    )
+
+    path = os.path.abspath(source)
+    async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
+        first = await anext(blocks)  # what cannot be read here is told before the box is asked
+        report = await unpack(begin, _again(first, blocks), target, os.path.basename(path))
+    return told(path, report)
+
+
+async def copy_out(begin: Open, source: str, target: str | Path, most: int) -> int:
+    """A box's file or tree to the host; at most so many bytes on its disk."""
+    from hutch.providers.guest_client.local_trees import unpacked  # as above
+
+    async with aclosing(cast(AsyncGenerator[bytes, None], pack(begin, source))) as pieces:
+        return await unpacked(pieces, source, target, most)
+
+
+async def unpack(begin: Open, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
+    """A tree's stream into the box; `into` is the name that a file gets if `target` is a directory."""
+    async with await begin("files.unpack", path=target, into=into) as channel:
+        async for piece in pieces:
+            await channel.send(piece)
+            if channel.done:
+                break
+        channel.end()
+        return checked(await channel.answer(), Copied)
+
+
+async def pack(begin: Open, source: str) -> AsyncIterator[bytes]:
+    """The stream of a box's file or tree."""
+    async with await begin("files.pack", path=source) as channel:
+        async for content in content_of(channel, None):
+            yield content
+
+
+async def _again(first: bytes, rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    yield first
+    async for piece in rest:
+        yield piece

@@ -1,0 +1,260 @@
+"""Removing a box, and finding boxes again: by record alone, by any process that may, whatever died before.
+
+Every box has a directory `<run>/<id>`; the spawner writes the file `box` in it before the box can live.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hutch.errors import EngineError
+from hutch.linux import cgroup_files, processes
+from hutch.model.ids import BoxId, is_box_id
+from hutch.providers.base import InstanceRecord
+
+PROVIDER = "native"
+STEM = ".stem-"
+"""How the name of a directory begins that no keeper owns: its process follows, and what is there goes with that."""
+KEEPER = "keeper"
+_DEATH_TIMEOUT = 20.0
+_DYING = 2.0
+_GROUP_TIMEOUT = 5.0
+
+
+def record_of(box_id: BoxId, run: str, keeper: str = "") -> InstanceRecord | None:
+    """What the directory of a box tells; None if there is none."""
+    directory = os.path.join(run, box_id)
+    if not os.path.isdir(directory):
+        return None
+    plan = read_plan(directory)
+    data = {"directory": directory, **{name: value for name, value in plan.items() if name != "keeper"}}
+    return InstanceRecord(provider=PROVIDER, box_id=box_id, keeper=plan.get("keeper", keeper), data=data)
+
+
+def read_plan(directory: str) -> dict[str, Any]:
+    try:
+        with open(os.path.join(directory, "box"), "rb") as file:
+            plan = json.loads(file.read())
+    except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
+        return {}  # the spawner had not come so far, so that nothing but the directory exists
+    return plan if isinstance(plan, dict) else {}
+
+
+def records(run: str, stores: str) -> tuple[InstanceRecord, ...]:
+    """Boxes that live, or died without being destroyed, and persistent ones that are stopped."""
+    found = [record_of(box_id, run) for box_id in _box_ids(run)]
+    there = {record.box_id for record in found if record is not None}
+    stopped = (_stopped(box_id, run, stores) for box_id in _box_ids(stores) if box_id not in there)
+    return tuple(record for record in (*found, *stopped) if record is not None)
+
+
+def _box_ids(directory: str) -> list[BoxId]:
+    try:
+        return [BoxId(name) for name in sorted(os.listdir(directory)) if is_box_id(name)]
+    except FileNotFoundError:
+        return []
+
+
+def _stopped(box_id: BoxId, run: str, stores: str) -> InstanceRecord:
+    store = os.path.join(stores, box_id)
+    try:
+        with open(os.path.join(store, KEEPER)) as file:
+            keeper = file.read()
+    except FileNotFoundError:
+        keeper = ""
+    data: dict[str, Any] = {"directory": os.path.join(run, box_id), "store": store}
+    return InstanceRecord(provider=PROVIDER, box_id=box_id, keeper=keeper, data=data)
+
+
+def make_store(store: str, keeper: str) -> None:
+    """A persistent box's directory; who keeps it is written there, out of the box's sight."""
+    os.makedirs(store, 0o700, exist_ok=True)
+    with open(os.path.join(store, KEEPER), "w") as file:
+        file.write(keeper)
+
+
+def unowned(box_id: BoxId) -> BoxId:
+    """The name of a box that is nobody's but this process's: no list shows it, no sweep takes it while we live."""
+    return BoxId(f"{STEM}{os.getpid()}-{box_id}")
+
+
+async def sweep(run: str) -> None:
+    """Remove what a process that was killed left: a spawner its stems, a probe its canary. Those of a live one are its
+    own business."""
+    try:
+        names = [name for name in os.listdir(run) if name.startswith(STEM)]
+    except FileNotFoundError:
+        return
+    for name in names:
+        directory = os.path.join(run, name)
+        process = name.removeprefix(STEM).partition("-")[0]
+        if process.isdecimal() and processes.start_time(int(process)) is not None:
+            continue
+        plan = read_plan(directory)
+        record = InstanceRecord(provider=PROVIDER, box_id=BoxId(name), keeper="", data={"directory": directory, **plan})
+        await discard(record)
+
+
+def process_of(record: InstanceRecord) -> processes.Identity | None:
+    """The first process of the box; None if none was ever made."""
+    return _process(_facts(record))
+
+
+def _process(facts: Mapping[str, Any]) -> processes.Identity | None:
+    pid, start, boot = facts.get("pid"), facts.get("start"), facts.get("boot")
+    if not isinstance(pid, int) or not isinstance(start, int) or not isinstance(boot, str):
+        return None
+    return processes.Identity(pid, start, boot)
+
+
+def _facts(record: InstanceRecord) -> Mapping[str, Any]:
+    """The newest there are: a box that is being restored lives again before its record knows of it."""
+    plan = read_plan(str(record.data.get("directory", "")))
+    return plan if plan.get("pid") else record.data
+
+
+async def ends(process: processes.Identity) -> bool:
+    """Whether it has ended, or does so in a moment."""
+    pidfd = process.open()
+    if pidfd is None:
+        return True
+    try:
+        return await asyncio.to_thread(processes.wait, pidfd, _DYING)
+    finally:
+        os.close(pidfd)
+
+
+async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
+    """End a box and remove what is left of it: groups and directories."""
+    facts: Mapping[str, Any] = record.data
+    pidfd = _open(facts)
+    if pidfd is None:  # gone; unless its record is behind
+        facts = _facts(record)
+        pidfd = _open(facts)
+    if pidfd is not None:
+        await _end_processes(record, facts, pidfd)
+    await _remove(record, facts, keep_store)
+
+
+def _open(facts: Mapping[str, Any]) -> int | None:
+    """The pidfd of the box's first process; None if there is none."""
+    process = _process(facts)
+    return process.open() if process else None
+
+
+async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any], pidfd: int) -> None:
+    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
+    try:
+        processes.kill(pidfd)
+        for path in _groups(facts)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
+            _thaw(path)
+        await _ended(pidfd, record.box_id)
+    finally:
+        os.close(pidfd)
+
+
+async def _ended(pidfd: int, box_id: str) -> None:
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+
+    def tell() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    loop.add_reader(pidfd, tell)
+    try:
+        async with asyncio.timeout(_DEATH_TIMEOUT):
+            await over
+    except TimeoutError as error:
+        message = f"box {box_id} did not die within {_DEATH_TIMEOUT:g} s of SIGKILL"
+        raise EngineError(
+            message, op="destroy", remedy="a process is stuck in the kernel: see /proc/*/stack"
+        ) from error
+    finally:
+        loop.remove_reader(pidfd)
+
+
+async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: bool) -> None:
+    for path in reversed(_groups(facts)):
+        try:
+            os.rmdir(path)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise EngineError(f"cannot remove the control group {path}: {error}", op="destroy") from error
+            await asyncio.to_thread(cgroup_files.remove, path, time.monotonic() + _GROUP_TIMEOUT)
+    store = _own(record, "store")
+    if store and not keep_store and os.path.isdir(store):
+        await asyncio.to_thread(remove_tree, store)
+    directory = _own(record, "directory")
+    if directory:
+        await _remove_directory(directory)
+
+
+def _own(record: InstanceRecord, name: str) -> str:
+    """A directory of the record, if it bears the box's name: a damaged record must not make us remove another one."""
+    path = record.data.get(name)
+    if not isinstance(path, str) or not path:
+        return ""
+    if os.path.basename(path) != record.box_id or not os.path.isabs(path):
+        raise EngineError(f"the record of box {record.box_id} names a {name} that is not its own: {path}", op="destroy")
+    return path
+
+
+def _groups(facts: Mapping[str, Any]) -> list[str]:
+    groups = facts.get("groups")
+    paths = [path for path in groups if isinstance(path, str)] if isinstance(groups, list) else []
+    # A damaged record must not lead us to groups of others.
+    return [path for path in paths if "/hutch-" in path and ".." not in path]
+
+
+def _thaw(path: str) -> None:
+    """v1: SIGKILL waits for the thaw; a v2 group's processes die frozen."""
+    with contextlib.suppress(FileNotFoundError):
+        cgroup_files.write(f"{path}/freezer.state", "THAWED")
+
+
+async def _remove_directory(directory: str) -> None:
+    """Usually three names and no file of size; a spill may be large."""
+    try:
+        for name in ("guest", "deputy", "box"):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(f"{directory}/{name}")
+        with contextlib.suppress(FileNotFoundError):
+            os.rmdir(f"{directory}/spill")
+        os.rmdir(directory)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        await asyncio.to_thread(remove_tree, directory)
+
+
+def remove_tree(path: str) -> None:
+    """Remove a tree that a box has written, as deep as it may be; overlay's work directories have no permission at
+    all."""
+    from hutch.guest import removal  # rarely needed
+
+    parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for _ in removal.remove_tree(parent, os.path.basename(path), removal.enter if os.geteuid() == 0 else _enter):
+            pass
+    finally:
+        os.close(parent)
+
+
+def _enter(name: str, directory: int) -> int:
+    """Open a directory of ours whatever its mode is."""
+    found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        os.chmod(f"/proc/self/fd/{found}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
+    finally:
+        os.close(found)

@@ -1,0 +1,230 @@
+"""A live native box: the linked instance, with its control group's counters, freezer and limits."""
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from hutch.errors import EngineError, Unsupported
+from hutch.linux import cgroup_files
+from hutch.linux.cgroups import Ceiling, Group
+from hutch.linux.processes import cpu_seconds
+from hutch.model.limits import Limits
+from hutch.model.mounts import CheckedMount
+from hutch.model.results import Result, Usage
+from hutch.model.spec import EffectiveSpec
+from hutch.providers.base import Command, InstanceRecord
+from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
+from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.link import Link
+from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.verdicts import Counters
+from hutch.providers.native.network import uplink_name
+from hutch.providers.native.watch.files import WatchedFiles
+from hutch.providers.native.watch.processes import BoxProcesses
+
+if TYPE_CHECKING:
+    from hutch.providers.native.watch.watchdogs import Guards
+
+
+OFFLINE = (
+    "the box has lost its network, whose porter was killed: use a new box, "
+    "or stop this one if it is persistent, and it comes back with a network"
+)
+
+_END_PATIENCE = 10.0
+"""How long a guest may take to end the processes of its box."""
+_COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
+
+
+class GroupFacts:
+    """Counters of a control group, and what the watchdogs have done where the kernel does not hold a limit."""
+
+    def __init__(self, group: Callable[[], Group | None], watched: Callable[[], Counters]) -> None:
+        self._group = group
+        self._watched = watched
+
+    def read(self) -> Counters:
+        group, watched = self._group(), self._watched()
+        if group is None:
+            return watched
+        try:
+            facts = group.facts(_COUNTED)
+        except FileNotFoundError:
+            return Counters()  # the box was destroyed meanwhile
+        return Counters(
+            oom_kills=(facts.oom_kills or 0) + watched.oom_kills,
+            pids_hits=facts.pids_hits,
+            memory_peak_bytes=facts.memory_peak_bytes,
+            disk_ends=watched.disk_ends,
+            excess=watched.excess,
+        )
+
+
+class NativeInstance(LinkedInstance):
+    """What `LinkedInstance` leaves to the engine."""
+
+    def __init__(
+        self,
+        record: InstanceRecord,
+        spec: EffectiveSpec,
+        connect: Callable[[], Awaitable[Link]],
+        open_group: Callable[[], Group | None],
+        ceiling: Callable[[Limits], Ceiling],
+        deputy: Callable[[str], Awaitable[Link]],
+        guards: "Guards",
+        *,
+        fresh: bool,
+        show: Callable[[CheckedMount], Awaitable[None]],
+    ) -> None:
+        facts = GroupFacts(self._opened, lambda: guards.counters(record.box_id))
+        super().__init__(record, spec, connect, facts, deputy=deputy)
+        self._guards = guards
+        self._show = show
+        self._files = self._written = WatchedFiles(self.link, self.most_copied, guards.disk_watch(record.box_id))
+        self._open_group = open_group
+        self._group: Group | None = None
+        self._asked = False
+        self._ceiling = ceiling
+        if fresh and record.data.get("groups"):
+            self._untouched = Counters(oom_kills=0, pids_hits=0)
+
+    def _meanwhile(self) -> None:
+        group = self._opened()
+        if group is not None:
+            group.prepare(_COUNTED)
+
+    def _opened(self) -> Group | None:
+        """The box's group, opened with its first use: many a box is destroyed without one."""
+        if not self._asked:
+            self._asked = True
+            self._group = self._open_group()
+        return self._group
+
+    async def show(self, place: CheckedMount) -> None:
+        await self._show(place)
+
+    def trouble(self) -> str:
+        """Its network is kept by processes that boxes do without until somebody kills them."""
+        uplink = self.record.data.get("uplink")
+        return "" if not isinstance(uplink, str) or uplink_name.stands(uplink) else OFFLINE
+
+    async def run(self, command: Command) -> Result:
+        if excess := await self._guards.jam(self.record.box_id):
+            return Result(job_id="", exit_code=None, verdict=refusal(excess))
+        self._guards.stir(self.record.box_id)
+        return await super().run(command)
+
+    async def start(self, command: Command) -> LinkedProcess:
+        if excess := await self._guards.jam(self.record.box_id):
+            raise full(excess, "start")
+        self._guards.stir(self.record.box_id)
+        return await super().start(command)
+
+    def works_unseen(self) -> bool:
+        """Whether somebody may write who is no descendant of the guest: itself, or what runs below a deputy."""
+        deputies = self._deputies()
+        if self._written.writing or not deputies:
+            return bool(self._written.writing)
+        members = self.members()
+        return not members or len(members) > 1 + len(deputies)
+
+    def members(self) -> set[int]:
+        """Every process of the box, as its control group knows them; without one none."""
+        groups = self.record.data.get("groups")
+        if not isinstance(groups, list) or not groups:
+            return set()
+        try:
+            return cgroup_files.members(str(groups[0]))
+        except FileNotFoundError:
+            return set()  # the box has been destroyed
+
+    @property
+    def pid(self) -> int:
+        """Of its guest."""
+        return int(str(self.record.data["pid"]))
+
+    def users(self) -> set[int]:
+        """Every member but the guest."""
+        return self.members() - {self.pid}
+
+    async def end_processes(self, overrun: Overrun) -> None:
+        """All but the guests, each of which ends what it may: those of other users, which PID 1 cannot, are the
+        deputies'."""
+        for user in (None, *self._deputies()):
+            link = await self.link(user)
+            # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+            overrun.ends += 1
+            await link.request("kill_all", timeout=_END_PATIENCE)
+            await link.request("make_room", timeout=_END_PATIENCE)
+
+    def _deputies(self) -> list[str]:
+        """Users whose deputies have a door: an earlier keeper may have made them."""
+        try:
+            doors = os.listdir(str(self.record.data["directory"]))
+        except FileNotFoundError:
+            return []  # the box has been destroyed
+        return ["root" if door == "deputy" else door[7:] for door in doors if door.startswith("deputy")]
+
+    async def pause(self) -> None:
+        group = self._opened()
+        if group is None:
+            if not await asyncio.to_thread(self._guards.pause, self.record.box_id):
+                raise _no_freezer()
+            return
+        try:
+            await asyncio.to_thread(group.freeze)
+        except OSError as error:
+            raise EngineError(f"box {self.record.box_id} could not be frozen: {error}", op="pause") from error
+
+    async def resume(self) -> None:
+        group = self._opened()
+        if group is None:
+            if not await asyncio.to_thread(self._guards.resume, self.record.box_id):
+                raise _no_freezer()
+            return
+        await asyncio.to_thread(group.thaw)
+
+    async def usage(self) -> Usage:
+        counted = await super().usage()
+        user, system = await asyncio.to_thread(self._cpu_seconds)
+        return counted.but(cpu_user_sec=user, cpu_system_sec=system)
+
+    def _cpu_seconds(self) -> tuple[float, float]:
+        """Of everything the box's first process has waited for, and of what still runs."""
+        pid = self.record.data["pid"]
+        assert isinstance(pid, int)
+        try:
+            box = BoxProcesses(pid)
+        except ProcessLookupError:
+            return 0.0, 0.0
+        try:
+            times = [cpu_seconds(each) for each in (pid, *box.users())]
+        finally:
+            box.close()
+        return sum(user for user, _ in times), sum(system for _, system in times)
+
+    async def change_limits(self, limits: Limits) -> tuple[str, ...]:
+        """What a control group holds changes at once; a disk and open files would need a new box."""
+        unchanged = await super().change_limits(limits)
+        group = self._opened()
+        held = {"cpus", "memory_mb"} if group is None else {"cpus", "memory_mb", "pids"}
+        live = held & set(unchanged)
+        if live:
+            self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
+            if group is None:
+                self._guards.change(self.record.box_id, self.limits)
+            else:
+                group.limit(self._ceiling(self.limits))
+        return tuple(name for name in unchanged if name not in live)
+
+    async def close(self) -> None:
+        await super().close()
+        if self._group is not None:
+            self._group.close()
+
+
+def _no_freezer() -> Unsupported:
+    return Unsupported(
+        "a box without a control group or a watchdog cannot be paused", op="pause", remedy="see `hutch doctor`: cgroups"
+    )

@@ -1,0 +1,122 @@
+"""The link between a box's network namespace and ours, and standing in another namespace for a moment."""
+
+import array
+import errno
+import fcntl
+import os
+import re
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network
+
+from hutch.linux import kernel, netlink
+from hutch.linux.netlink import Netlink
+
+BOX_INTERFACE = "eth0"
+_EVERYWHERE = IPv4Network("0.0.0.0/0")
+_SIOCETHTOOL = 0x8946
+_ETHTOOL_GLINK = 0xA
+
+
+@dataclass(frozen=True, slots=True)
+class Wired:
+    """One box's link. It ends with the box's namespace; only the slot has to be given back."""
+
+    slot: int
+    interface: str
+    """Our end's name."""
+    address: str
+    """The box's own address."""
+    gateway: str
+    nameserver: str
+    allowed: tuple[IPv4Network, ...] = ()
+    """Ranges that this box may reach and others may not."""
+
+    @property
+    def resolv_conf(self) -> str:
+        return f"nameserver {self.nameserver}\n"
+
+
+@contextmanager
+def inside(netns: int) -> Iterator[None]:
+    """Stand in the namespace `netns` for the length of the block. For single-threaded processes only."""
+    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        kernel.setns(netns, kernel.CLONE_NEWNET)
+        try:
+            yield
+        finally:
+            kernel.setns(home, kernel.CLONE_NEWNET)
+    finally:
+        os.close(home)
+
+
+def wire_box(
+    ours: Netlink,
+    netns: int,
+    interface: str,
+    group: int,
+    ends: tuple[IPv4Address, IPv4Address],
+    refused: Sequence[IPv4Network],
+    exceptions: Sequence[IPv4Network],
+) -> None:
+    """Join the box's namespace to ours, and tell it where it may not go.
+
+    The prohibit routes are not the defence (the firewall on our side is): they turn a refusal into an immediate
+    EACCES, and they hold where a mistake on our side would not. Nobody in a box has CAP_NET_ADMIN to remove them.
+    """
+    near, far = ends
+    ours.ask(netlink.add_veth(interface, group, BOX_INTERFACE, netns))
+    our_end = ours.index_of(interface)
+    with inside(netns), Netlink() as theirs:
+        their_end = socket.if_nametoindex(BOX_INTERFACE)
+        theirs.ask(
+            netlink.without_ipv6(their_end),
+            netlink.add_address(their_end, far, 31),
+            netlink.set_up(their_end),
+            netlink.route_via(_EVERYWHERE, near),
+            *(netlink.prohibit(each) for each in refused),
+            *(netlink.route_via(each, near) for each in exceptions),
+        )
+        ours.ask(netlink.without_ipv6(our_end), netlink.add_address(our_end, near, 31), netlink.set_up(our_end))
+        _await_carrier(BOX_INTERFACE)
+
+
+def _await_carrier(interface: str) -> None:
+    """Have the kernel notice that the cable is in, which it else does some time later, in a work queue.
+
+    Until then the end that came up first drops what it should send, and a box's first connection takes the second
+    that TCP waits before it tries again.
+    """
+    value = array.array("I", (_ETHTOOL_GLINK, 0))
+    request = struct.pack("16sP16x", interface.encode(), value.buffer_info()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as any_socket:
+        fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
+
+
+def joined(tag: str, links: Iterable[str]) -> bool:
+    """Whether one of `links`, by name, leads to a box of the uplink `tag`: they end with the box."""
+    return any(re.fullmatch(rf"hv{tag}-\d+", name) for name in links)
+
+
+def anchor(ours: Netlink, interface: str, group: int, address: IPv4Address, share: IPv4Network) -> bool:
+    """Claim `share` for us and give our namespace the nameserver's address; False if another was faster.
+
+    A veth pair stands in for a dummy interface, which not every kernel has. The route makes the claim atomic (the
+    kernel takes a prefix once), keeps packets for boxes that are gone from leaving by the default route, and goes
+    with the interface.
+    """
+    ours.ask(netlink.add_veth(interface, group, interface.removesuffix("dns") + "end"))
+    index = ours.index_of(interface)
+    ours.ask(netlink.without_ipv6(index), netlink.add_address(index, address, 32), netlink.set_up(index))
+    try:
+        ours.ask(netlink.claim(share, index))
+    except OSError as error:
+        ours.ask(netlink.delete_link(interface))
+        if error.errno == errno.EEXIST:
+            return False
+        raise
+    return True

@@ -1,0 +1,1 @@
+"""The file system of a native box: images, skeleton, mounts."""

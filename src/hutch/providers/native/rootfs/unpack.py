@@ -1,0 +1,58 @@
+"""Unpack an image archive once, into a directory named by the archive's digest.
+
+How a stranger's archive is kept from doing harm is said in `hutch.images.unpack`.
+"""
+
+import hashlib
+import os
+from typing import BinaryIO
+
+from hutch.errors import Invalid
+from hutch.host_files import opened, opened_by_user
+from hutch.images import unpack as unpacking
+from hutch.images.decompression import Unpacked
+from hutch.images.settings import Bounds
+from hutch.model.mounts import CheckedMount
+from hutch.providers.native.rootfs.prepared import prepared
+
+
+def unpack(archive: str, cache: str, bounds: Bounds | None = None, place: CheckedMount | None = None) -> str:
+    """The directory; unpacked if it is not there yet. `place`: the archive as policy has allowed it to a caller."""
+    with opened_by_user(archive) if place is None else opened(place) as tree, os.fdopen(tree.open(), "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        final = os.path.join(cache, digest[:32])
+        if os.path.isdir(final):
+            return final
+        # Closed to others: on the host a set-user-id file of the archive would be just that.
+        os.makedirs(cache, 0o700, exist_ok=True)
+        bounds = bounds or Bounds()
+        packed = _Digested(file)
+        try:
+            with prepared(final) as draft:
+                # `docker export` writes no deletions: a file that is called like one is just a file.
+                unpacking.unpack(Unpacked(packed, bounds), draft, bounds, layered=False)
+                packed.check(digest)
+        except Invalid as error:
+            raise Invalid(f"{archive}: {error.message}", op="create", remedy=error.remedy) from error
+    return final
+
+
+class _Digested:
+    """A file that is hashed while it is read. Somebody who writes it meanwhile, a box perhaps, would else have content
+    of his choice kept under the digest of another's archive."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        file.seek(0)
+        self._file = file
+        self._sha = hashlib.sha256()
+
+    def read(self, count: int = -1) -> bytes:
+        data = self._file.read(count)
+        self._sha.update(data)
+        return data
+
+    def check(self, digest: str) -> None:
+        while self.read(1 << 20):
+            pass
+        if self._sha.hexdigest() != digest:
+            raise Invalid("it changed while it was unpacked", remedy="let nobody write it meanwhile")

@@ -1,0 +1,1 @@
+"""Watchdogs: limits that Hutch holds itself where the kernel does not."""

@@ -1,0 +1,182 @@
+"""How much disk a directory tree uses, counted a few entries at a time.
+
+The tree belongs to a box and changes while it is read, as its owner likes: directories are entered by descriptor and
+without following links, so that no swap of a directory for a link leads the count out of the tree. However deep or wide
+it is, few descriptors are open, and what is remembered of a level beyond those is two numbers.
+"""
+
+import ctypes
+import errno
+import os
+import stat
+from array import array
+from collections import deque
+from struct import Struct
+
+from hutch.providers.guest_client.disk_overrun import Use
+
+_ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_NAME = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_BLOCK = 512  # st_blocks is in these, whatever the file system's block size (inode(7))
+_NEAREST = 64
+"""Levels whose descriptors stay open, each with a buffer of its listing."""
+_BUFFER = 16384
+_ENTRY = Struct("=QqHB")
+"""struct linux_dirent64 of getdents64(2) up to its name: inode, position of the next entry, length, kind."""
+_LISTABLE = stat.S_IRUSR | stat.S_IXUSR
+_REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
+"""Removed since it was listed, or something else by now."""
+
+# CDLL lets go of the interpreter's lock: a listing may have to come from a slow disk.
+_getdents64 = ctypes.CDLL(None, use_errno=True).getdents64
+
+
+class Survey:
+    """One pass over a tree. `used` only grows, so that an excess shows before the pass is over."""
+
+    def __init__(self, directory_fd: int, used_bytes: int = 0) -> None:
+        """`used_bytes`: what is known to be used besides."""
+        top = _Directory(os.open(".", _ENTER, dir_fd=directory_fd))
+        self._device = top.device
+        self._bytes = used_bytes
+        self._entries = self._unread = 0
+        self._near = deque([top])
+        self._inodes, self._places = array("Q"), array("q")
+        """Of the levels above the nearest ones: which directory it is, and how far it was read."""
+
+    @property
+    def used(self) -> Use:
+        return Use(self._bytes, self._entries, self._unread)
+
+    def advance(self, steps: int) -> bool:
+        """Count up to so many more entries; True when the tree is done."""
+        for _ in range(steps):
+            if not self._near:
+                return True
+            self._step()
+        return not self._near
+
+    def close(self) -> None:
+        while self._near:
+            self._near.pop().close()
+
+    def _step(self) -> None:
+        """One entry, or the way up from a directory that has no more."""
+        here = self._near[-1]
+        name = here.next()
+        if name is None:
+            self._ascend()
+            return
+        self._entries += 1
+        try:
+            status = os.stat(name, dir_fd=here.fd, follow_symlinks=False)
+            if status.st_dev != self._device:
+                return  # something mounted here is not the box's
+            is_directory = stat.S_ISDIR(status.st_mode)
+            # Each link of a file answers for its part: nothing has to be remembered of files with many.
+            self._bytes += status.st_blocks * _BLOCK // (1 if is_directory else max(1, status.st_nlink))
+            if is_directory:
+                self._descend(_entered(name, here.fd))
+        except PermissionError:
+            self._unread += 1
+        except OSError as error:
+            if error.errno not in _REPLACED:
+                raise
+
+    def _descend(self, below: "_Directory") -> None:
+        if below.device != self._device:
+            below.close()
+            return
+        self._near.append(below)
+        if len(self._near) > _NEAREST:
+            far = self._near.popleft()
+            self._inodes.append(far.inode)
+            self._places.append(far.place)
+            far.close()
+
+    def _ascend(self) -> None:
+        here = self._near.pop()
+        try:
+            if self._near or not self._inodes:
+                return
+            above = _entered(b"..", here.fd)
+            if (above.device, above.inode) != (self._device, self._inodes.pop()):
+                above.close()
+                self._unread += 1  # somebody has moved it: there is no way back to what was still to be counted
+                return
+            above.go_to(self._places.pop())
+            self._near.append(above)
+        except (PermissionError, FileNotFoundError):
+            self._unread += 1
+        finally:
+            here.close()
+
+
+class _Directory:
+    """An open directory of the tree, and how far it was read."""
+
+    __slots__ = ("_content", "_mode", "_start", "device", "fd", "inode", "place")
+
+    def __init__(self, fd: int, mode: int | None = None) -> None:
+        """Owns `fd`. `mode`: what it had before it was made listable, to be given back."""
+        status = os.fstat(fd)
+        self.fd = fd
+        self.device, self.inode = status.st_dev, status.st_ino
+        self.place = 0
+        self._mode = mode
+        self._content, self._start = b"", 0
+
+    def next(self) -> bytes | None:
+        """The next name; None at the end."""
+        while True:
+            if self._start == len(self._content):
+                self._content, self._start = _listing(self.fd), 0
+                if not self._content:
+                    return None
+            _, self.place, length, _ = _ENTRY.unpack_from(self._content, self._start)
+            end = self._start + length
+            name = self._content[self._start + _ENTRY.size : end].partition(b"\0")[0]
+            self._start = end
+            if name not in (b".", b".."):
+                return name
+
+    def go_to(self, place: int) -> None:
+        """A position outlives its descriptor: it stands for an entry, whatever came or went before that one."""
+        os.lseek(self.fd, place, os.SEEK_SET)
+
+    def close(self) -> None:
+        if self._mode is not None and stat.S_IMODE(os.fstat(self.fd).st_mode) == self._mode | _LISTABLE:
+            os.fchmod(self.fd, self._mode)
+        os.close(self.fd)
+
+
+def _entered(name: bytes, directory: int) -> _Directory:
+    """Threat: a box hides what it has written behind `chmod 000`, which holds also against its owner, who counts it if
+    Hutch is not root. So the directory is listable while we are in it."""
+    try:
+        fd = os.open(name, _ENTER, dir_fd=directory)
+    except PermissionError:
+        fd = -1
+    if fd >= 0 and (os.geteuid() == 0 or os.fstat(fd).st_mode & _LISTABLE == _LISTABLE):
+        return _Directory(fd)
+    if fd >= 0:
+        os.close(fd)
+    found = os.open(name, _NAME, dir_fd=directory)
+    try:
+        mode = stat.S_IMODE(os.fstat(found).st_mode)
+        os.chmod(f"/proc/self/fd/{found}", mode | _LISTABLE)
+        return _Directory(os.open(".", _ENTER, dir_fd=found), mode)
+    finally:
+        os.close(found)
+
+
+def _listing(directory: int) -> bytes:
+    """The next entries as the kernel gives them; none at the end."""
+    buffer = ctypes.create_string_buffer(_BUFFER)
+    size = _getdents64(directory, buffer, _BUFFER)
+    if size >= 0:
+        return buffer.raw[:size]
+    number = ctypes.get_errno()
+    if number == errno.ENOENT:
+        return b""  # removed since it was opened
+    raise OSError(number, os.strerror(number), "getdents64")

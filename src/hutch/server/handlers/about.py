@@ -1,0 +1,180 @@
+"""What the server tells of itself: status, profiles, providers, volumes, keys, recent errors, numbers, health."""
+
+from typing import Annotated
+
+import msgspec
+
+from hutch.errors import NotFound
+from hutch.keeper.access.views import condition
+from hutch.keeper.boxes.records import LOCAL_OWNER
+from hutch.keeper.keys import Key, Role
+from hutch.keeper.volumes import Volume
+from hutch.logs import log
+from hutch.model.boxes import VolumeInfo
+from hutch.model.capabilities import Capabilities
+from hutch.model.record import Record
+from hutch.model.status import Condition
+from hutch.policy.profiles import BUILT_IN, Profile
+from hutch.policy.rights import Action, RightsTable, check_table, default_of, require, visible
+from hutch.providers import registry
+from hutch.server.request import Call, Reply
+from hutch.server.service import Failure
+
+
+class ProfileList(Record, frozen=True, kw_only=True):
+    default: str
+    profiles: list[Profile]
+
+
+class ProviderList(Record, frozen=True, kw_only=True):
+    default: str
+    providers: list[Capabilities]
+
+
+class VolumeList(Record, frozen=True, kw_only=True):
+    volumes: list[VolumeInfo]
+
+
+class VolumeBody(Record, frozen=True, kw_only=True):
+    name: str
+
+
+class KeyList(Record, frozen=True, kw_only=True):
+    keys: tuple[Key, ...]
+
+
+class KeyBody(Record, frozen=True, kw_only=True):
+    role: Role = Role.USER
+    owner: str = LOCAL_OWNER
+    name: str = ""
+    rights: RightsTable = RightsTable()
+    """Of a key of role user: they narrow those of its owner."""
+
+
+class NewKey(Record, frozen=True, kw_only=True):
+    key: Key
+    text: str
+    """Shown this once."""
+
+
+class ErrorsQuery(Record, frozen=True, kw_only=True):
+    limit: Annotated[int, msgspec.Meta(ge=1, le=500)] = 100
+
+
+class ErrorList(Record, frozen=True, kw_only=True):
+    errors: list[Failure]
+
+
+async def status(call: Call) -> Reply:
+    """Whether boxes can be made, and if not why not. Always answers (lesson 11)."""
+    service, caller = call.service, call.caller
+    boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
+    found = await condition(call.keeper, boxes, service.started_at)
+    if service.draining.is_set() and found.enabled:
+        found = found.but(state=Condition.DRAINING, available=False, reason="the server is about to end")
+    return Reply(found)
+
+
+async def profiles(call: Call) -> Reply:
+    """The profiles that the caller may name, as the configuration resolves them."""
+    config, rights = call.service.config, call.caller.rights
+    names = visible((*BUILT_IN, *sorted(config.profiles)), rights)
+    found = [config.resolve_profile(name) for name in names]
+    return Reply(ProfileList(default=default_of(rights, config.profile), profiles=found))
+
+
+class ProvidersQuery(Record, frozen=True, kw_only=True):
+    name: Annotated[str, msgspec.Meta(max_length=64)] = ""
+    """Only this one: each that is asked is tried, and one that is out of order can take long."""
+
+
+async def providers(call: Call, query: ProvidersQuery) -> Reply:
+    """What each engine can do on this machine, and why not."""
+    names = sorted({*registry.names(), call.service.config.provider})
+    if query.name:
+        if query.name not in names:
+            raise NotFound(f"there is no provider {query.name!r}", op=call.op, remedy=f"one of {', '.join(names)}")
+        names = [query.name]
+    found = [await call.keeper.engines.asked(name) for name in names]
+    return Reply(ProviderList(default=call.service.config.provider, providers=found))
+
+
+async def list_volumes(call: Call) -> Reply:
+    """The owner's volumes."""
+    owner = None if call.caller.over_all else call.caller.owner
+    return Reply(VolumeList(volumes=[_volume(call, volume) for volume in await call.keeper.volumes.all(owner)]))
+
+
+async def get_volume(call: Call) -> Reply:
+    """One of the owner's volumes."""
+    return Reply(_volume(call, await call.keeper.volumes.get(call.params["volume"], call.caller.owner)))
+
+
+async def create_volume(call: Call, body: VolumeBody) -> Reply:
+    """A new, empty volume."""
+    require(call.caller.rights, Action.CREATE)
+    return Reply(_volume(call, await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
+
+
+async def remove_volume(call: Call) -> Reply:
+    """With all that is in it; a conflict while a box works in it."""
+    require(call.caller.rights, Action.DESTROY)
+    await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
+    return Reply(status=204)
+
+
+def _volume(call: Call, volume: Volume) -> VolumeInfo:
+    """Where it lies is told only to whoever came in without a key: this user, on this machine."""
+    return volume.shown().but(path=volume.path) if call.caller.key_id == LOCAL_OWNER else volume.shown()
+
+
+async def list_keys(call: Call) -> Reply:
+    """Every key, revoked ones too; never their text."""
+    return Reply(KeyList(keys=await call.service.keys.all()))
+
+
+async def create_key(call: Call, body: KeyBody) -> Reply:
+    """A new key, whose text is shown this once."""
+    check_table(body.rights, call.service.config.profiles)
+    key, text = await call.service.keys.create(body.role, body.owner, body.name, body.rights)
+    log("server").warning("key created", id=key.id, role=str(key.role), owner=key.owner, by=call.caller.key_id)
+    return Reply(NewKey(key=key, text=text), 201)
+
+
+async def revoke_key(call: Call) -> Reply:
+    """From now on it opens nothing; revoking twice is fine."""
+    key = await call.service.keys.revoke(call.params["key"])
+    log("server").warning("key revoked", id=key.id, owner=key.owner, by=call.caller.key_id)
+    return Reply(key)
+
+
+async def errors(call: Call, query: ErrorsQuery) -> Reply:
+    """Newest first; those of the caller's owner."""
+    caller = call.caller
+    own = [each for each in reversed(call.service.failures) if each.owner == caller.owner or caller.over_all]
+    return Reply(ErrorList(errors=own[: query.limit]))
+
+
+async def metrics(call: Call) -> Reply:
+    """Numbers for Prometheus, of all owners."""
+    return Reply(call.service.metrics.text().encode(), type="text/plain; version=0.0.4; charset=utf-8")
+
+
+async def openapi(call: Call) -> Reply:
+    """This API, described in OpenAPI 3.1."""
+    from hutch.server.openapi import encoded  # it describes the table that this handler stands in
+
+    return Reply(encoded())
+
+
+async def healthz(call: Call) -> Reply:
+    """This process answers."""
+    return Reply({"ok": True})
+
+
+async def readyz(call: Call) -> Reply:
+    """Boxes can be made here, now."""
+    service = call.service
+    found = await condition(call.keeper, (), service.started_at)
+    ready = found.available and not service.draining.is_set()
+    return Reply({"ready": ready}, 200 if ready else 503)

@@ -1,0 +1,32 @@
+"""The world that the network tests play in."""
+
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from tests.providers.native.network.world import World
+
+from hutch.providers.native.network.firewall import find_program
+
+
+@pytest.fixture
+def world() -> Iterator[World]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root: makes network namespaces")
+    if find_program("nft") is None:
+        pytest.skip("needs nft (package nftables)")
+    with ExitStack() as stack:
+        made = World(stack)
+        made.set_forwarding("1")
+        yield made
+
+
+@pytest.fixture
+def resolv_conf() -> Iterator[Path]:
+    """A file to write name servers into, where the porter, who is nobody, can read it."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as directory:
+        os.chmod(directory, 0o755)
+        yield Path(directory) / "resolv.conf"

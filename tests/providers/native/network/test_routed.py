@@ -1,0 +1,391 @@
+"""The uplink of a root spawner on a machine that forwards: who is reached, who is refused, and by which defence."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from ipaddress import IPv4Address, IPv4Network
+
+import pytest
+from tests.providers.native.network.world import (
+    MACHINE,
+    OUTSIDE,
+    PATIENCE,
+    PORT,
+    PRIVATE,
+    World,
+    connect,
+    lift_routes,
+    new_namespace,
+    run_apart,
+)
+
+from hutch.linux import kernel, netlink
+from hutch.linux.loopback import lo_up
+from hutch.linux.netlink import Netlink
+from hutch.providers.native.network import addresses as ranges
+from hutch.providers.native.network import firewall
+from hutch.providers.native.network.availability import available
+from hutch.providers.native.network.links import Wired, inside
+from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep
+
+
+def lift_route(box: int, wired: Wired, *networks: str) -> None:
+    """Take the refusal inside the box away, as nobody in a box could."""
+    with inside(box), Netlink() as link:
+        for each in networks:
+            link.ask(netlink.route_via(IPv4Network(each), IPv4Address(wired.gateway)))
+
+
+def all_refused() -> list[str]:
+    return [str(each) for each in ranges.refused(ranges.POOL, ())]
+
+
+def test_a_box_reaches_the_outside_behind_the_machines_address(world: World) -> None:
+    """DESIGN 6: `on` is outbound NAT."""
+    with world.uplink() as uplink:
+        box = world.namespace()
+        uplink.wire(box)
+        assert connect(box, OUTSIDE) == "connected"
+        peer = world.server.accept()[1]
+    assert peer[0] == MACHINE
+
+
+def test_private_and_metadata_ranges_are_refused_twice(world: World) -> None:
+    """Lesson 28: by routes inside, and by the firewall alone; with both lifted the same connection succeeds."""
+    with world.uplink() as uplink:
+        box = world.namespace()
+        wired = uplink.wire(box)
+        assert {connect(box, each) for each in PRIVATE} == {"EACCES"}
+        lift_route(box, wired, *all_refused())
+        assert {connect(box, each) for each in PRIVATE} == {"EHOSTUNREACH"}
+        world.nft(f"flush set inet {firewall.table(uplink.tag)} refused\n")
+        assert {connect(box, each) for each in PRIVATE} == {"connected"}
+
+
+def test_the_machine_itself_is_refused(world: World) -> None:
+    """Lesson 28: the sandbox could reach the control port."""
+    with world.uplink() as uplink:
+        box = world.namespace()
+        wired = uplink.wire(box)
+        lift_route(box, wired, *all_refused())
+        addresses = (MACHINE, wired.gateway, wired.nameserver)
+        assert {connect(box, each) for each in addresses} == {"EHOSTUNREACH"}
+        world.nft(f"flush chain inet {firewall.table(uplink.tag)} to_us\n")
+        assert {connect(box, each) for each in addresses} == {"connected"}
+
+
+def test_the_machines_loopback_is_not_the_boxs(world: World) -> None:
+    assert connect(world.machine, "127.0.0.1") == "connected"
+    with world.uplink() as uplink:
+        box = world.namespace()
+        uplink.wire(box)
+        assert connect(box, "127.0.0.1") == "ECONNREFUSED"
+
+
+def test_two_boxes_cannot_reach_one_another(world: World) -> None:
+    """Lesson 31: one sandbox drove another. Routes inside, then the firewall, then neither."""
+    with world.uplink() as uplink:
+        one, other = world.namespace(), world.namespace()
+        wired, neighbour = uplink.wire(one), uplink.wire(other)
+        world.listen(other)
+        assert connect(one, neighbour.address) == "EACCES"
+        for box, link in ((one, wired), (other, neighbour)):
+            lift_route(box, link, *all_refused())
+        assert connect(one, neighbour.address) == "EHOSTUNREACH"
+        world.nft(f"flush chain inet {firewall.table(uplink.tag)} passing\n")
+        assert connect(one, neighbour.address) == "connected"
+
+
+def test_boxes_of_two_instances_are_apart(world: World) -> None:
+    """Lesson 10: two keepers on one machine never touch what is the other's."""
+    with world.uplink() as uplink, world.uplink() as second:
+        one, other = world.namespace(), world.namespace()
+        wired, neighbour = second.wire(one), uplink.wire(other)
+        world.listen(other)
+        assert wired.nameserver != neighbour.nameserver
+        assert connect(one, neighbour.address) in ("EACCES", "EHOSTUNREACH")
+        assert connect(one, OUTSIDE) == connect(other, OUTSIDE) == "connected"
+
+
+def test_nobody_outside_can_call_a_box(world: World) -> None:
+    with world.uplink() as uplink:
+        box = world.namespace()
+        wired = uplink.wire(box)
+        lift_route(box, wired, *all_refused())
+        world.listen(box)
+        with inside(world.outside), Netlink() as link:
+            link.ask(netlink.route_via(ranges.POOL, IPv4Address(MACHINE)))
+        assert connect(world.outside, wired.address) == "EHOSTUNREACH"
+        world.nft(f"flush chain inet {firewall.table(uplink.tag)} passing\n")
+        assert connect(world.outside, wired.address) == "connected"
+
+
+def test_an_allowed_range_is_reached_and_its_neighbours_are_not(world: World) -> None:
+    """Also where they overlap; and to the one box they are allowed to, not to its neighbour nor its successor."""
+    with world.uplink() as uplink:
+        box, neighbour = world.namespace(), world.namespace()
+        wired = uplink.wire(box, ["10.9.0.0/16", "10.9.9.0/24", "203.0.113.0/24"])
+        other = uplink.wire(neighbour, ["192.168.0.0/16"])
+        assert connect(box, "10.9.9.9") == "connected"
+        assert connect(box, "192.168.77.7") == "EACCES"
+        assert connect(box, MACHINE) == "EHOSTUNREACH", "the machine's own address stays refused"
+        assert connect(neighbour, "192.168.77.7") == "connected"
+        lift_routes(neighbour, other)
+        assert connect(neighbour, "10.9.9.9") == "EHOSTUNREACH", "by the firewall alone"
+        uplink.unwire(wired)
+        lift_routes(box, wired)
+        assert connect(box, "10.9.9.9") == "EHOSTUNREACH", "a later box with its address"
+
+
+def send(namespace: int, source: str, payload: bytes) -> None:
+    with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        sender.bind((source, 0))
+        sender.sendto(payload, (OUTSIDE, PORT))
+
+
+def test_a_forged_source_address_is_dropped(world: World) -> None:
+    with world.uplink() as uplink:
+        box, other = world.namespace(), world.namespace()
+        wired, neighbour = uplink.wire(box), uplink.wire(other)
+        with inside(box), Netlink() as link:
+            link.ask(netlink.add_address(1, IPv4Address(neighbour.address), 32))
+        with inside(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+            receiver.bind((OUTSIDE, PORT))
+            receiver.settimeout(PATIENCE)
+            send(box, neighbour.address, b"forged")
+            send(box, wired.address, b"honest")
+            assert receiver.recv(100) == b"honest"
+            world.nft(f"flush chain inet {firewall.table(uplink.tag)} arriving\n")
+            send(box, neighbour.address, b"forged")
+            assert receiver.recv(100) == b"forged"
+
+
+def test_a_box_has_no_ipv6(world: World) -> None:
+    """No address by itself; and with one given by hand, nothing gets through."""
+    with world.uplink() as uplink:
+        box = world.namespace()
+        wired = uplink.wire(box)
+        with inside(box), open("/proc/thread-self/net/if_inet6") as file:
+            assert {line.split()[-1] for line in file} <= {"lo"}
+        nearby = ((world.machine, wired.interface, "fe80::1"), (box, "eth0", "fe80::2"))
+        for namespace, interface, address in nearby:
+            with inside(namespace), Netlink() as link:
+                index = link.index_of(interface)
+                packed = socket.inet_pton(socket.AF_INET6, address)
+                link.ask(_ipv6_address(index, packed))
+        with inside(world.machine), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
+            receiver.bind(("::", PORT))
+            receiver.settimeout(PATIENCE)
+            _send_to_all_nodes(box, b"dropped")
+            world.nft(f"flush chain inet {firewall.table(uplink.tag)} arriving\n")
+            world.nft(f"flush chain inet {firewall.table(uplink.tag)} to_us\n")
+            _send_to_all_nodes(box, b"passed")
+            assert receiver.recv(100) == b"passed"
+
+
+def _ipv6_address(index: int, packed: bytes) -> netlink.Request:
+    nodad = 0x02
+    body = bytes([socket.AF_INET6, 64, nodad, 253]) + index.to_bytes(4, sys.byteorder)
+    return netlink.Request(20, 0x600, body + struct.pack("=HH", 20, 1) + packed, "add an IPv6 address")
+
+
+def _send_to_all_nodes(box: int, payload: bytes) -> None:
+    """Multicast needs no neighbour discovery, which the firewall drops as well."""
+    with inside(box), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+        sender.sendto(payload, ("ff02::1", PORT, 0, socket.if_nametoindex("eth0")))
+
+
+def send_to_many_ports(box: int, count: int) -> None:
+    with inside(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+        for port in range(20000, 20000 + count):
+            with suppress(OSError):  # an earlier datagram's port was closed
+                sender.sendto(b"x", (OUTSIDE, port))
+
+
+def remembered(world: World) -> int:
+    with inside(world.machine), open("/proc/sys/net/netfilter/nf_conntrack_count") as file:
+        return int(file.read())
+
+
+def test_one_box_cannot_fill_the_machines_connection_table(world: World) -> None:
+    with world.uplink() as uplink:
+        box, other = world.namespace(), world.namespace()
+        uplink.wire(box)
+        uplink.wire(other)
+        many = firewall.MOST_FLOWS + 1000
+        send_to_many_ports(box, many)
+        assert firewall.MOST_FLOWS - 100 < remembered(world) < firewall.MOST_FLOWS + 100
+        assert connect(other, OUTSIDE) == "connected"
+        world.nft(f"flush chain inet {firewall.table(uplink.tag)} counted\n")
+        send_to_many_ports(box, many)
+        assert remembered(world) > firewall.MOST_FLOWS + 500
+
+
+def state_of(world: World) -> tuple[list[str], set[str], list[str]]:
+    with inside(world.machine), Netlink() as link:
+        return sorted(link.links()), firewall.tags(), sorted(map(str, link.routes()))
+
+
+def test_closing_leaves_nothing_behind(world: World) -> None:
+    before = state_of(world)
+    with world.uplink() as uplink:
+        wired = [uplink.wire(world.namespace()) for _ in range(3)]
+        assert state_of(world) != before
+        for each in wired:
+            uplink.unwire(each)
+    assert state_of(world) == before
+
+
+def killed_with_a_box(world: World, box: int) -> str:
+    """The tag of an uplink whose spawner wired `box` and was killed."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            kernel.setns(world.machine, kernel.CLONE_NEWNET)
+            uplink = Uplink(resolv_conf="/dev/null")
+            uplink.wire(box)
+            os.write(write, uplink.tag.encode())
+            os.kill(os.getpid(), signal.SIGKILL)
+        finally:
+            os._exit(1)
+    os.close(write)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    with open(read) as file:
+        return file.read()
+
+
+def until_swept(world: World, expected: set[str]) -> None:
+    """The kernel takes the namespaces of the dead down when it likes, and the porter goes after that."""
+    deadline = time.monotonic() + PATIENCE
+    swept: set[str] = set()
+    while swept != expected and time.monotonic() < deadline:
+        with inside(world.machine):
+            swept |= set(sweep())
+        time.sleep(0.02)
+    assert swept == expected
+
+
+def test_a_dead_uplink_is_swept_when_its_last_box_has_ended_and_never_a_live_one(world: World) -> None:
+    """Lesson 10: boxes that outlive a killed spawner stay joined and filtered; then all is removed, and only theirs."""
+    before = state_of(world)
+    box = new_namespace()
+    dead = firewall.table(killed_with_a_box(world, box))
+    with world.uplink() as alive:
+        live_box = world.namespace()
+        with inside(world.machine):
+            assert sweep() == (), "one uplink has a box, the other a spawner"
+        assert connect(box, OUTSIDE) == "connected"
+        assert connect(box, MACHINE) == "EHOSTUNREACH"
+        os.close(box)
+        until_swept(world, {dead})
+        wired = alive.wire(live_box)
+        assert connect(live_box, OUTSIDE) == "connected"
+        alive.unwire(wired)
+    assert state_of(world) == before
+
+
+def test_a_dry_run_names_what_it_would_remove(world: World) -> None:
+    box = new_namespace()
+    dead = firewall.table(killed_with_a_box(world, box))
+    os.close(box)
+    deadline = time.monotonic() + PATIENCE
+    with inside(world.machine):
+        while sweep(dry_run=True) != (dead,):
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert firewall.tags() == {dead.removeprefix("hutch_")}
+        assert sweep() == (dead,)
+        assert firewall.tags() == set()
+
+
+def test_links_are_bounded_and_come_back(world: World) -> None:
+    with inside(world.machine):
+        uplink = Uplink(pool=IPv4Network("198.18.0.0/29"), resolv_conf="/dev/null")
+        try:
+            boxes = [new_namespace() for _ in range(3)]
+            wired = [uplink.wire(box) for box in boxes]
+            with pytest.raises(NetworkUnavailable, match="all 3 links"):
+                uplink.wire(world.namespace())
+            for box, link in zip(boxes, wired, strict=True):
+                os.close(box)
+                uplink.unwire(link)
+            again = world.namespace()
+            deadline = time.monotonic() + PATIENCE
+            while not _wired(uplink, again) and time.monotonic() < deadline:
+                time.sleep(0.02)  # the kernel takes dead namespaces down when it likes
+            assert connect(again, OUTSIDE) == "connected"
+        finally:
+            uplink.close()
+
+
+def _wired(uplink: Uplink, box: int) -> bool:
+    try:
+        uplink.wire(box)
+    except NetworkUnavailable:
+        return False
+    return True
+
+
+def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_remedy(world: World) -> None:
+    """Lesson 34: the obstacle and the exact fix, never an obscure error, and never a sysctl of ours."""
+    world.set_forwarding("0")
+
+    def scenario() -> list[str]:
+        os.unlink("/dev/net/tun")
+        plan = available()
+        try:
+            Uplink()
+        except NetworkUnavailable as error:
+            return [str(plan.usable), plan.reason, plan.remedy, str(error), error.remedy]
+        return ["not refused"]
+
+    usable, reason, remedy, message, told = run_apart(world, scenario)
+    assert usable == "False" and "ip_forward is 0" in reason and reason in message
+    assert "sysctl -w net.ipv4.ip_forward=1" in remedy and remedy == told
+    with inside(world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
+        assert file.read() == "0\n"
+
+
+def test_a_machine_that_does_not_forward_and_leads_nowhere_is_refused(world: World) -> None:
+    """Pasta takes the interface of the default route: without one it would end at once."""
+    world.set_forwarding("0")
+
+    def scenario() -> list[str]:
+        before = available()
+        subprocess.run(["ip", "route", "del", "default"], check=True)
+        plan = available()
+        return [before.how, str(plan.usable), plan.reason, plan.remedy]
+
+    how, usable, reason, remedy = run_apart(world, scenario)
+    assert (how, usable) == ("pasta", "False")
+    assert "no default route" in reason and "connect the machine" in remedy
+
+
+def test_a_firewall_that_drops_forwarded_packets_is_noticed(world: World) -> None:
+    """As Docker's does: boxes would be cut off without a word."""
+    closed = "table ip docker { chain FORWARD { type filter hook forward priority 0; policy drop; }; }\n"
+    world.nft(closed)
+
+    def scenario() -> list[str]:
+        with_pasta = available()
+        os.unlink("/dev/net/tun")
+        return [with_pasta.how, available().reason]
+
+    how, reason = run_apart(world, scenario)
+    assert how == "pasta"
+    assert "ip docker FORWARD" in reason
+
+
+def test_loopback_comes_up(world: World) -> None:
+    """Network off: loopback, and it works."""
+    with inside(world.namespace()), socket.create_server(("127.0.0.1", PORT)):
+        lo_up()
+        with Netlink() as link:
+            assert "eth0" not in link.links()
+        socket.create_connection(("127.0.0.1", PORT), PATIENCE).close()
