@@ -48,7 +48,7 @@ class NativeProvider(Provider):
         run_dir: str | os.PathLike[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """`without` leaves out defences (docs/threat-model.md has the list) and optimisations (bench/ablation.py) by name.
+        """`without` leaves out defences (docs/threat-model.md has the list) and optimisations (bench/ablation.py).
 
         It exists so that the attack suite can show each attack succeed where its one defence is missing, and so that
         the bench can measure what each optimisation saves. No configuration, spec, environment or command line leads
