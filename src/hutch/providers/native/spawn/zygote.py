@@ -130,6 +130,10 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         guest.ignore_signals()
         gc.freeze()
         actor = Actor()
+        if "child programs" in setting.without:
+            from hutch.providers.native.spawn import direct  # only the ablation bench asks for it
+
+            direct.install(setting)
         if all(_clone_next(own, actor) for _ in range(_COLD)):
             # On its own, before the next answer: one that had room for it would take more memory of every box.
             if trouble := _warm_up(setting):
@@ -145,12 +149,14 @@ def _warm_up(setting: Setting) -> str:
     setting.command_line.show("hutch-zygote")
     trouble = ""
     try:
-        if not all(_rehearse() for _ in range(_WARM_UP)):
+        if "warm-up" not in setting.without and not all(_rehearse() for _ in range(_WARM_UP)):
             trouble = "a rehearsal did not come to its end"
         _clear_the_stage()
-        _fill_holes()
-        with closing(Rehearsal()) as rehearsal:
-            learn(rehearsal.perform)
+        if "heap filling" not in setting.without:
+            _fill_holes()
+        if "prefault" not in setting.without:
+            with closing(Rehearsal()) as rehearsal:
+                learn(rehearsal.perform)
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
     _clear_the_stage()
