@@ -53,11 +53,11 @@ class Bounds(Record, frozen=True, kw_only=True):
     total_bytes: int = 64 << 20
 
 
-def inbox_of(message_id: str) -> str:
+def inbox_path(message_id: str) -> str:
     return f"{INBOX}/{safe_name(message_id, instead='message')}"
 
 
-def outbox_of(message_id: str) -> str:
+def outbox_path(message_id: str) -> str:
     return f"{OUTBOX}/{safe_name(message_id, instead='message')}"
 
 
@@ -75,10 +75,10 @@ class Attachments:
                 op="attachments",
                 remedy="put them into an archive",
             )
-        directory, taken, paths, total = inbox_of(message_id), set[str](), list[str](), 0
+        directory, taken, paths, total = inbox_path(message_id), set[str](), list[str](), 0
         try:
             for name, content in files.items():
-                path = f"{directory}/{distinct(safe_name(name), taken)}"
+                path = f"{directory}/{unique_name(safe_name(name), taken)}"
                 paths.append(path)
                 room = min(self.bounds.file_bytes, self.bounds.total_bytes - total)
                 total += (await box.files.write(path, _bounded(content, room, name))).size
@@ -91,7 +91,7 @@ class Attachments:
     async def collect(self, box: Box, message_id: str) -> Collected:
         """Take what the outbox of that message holds. Whoever comes second finds nothing; what could not be read to
         the end is put back for the next try."""
-        source, taken = outbox_of(message_id), f"{OUTBOX}/.taken-{secrets.token_hex(8)}"
+        source, taken = outbox_path(message_id), f"{OUTBOX}/.taken-{secrets.token_hex(8)}"
         try:
             await box.files.move(source, taken)  # one rename: of two collectors only one gets it
         except FileMissing:
@@ -110,7 +110,7 @@ class Attachments:
         names: set[str] = set()
         total = 0
         for info in await box.files.list(directory):
-            name = distinct(safe_name(posixpath.basename(info.path)), names)
+            name = unique_name(safe_name(posixpath.basename(info.path)), names)
             reason = self._refusal(info, len(files), total)
             if reason:
                 skipped[name] = reason
@@ -126,7 +126,7 @@ class Attachments:
                 skipped[name] = "it grew while it was read"
                 continue
             total += len(data)
-            files.append(Attachment(name=name, data=data, mime=mime_of(name)))
+            files.append(Attachment(name=name, data=data, mime=guess_mime(name)))
         return Collected(files=tuple(files), skipped=skipped)
 
     def _refusal(self, info: FileInfo, count: int, total: int) -> str:
@@ -141,7 +141,7 @@ class Attachments:
         return ""
 
 
-def mime_of(name: str) -> str:
+def guess_mime(name: str) -> str:
     return mimetypes.guess_type(name)[0] or "application/octet-stream"
 
 
@@ -181,7 +181,7 @@ async def _pieces(content: Content) -> AsyncIterator[bytes]:
             yield piece
 
 
-MAX_BYTES = 150
+MAX_NAME_BYTES = 150
 """Of a name in UTF-8: file systems take 255, and whoever receives the file may add to it."""
 
 _RESERVED = re.compile(r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?", re.IGNORECASE)
@@ -205,16 +205,16 @@ def safe_name(name: str, *, instead: str = "file") -> str:
 
 
 def _shortened(text: str) -> str:
-    if len(text.encode()) <= MAX_BYTES:
+    if len(text.encode()) <= MAX_NAME_BYTES:
         return text
     stem, ending = posixpath.splitext(text)
     if len(ending.encode()) > 20:
         stem, ending = text, ""
-    room = MAX_BYTES - len(ending.encode())
+    room = MAX_NAME_BYTES - len(ending.encode())
     return stem.encode()[:room].decode(errors="ignore").rstrip(" .") + ending
 
 
-def distinct(name: str, taken: set[str]) -> str:
+def unique_name(name: str, taken: set[str]) -> str:
     """`a.txt`, `a (2).txt`, …; names that differ only in case are one on some systems."""
     stem, ending = posixpath.splitext(name)
     number, candidate = 1, name

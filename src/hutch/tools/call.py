@@ -17,8 +17,8 @@ T = TypeVar("T")
 Progress = Callable[[float, float | None, str], Awaitable[None]]
 """Seconds so far, seconds at most if that is known, and what is going on."""
 
-FIRST_REPORT = 1.0
-NEXT_REPORTS = 1.0
+FIRST_REPORT_SECONDS = 1.0
+REPORT_INTERVAL_SECONDS = 1.0
 
 DEFAULT_MESSAGE = "now"
 
@@ -55,19 +55,19 @@ class Call:
             finally:
                 await self.gate.record(box)
 
-        result, notes = await self.agent.working(recorded)
+        result, notes = await self.agent.run_in_box(recorded)
         self.note(*notes)
         return result
 
-    async def told(self, work: Awaitable[T], what: str, total: float | None = None) -> T:
+    async def with_progress(self, work: Awaitable[T], what: str, total: float | None = None) -> T:
         """Await long work and report progress meanwhile. Cancelling this cancels the work."""
         if self._progress is None:
             return await work
         task = asyncio.ensure_future(work)
-        start, wait = time.monotonic(), FIRST_REPORT
+        start, wait = time.monotonic(), FIRST_REPORT_SECONDS
         try:
             while not (await asyncio.wait({task}, timeout=wait))[0]:
-                wait = NEXT_REPORTS
+                wait = REPORT_INTERVAL_SECONDS
                 await self._progress(time.monotonic() - start, total, what)
             return task.result()
         finally:
@@ -76,7 +76,7 @@ class Call:
                 await asyncio.gather(task, return_exceptions=True)
 
 
-def short(command: str | Sequence[str], width: int = 60) -> str:
+def shorten(command: str | Sequence[str], width: int = 60) -> str:
     """A command in one line, for people."""
     text = command if isinstance(command, str) else " ".join(command)
     line = " ".join(text.split())

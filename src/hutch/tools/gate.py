@@ -11,12 +11,12 @@ from hutch.model.files import FileKind
 from hutch.model.questions import Answer, AskRequest
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Access, AgentPermissions, Decision, Others, Ruling
-from hutch.tools.agents import Agent, located
+from hutch.tools.agents import Agent, absolute_path
 
 MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
-MAX_TOLD = 1000
+MAX_RECEIPT_TEXT = 1000
 """Characters of a command or path that a receipt keeps."""
-OPEN = AgentPermissions()
+NO_RULES = AgentPermissions()
 """No rule at all: there is nothing to decide, and what is done has the box's own receipts."""
 
 _log = log("tools")
@@ -39,42 +39,45 @@ class Gate:
         self._action = action
         self._arguments = arguments
         self._ruling = rules.on_tool(permissions, tool, action)
-        self._settled: set[str] = set()
+        self._decided: set[str] = set()
         self._decisions: list[dict[str, str]] = []
         """Not on record yet: which box they concern is not known before there is one."""
 
     async def enter(self, *, decided_later: bool) -> None:
         """Before anything is done. `decided_later`: a command or a path will settle it."""
         if self._ruling.decision is Decision.DENY or not decided_later:
-            await self.tool()
+            await self.check_tool()
 
-    async def tool(self) -> None:
+    async def check_tool(self) -> None:
         """The tool's own rule decides."""
-        await self._settle(self._ruling, "")
+        await self._decide(self._ruling, "")
 
-    async def command(self, command: str | Sequence[str]) -> None:
+    async def check_command(self, command: str | Sequence[str]) -> None:
         ruling = rules.on_command(self._permissions, self._ruling, command)
-        await self._settle(ruling, command if isinstance(command, str) else " ".join(command))
+        await self._decide(ruling, command if isinstance(command, str) else " ".join(command))
 
-    async def path(self, box: Box, path: str, access: Access) -> None:
+    async def check_path(self, box: Box, path: str, access: Access) -> None:
         where = await self._resolved(box, path)
-        await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
+        await self._decide(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
 
-    def others(self, right: Others) -> Decision:
+    def decision_on_others(self, right: Others) -> Decision:
         """Whether boxes of other sessions are this agent's to reach."""
         return self._permissions.others(right)
 
-    async def reach(self, right: Others, what: str) -> None:
+    async def check_others(self, right: Others, what: str) -> None:
         """Before a box of another session is touched, or shown."""
-        await self._settle(rules.on_others(self._permissions, right), what)
+        await self._decide(rules.on_others(self._permissions, right), what)
 
     def visible(self, box: Box, path: str) -> bool:
         """Whether something found may be shown; what would have to be asked for one by one is not."""
         if not self._permissions.paths:
             return True
-        where = located(box, path)
+        where = absolute_path(box, path)
         ruling = rules.on_path(self._permissions, Ruling(Decision.ALLOW, ""), where, Access.READ)
-        return ruling.decision is Decision.ALLOW or (f"{self._tool}.", f"{Access.READ} {where}") in self._agent.always
+        return (
+            ruling.decision is Decision.ALLOW
+            or (f"{self._tool}.", f"{Access.READ} {where}") in self._agent.always_allowed
+        )
 
     async def _resolved(self, box: Box, path: str) -> str:
         """Where the path leads inside the box. Without path rules nobody needs to know.
@@ -82,7 +85,7 @@ class Gate:
         A process of the box may change a symlink afterwards; whoever can start one can read the file anyway.
         """
         if not self._permissions.paths:
-            return located(box, path)
+            return absolute_path(box, path)
         waiting = [name for name in reversed(posixpath.join("/", box.spec.workdir, path).split("/")) if name]
         where, links = "/", 0
         while waiting:
@@ -106,8 +109,8 @@ class Gate:
             waiting += [each for each in reversed(info.target.split("/")) if each]
         return where
 
-    async def _settle(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
-        if access is None and what in self._settled:
+    async def _decide(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
+        if access is None and what in self._decided:
             return  # the same call goes on in another box; where a path leads there is another question
         by = "rule"
         decision = ruling.decision
@@ -115,13 +118,13 @@ class Gate:
         if decision is Decision.ASK:
             by = "earlier answer"
             decision = Decision.ALLOW
-            if key not in self._agent.always:
-                by, decision = await self._asked(ruling, what, key, box)
-        self._settled.add(what)
-        if self._permissions != OPEN:
+            if key not in self._agent.always_allowed:
+                by, decision = await self._ask_person(ruling, what, key, box)
+        self._decided.add(what)
+        if self._permissions != NO_RULES:
             self._decisions.append(
                 {
-                    "agent": self._agent.name, "action": self._action, "what": what[:MAX_TOLD],
+                    "agent": self._agent.name, "action": self._action, "what": what[:MAX_RECEIPT_TEXT],
                     "decision": str(decision), "by": by, "reason": ruling.reason,
                 }
             )  # fmt: skip
@@ -134,9 +137,9 @@ class Gate:
         decisions, self._decisions = self._decisions, []
         concerned = box or self._agent.current
         for decision in decisions:
-            await receipt(self._agent.hutch, concerned.id if concerned is not None else "", self._tool, decision)
+            await write_receipt(self._agent.hutch, concerned.id if concerned is not None else "", self._tool, decision)
 
-    async def _asked(
+    async def _ask_person(
         self, ruling: Ruling, what: str, key: tuple[str, str], box: Box | None
     ) -> tuple[str, Decision]:  # fmt: skip
         if self._ask is None:
@@ -152,7 +155,7 @@ class Gate:
             _log.warning("nobody answered a permission question", agent=self._agent.name, tool=self._tool, error=error)
             return "no answer", Decision.DENY
         if answer is Answer.ALWAYS:
-            self._agent.always.add(key)
+            self._agent.always_allowed.add(key)
         return "answer", Decision.DENY if answer is Answer.DENY else Decision.ALLOW
 
     def _refusal(self, ruling: Ruling, what: str, by: str) -> HutchError:
@@ -173,7 +176,7 @@ class Gate:
 _log = log("tools")
 
 
-async def receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
+async def write_receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
     """Into the chain of the box that is concerned, or into the daybook if there is none yet, and into the log."""
     write = _log.warning if decision.get("decision") == "deny" else _log.info
     write("permission", tool=tool, box=box_id, **decision)

@@ -10,23 +10,23 @@ from hutch.model.spec_kinds import MountMode, NetworkMode, Retention
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
 from hutch.tools.agents import Agent
-from hutch.tools.provider_tools import prompt_of
+from hutch.tools.provider_tools import provider_prompt
 
 if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools
 
-_ALWAYS = """\
+_INTRODUCTION = """\
 You have an isolated Linux box for commands and files.{reach}
 - Files: relative paths start at {workdir}. {keep}
 - Long output and files come in pages: the notice at the cut says how to go on."""
 
-_KEEP = {
+_WORKSPACE_RULE = {
     MountMode.RW: "Keep what matters under /workspace; /tmp is for scratch only.",
     MountMode.RO: "/workspace is read-only: write to /tmp.",
     MountMode.NONE: "There is no /workspace: write to /tmp.",
 }
 
-_WITH = (
+_RULES = (
     ("exec", "Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone."),
     ("exec", "If a limit ends a command, the answer names the limit and what to try; the box and its files survive."),
     ("job", "Use job for builds, servers and everything that runs longer than a moment."),
@@ -41,11 +41,11 @@ _WITH = (
 async def guidance(tools: "Tools", agent: Agent) -> str:
     spec = await _spec(agent)
     permissions = tools.permissions(agent.name)
-    has = [rule for name, rule in _WITH if rules.on_tool(permissions, name).decision is not Decision.DENY]
-    parts = ["\n- ".join((_beginning(agent, spec), *has))]
+    has = [rule for name, rule in _RULES if rules.on_tool(permissions, name).decision is not Decision.DENY]
+    parts = ["\n- ".join((_introduction(agent, spec), *has))]
     if spec is not None:
         parts.append(_limits(spec))
-    if asked := _asking(tools, agent):
+    if asked := _approval_rules(tools, agent):
         parts.append(asked)
     if skills := await _skills(tools, agent):
         parts.append(skills)
@@ -65,7 +65,7 @@ async def _spec(agent: Agent) -> EffectiveSpec | None:
         return None  # it is gone; the first call makes another, and guidance without its limits is still right
 
 
-def _beginning(agent: Agent, spec: EffectiveSpec | None) -> str:
+def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
     """What of the box is the machine's own (lesson 50): an agent must know which of its changes stay. Before there is a
     box, that is what it was asked to show; its profile may add to that, so nothing is promised."""
     if spec is None:
@@ -75,28 +75,28 @@ def _beginning(agent: Agent, spec: EffectiveSpec | None) -> str:
     else:
         workspace, mounts, workdir = spec.workspace, spec.mounts, spec.workdir
         promise = ("Nothing you do in it reaches the machine it runs on.",)
-    shown = places_told(workspace, mounts)
+    shown = mount_sentences(workspace, mounts)
     if shown and promise:
         promise = ("Nothing else you do in it reaches the machine it runs on.",)
     reach = "".join(f" {sentence}" for sentence in (*shown, *promise))
-    return _ALWAYS.format(workdir=workdir, reach=reach, keep=_KEEP[workspace.mode])
+    return _INTRODUCTION.format(workdir=workdir, reach=reach, keep=_WORKSPACE_RULE[workspace.mode])
 
 
-def places_told(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
+def mount_sentences(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
     """A sentence for each directory of the machine, and each volume, that the box shows."""
     places = (Mount(source=workspace.source, target="/workspace", mode=workspace.mode), *mounts)
-    return tuple(_place_told(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
+    return tuple(_mount_sentence(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
 
 
-def _place_told(place: Mount) -> str:
+def _mount_sentence(place: Mount) -> str:
     kind, _, name = place.source.partition(":")
     writable = place.mode is MountMode.RW
     if kind == "volume":
         may = "it stays when this box ends, and other boxes may use it" if writable else "read-only"
         return f"{place.target} is the volume {name}: {may}."
     if writable:
-        whose = f"{place.target} is {place.source} of the machine itself"
-        return f"{whose}: what you change or remove there is changed for its user."
+        ownership_note = f"{place.target} is {place.source} of the machine itself"
+        return f"{ownership_note}: what you change or remove there is changed for its user."
     return f"{place.target} shows {place.source} of the machine itself, read-only."
 
 
@@ -122,7 +122,7 @@ def _limits(spec: EffectiveSpec) -> str:
     return " ".join(lines)
 
 
-def _asking(tools: "Tools", agent: Agent) -> str:
+def _approval_rules(tools: "Tools", agent: Agent) -> str:
     permissions = tools.permissions(agent.name)
     asked = sorted(name for name, decision in permissions.tools.items() if decision is Decision.ASK)
     lines = [f"Before these are used the user is asked: {', '.join(asked)}."] if asked else []
@@ -151,4 +151,4 @@ async def _provider(tools: "Tools", agent: Agent, spec: EffectiveSpec | None) ->
         return ""
     kit = tools.provider_tools.get(spec.provider)
     known = () if kit is not None and kit.prompt else await agent.hutch.providers(spec.provider)
-    return prompt_of(spec.provider, kit, known)
+    return provider_prompt(spec.provider, kit, known)

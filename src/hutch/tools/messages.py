@@ -18,11 +18,11 @@ async def answer_openai(
         result = await tools.call(
             function.get("name", ""), function.get("arguments"), agent=agent, message=message_id
         )  # fmt: skip
-        answers.append({"role": "tool", "tool_call_id": each.get("id", ""), "content": _told(result)})
+        answers.append({"role": "tool", "tool_call_id": each.get("id", ""), "content": _tool_text(result)})
     return answers
 
 
-def _told(result: ToolResult) -> str:
+def _tool_text(result: ToolResult) -> str:
     """A tool message of this interface holds text only."""
     if not result.images:
         return result.text

@@ -37,14 +37,14 @@ def answer(text: str, structured: dict[str, Any], *notes: str, images: Iterable[
     return ToolResult(text=text, structured=structured, notes=notes, images=tuple(images))
 
 
-def failed(error: HutchError) -> ToolResult:
+def error_result(error: HutchError) -> ToolResult:
     """An error as data: code, what happened, and a hint that a model can act on."""
     told = {
         "code": error.code,
-        "message": clean(error.message),
-        "hint": clean(error.remedy),
+        "message": json_safe_text(error.message),
+        "hint": json_safe_text(error.remedy),
         "retryable": error.retryable,
-        "details": cleaned(error.details),
+        "details": json_safe(error.details),
     }
     text = f"Error ({error.code}): {told['message']}"
     if error.remedy:
@@ -52,19 +52,19 @@ def failed(error: HutchError) -> ToolResult:
     return ToolResult(text=text, structured={"error": told}, is_error=True)
 
 
-def finished(result: ToolResult, notes: Iterable[str]) -> ToolResult:
+def with_notes(result: ToolResult, notes: Iterable[str]) -> ToolResult:
     """The result with everything the model should know written out, and nothing in it that JSON cannot carry."""
-    told = tuple(dict.fromkeys(clean(note) for note in (*notes, *result.notes)))
-    text = clean(result.text)
+    told = tuple(dict.fromkeys(json_safe_text(note) for note in (*notes, *result.notes)))
+    text = json_safe_text(result.text)
     if told:
         text = "\n".join((text, *(f"[note: {note}]" for note in told)))
-    structured = cleaned(result.structured)
+    structured = json_safe(result.structured)
     if told:
         structured = {**structured, "notes": list(told)}
     return result.but(text=text, structured=structured, notes=told)
 
 
-def clean(text: str) -> str:
+def json_safe_text(text: str) -> str:
     """Names of files need not be UTF-8; Python holds such bytes as lone surrogates, which no JSON can carry."""
     if text.isascii():
         return text
@@ -81,12 +81,12 @@ def _escaped(text: str) -> bool:
     return all("\udc80" <= character <= "\udcff" for character in text if "\ud800" <= character <= "\udfff")
 
 
-def cleaned(value: Any) -> Any:
+def json_safe(value: Any) -> Any:
     """The same for everything in a structure."""
     if isinstance(value, str):
-        return clean(value)
+        return json_safe_text(value)
     if isinstance(value, dict):
-        return {clean(str(key)): cleaned(each) for key, each in value.items()}
+        return {json_safe_text(str(key)): json_safe(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [cleaned(each) for each in value]
+        return [json_safe(each) for each in value]
     return value

@@ -21,15 +21,15 @@ class Flavour(StrEnum):
 class View(NamedTuple):
     """What of a tool an agent gets to see."""
 
-    left_out: frozenset[str] = frozenset()
+    hidden: frozenset[str] = frozenset()
     """Fields and actions that are not for it."""
     choices: Mapping[str, tuple[str, ...]] = {}
     """Fields of which it may choose only these values."""
-    more: str = ""
+    extra_description: str = ""
     """What its description says besides, to an agent that may do it."""
 
 
-def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
+def render_schemas(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
     """`views`: for a tool by its name; one that is not named is seen whole."""
     try:
         kind = Flavour(flavour)
@@ -41,7 +41,7 @@ def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> 
 
 def _render(kind: Flavour, tool: Tool, view: View) -> dict[str, Any]:
     schema = parameters(tool, view)
-    named = {"name": tool.name, "description": f"{tool.description} {view.more}".strip()}
+    named = {"name": tool.name, "description": f"{tool.description} {view.extra_description}".strip()}
     if kind is Flavour.OPENAI:
         return {"type": "function", "function": {**named, "parameters": schema}}
     if kind is Flavour.OPENAI_RESPONSES:
@@ -50,7 +50,7 @@ def _render(kind: Flavour, tool: Tool, view: View) -> dict[str, Any]:
         return {**named, "input_schema": schema}
     # Every path stays in a box, which can be thrown away: nothing here is destructive to the client's own machine.
     hints = {"readOnlyHint": tool.read_only, "openWorldHint": False}
-    told = {"outputSchema": answers(tool.answers)} if tool.answers is not None else {}
+    told = {"outputSchema": output_schema(tool.answers)} if tool.answers is not None else {}
     return {**named, "inputSchema": schema, **told, "annotations": hints}
 
 
@@ -58,21 +58,21 @@ def parameters(tool: Tool, view: View) -> dict[str, Any]:
     """The JSON schema of the tool's arguments."""
     if tool.arguments is None:
         return {"type": "object", "properties": {}, **tool.parameters}
-    whole = _schema(tool.arguments)
-    properties = {name: field for name, field in whole["properties"].items() if name not in view.left_out}
+    whole = _input_schema(tool.arguments)
+    properties = {name: field for name, field in whole["properties"].items() if name not in view.hidden}
     for field, values in view.choices.items():
         properties[field] = {**properties[field], "enum": list(values)}
     if tool.action:
         choice = properties[tool.action]
-        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.left_out]}
+        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.hidden]}
     return {**whole, "properties": properties}
 
 
 @cache
-def _schema(arguments: type[Arguments]) -> dict[str, Any]:
+def _input_schema(arguments: type[Arguments]) -> dict[str, Any]:
     """As msgspec gives it, with references resolved and "or null" left away: models follow plain schemas best."""
     _, components = msgspec.json.schema_components((arguments,), ref_template="{name}")
-    whole = _plain(components[arguments.__name__], components)
+    whole = _simplify(components[arguments.__name__], components)
     return {
         "type": "object",
         "properties": whole["properties"],
@@ -82,35 +82,37 @@ def _schema(arguments: type[Arguments]) -> dict[str, Any]:
 
 
 @cache
-def answers(kind: type) -> dict[str, Any]:
+def output_schema(kind: type) -> dict[str, Any]:
     """The JSON schema of a tool's structured content; here "or null" says something. Some clients hold errors against
     it too, so what is required is so only where there is none."""
     _, components = msgspec.json.schema_components((kind,), ref_template="{name}")
-    whole: dict[str, Any] = _resolved(components[kind.__name__], components)
+    whole: dict[str, Any] = _inline_references(components[kind.__name__], components)
     required = whole.pop("required", [])
     return {**whole, "anyOf": [{"required": required}, {"required": ["error"]}]} if required else whole
 
 
-def _resolved(schema: Any, components: Mapping[str, Any]) -> Any:
+def _inline_references(schema: Any, components: Mapping[str, Any]) -> Any:
     """With every reference written out, and without what only names things."""
     if isinstance(schema, list):
-        return [_resolved(each, components) for each in schema]
+        return [_inline_references(each, components) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _resolved(components[schema["$ref"]], components)
-    return {key: _resolved(value, components) for key, value in schema.items() if key not in ("title", "default")}
+        return _inline_references(components[schema["$ref"]], components)
+    return {
+        key: _inline_references(value, components) for key, value in schema.items() if key not in ("title", "default")
+    }
 
 
-def _plain(schema: Any, components: Mapping[str, Any]) -> Any:
+def _simplify(schema: Any, components: Mapping[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_plain(each, components) for each in schema]
+        return [_simplify(each, components) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        named = _plain(components[schema["$ref"]], components)
+        named = _simplify(components[schema["$ref"]], components)
         return {**named, **{key: value for key, value in schema.items() if key != "$ref"}}
-    plain = {key: _plain(value, components) for key, value in schema.items() if key not in ("title", "$defs")}
+    plain = {key: _simplify(value, components) for key, value in schema.items() if key not in ("title", "$defs")}
     if plain.get("default", 0) is None:
         del plain["default"]
     if isinstance(plain.get("anyOf"), list):

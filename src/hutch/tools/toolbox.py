@@ -14,11 +14,11 @@ from hutch.model.record import Record
 from hutch.model.status import Status
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import AgentPermissions, Decision
-from hutch.tools.agents import Agent, session_of
-from hutch.tools.arguments import as_mapping, decoded
+from hutch.tools.agents import Agent, session_for_agent
+from hutch.tools.arguments import as_mapping, decode_arguments
 from hutch.tools.attachments import Attachments
 from hutch.tools.builtin.box_operation import box_operation_tool
-from hutch.tools.builtin.boxes import TAKEOVER_TOLD, Lifecycle, box_lifecycle_tool, box_query_tool
+from hutch.tools.builtin.boxes import TAKEOVER_DESCRIPTION, Lifecycle, box_lifecycle_tool, box_query_tool
 from hutch.tools.builtin.exec import exec_tool
 from hutch.tools.builtin.jobs import job_tool
 from hutch.tools.builtin.output import OUTPUT_BYTES
@@ -31,10 +31,10 @@ from hutch.tools.call import Call, Progress
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
-from hutch.tools.provider_tools import ProviderKit, installed
-from hutch.tools.result import ToolResult, failed, finished
-from hutch.tools.schemas import View, rendered
-from hutch.tools.scope import advised
+from hutch.tools.provider_tools import ProviderKit, installed_kits
+from hutch.tools.result import ToolResult, error_result, with_notes
+from hutch.tools.schemas import View, render_schemas
+from hutch.tools.scope import with_permitted_remedy
 
 TOOLS: tuple[Tool, ...] = (
     exec_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
@@ -47,7 +47,7 @@ SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
 
 HOLD_SECONDS = 600.0
 """An agent that has called nothing for so long lets go of its leases, so that its boxes' own clocks count again."""
-STATUS_SECONDS = 5.0
+STATUS_CACHE_SECONDS = 5.0
 """How long an answer about the engines is good for."""
 
 _log = log("tools")
@@ -94,7 +94,7 @@ class Tools:
         self.spec = dict(spec or {})
         self.profiles = tuple(profiles)
         self.boxes = tuple(boxes)
-        self.provider_tools = installed() if provider_tools is None else dict(provider_tools)
+        self.provider_tools = installed_kits() if provider_tools is None else dict(provider_tools)
         self.output_bytes = output_bytes
         self.hold_sec = hold_sec
         self.attachments = Attachments()
@@ -110,8 +110,8 @@ class Tools:
         for name, each in self._permissions.items():
             rules.check(name, each)
         self._agents: dict[str, Agent] = {}
-        self._known: tuple[float, Status] | None = None
-        self._resting: asyncio.Task[None] | None = None
+        self._cached_status: tuple[float, Status] | None = None
+        self._release_task: asyncio.Task[None] | None = None
 
     # --- calling ----------------------------------------------------------------------------------------------
 
@@ -125,28 +125,28 @@ class Tools:
         who.busy += 1
         try:
             with operation():
-                result = await self._called(who, str(name), arguments, progress, message, notes)
+                result = await self._dispatch(who, str(name), arguments, progress, message, notes)
         except HutchError as error:
-            result = failed(advised(error, self.permissions(who.name)))
+            result = error_result(with_permitted_remedy(error, self.permissions(who.name)))
         except Exception as error:  # the boundary to the model: it is reported, and the model is told that it is ours
             _log.error("a tool broke", tool=name, agent=who.name, error=error)
-            result = failed(
+            result = error_result(
                 HutchError(
                     f"{name} failed inside Hutch: {type(error).__name__}", remedy="try another way, or tell the user"
                 )
             )
         finally:
             who.busy -= 1
-            who.used = time.monotonic()
-            self._rest_later()
-        return finished(result, notes)
+            who.last_used = time.monotonic()
+            self._schedule_release()
+        return with_notes(result, notes)
 
-    async def _called(
+    async def _dispatch(
         self, who: Agent, name: str, arguments: object, progress: Progress | None, message: str, notes: list[str]
     ) -> ToolResult:
         tool = await self._find(name, who)
         given = as_mapping(tool, arguments)
-        record = decoded(tool, given) if tool.arguments is not None else given
+        record = decode_arguments(tool, given) if tool.arguments is not None else given
         action = str(getattr(record, tool.action)) if tool.action else ""
         gate = Gate(who, self.permissions(who.name), self.ask, tool.name, action, given)
         await gate.enter(decided_later=tool.settles)
@@ -161,7 +161,7 @@ class Tools:
         tool = _BY_NAME.get(name)
         if tool is not None and (name not in SKILL_TOOLS or self.skills is not None):
             return tool
-        there = await self._there(who)
+        there = await self._available_tools(who)
         for each in there:
             if each.name == name:
                 return each
@@ -174,16 +174,16 @@ class Tools:
     async def schemas(self, flavour: str = "openai", *, agent: str | None = None) -> list[dict[str, Any]]:
         """For a request to a model. Empty while no box can be made; `status` says why (B5)."""
         who = self.agent(agent)
-        if not (await self._condition()).available:
-            return rendered(flavour, (), {})
-        tools = [tool for tool in await self._there(who) if not self._denied(who, tool)]
-        return rendered(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
+        if not (await self._engine_status()).available:
+            return render_schemas(flavour, (), {})
+        tools = [tool for tool in await self._available_tools(who) if not self._denied(who, tool)]
+        return render_schemas(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
 
     async def status(self, *, agent: str | None = None) -> ToolsStatus:
         """Always answers."""
         who = self.agent(agent)
-        condition = await self._condition(fresh=True)
-        there = await self._there(who) if condition.available else ()
+        condition = await self._engine_status(fresh=True)
+        there = await self._available_tools(who) if condition.available else ()
         hidden = {tool.name: "denied by permissions" for tool in there if self._denied(who, tool)}
         if not condition.available:
             hidden = {tool.name: condition.reason or str(condition.state) for tool in TOOLS}
@@ -202,7 +202,7 @@ class Tools:
 
     async def guidance(self, *, agent: str | None = None) -> str:
         """What the system prompt should say about the tools; empty while there are none (B6)."""
-        if not (await self._condition()).available:
+        if not (await self._engine_status()).available:
             return ""
         return await guidance(self, self.agent(agent))
 
@@ -215,15 +215,15 @@ class Tools:
         known = self._agents.get(name)
         if known is None:
             own = name == self.default_agent
-            hutch = self.hutch if own else self.hutch.for_session(session_of(self.hutch.session, name))
+            hutch = self.hutch if own else self.hutch.for_session(session_for_agent(self.hutch.session, name))
             known = self._agents[name] = Agent(name, hutch, self.spec, self.boxes)
         return known
 
-    async def _there(self, who: Agent) -> tuple[Tool, ...]:
+    async def _available_tools(self, who: Agent) -> tuple[Tool, ...]:
         tools = TOOLS if self.skills is not None else tuple(tool for tool in TOOLS if tool.name not in SKILL_TOOLS)
         kit = self.provider_tools.get(await self.provider_of(who)) if self.provider_tools else None
         if kit is not None:
-            tools += kit.marked(await self.provider_of(who))
+            tools += kit.with_origin(await self.provider_of(who))
         if who.skills and self.skills is not None:
             tools += await skill_tools(self.skills, who)
         return tools
@@ -255,45 +255,45 @@ class Tools:
             return View(frozenset(denied))
         if permissions.takeover is Decision.DENY:
             denied.add(str(Lifecycle.TAKEOVER))
-        more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_TOLD
+        more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_DESCRIPTION
         if not self.profiles:
-            return View(frozenset(denied | {"profile"}), more=more)
+            return View(frozenset(denied | {"profile"}), extra_description=more)
         return View(frozenset(denied), {"profile": self.profiles}, more)
 
-    async def _condition(self, *, fresh: bool = False) -> Status:
+    async def _engine_status(self, *, fresh: bool = False) -> Status:
         now = time.monotonic()
-        if fresh or self._known is None or now - self._known[0] > STATUS_SECONDS:
-            self._known = (now, await self.hutch.status())
-        return self._known[1]
+        if fresh or self._cached_status is None or now - self._cached_status[0] > STATUS_CACHE_SECONDS:
+            self._cached_status = (now, await self.hutch.status())
+        return self._cached_status[1]
 
     # --- letting go -----------------------------------------------------------------------------------------------
 
-    def _rest_later(self) -> None:
-        if self._resting is None and self.hold_sec > 0:
-            self._resting = asyncio.create_task(self._rest())
+    def _schedule_release(self) -> None:
+        if self._release_task is None and self.hold_sec > 0:
+            self._release_task = asyncio.create_task(self._release_idle())
 
-    async def _rest(self) -> None:
+    async def _release_idle(self) -> None:
         """Lets go of the leases of agents that have fallen silent, until none holds any."""
         try:
             while any(who.held for who in self._agents.values()):
                 await asyncio.sleep(self.hold_sec / 4)
                 silent_since = time.monotonic() - self.hold_sec
                 for who in tuple(self._agents.values()):
-                    if who.held and not who.busy and who.used < silent_since:
-                        await who.rest()
+                    if who.held and not who.busy and who.last_used < silent_since:
+                        await who.release_all()
         finally:
-            self._resting = None
+            self._release_task = None
 
     async def forget(self, agent: str) -> None:
         """This agent is done: its leases end now. Its boxes go on until their clocks end them."""
         who = self._agents.pop(agent, None)
         if who is not None:
-            await who.rest()
+            await who.release_all()
 
     async def close(self) -> None:
         """Let go of everything. The Hutch stays open: whoever made it closes it."""
-        if self._resting is not None:
-            self._resting.cancel()
+        if self._release_task is not None:
+            self._release_task.cancel()
         for name in tuple(self._agents):
             await self.forget(name)
 

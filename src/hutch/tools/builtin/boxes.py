@@ -11,16 +11,24 @@ from hutch.errors import Conflict, HutchError, Invalid, NotFound, Refused, Unsup
 from hutch.model.boxes import BoxInfo
 from hutch.model.spec_kinds import Retention
 from hutch.policy.permissions import Others
-from hutch.tools.arguments import needs
+from hutch.tools.arguments import missing_argument
 from hutch.tools.builtin.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, tool
-from hutch.tools.guidance import places_told
+from hutch.tools.guidance import mount_sentences
 from hutch.tools.result import ToolResult, answer
-from hutch.tools.scope import Reached, check_destroyable, current_id, own_boxes, reached, seen_boxes, whose
+from hutch.tools.scope import (
+    ReachableBox,
+    check_destroyable,
+    current_id,
+    find_reachable,
+    listed_boxes,
+    own_boxes,
+    ownership_note,
+)
 
 """A held lease is renewed after this share of its length, without anybody's doing (P6)."""
-TAKEOVER_TOLD = (
+TAKEOVER_DESCRIPTION = (
     "With takeover you take a box that another session holds; its files are another conversation's, and that session "
     "loses it."
 )
@@ -77,7 +85,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
     hutch = call.agent.hutch
     current = await current_id(call.agent)
     if given.action is Query.LIST:
-        infos = await seen_boxes(call)
+        infos = await listed_boxes(call)
         lines = [_line(info, current, hutch.session) for info in infos] or ["you have no boxes"]
         return answer("\n".join(lines), {"boxes": [facts(info, current, hutch.session) for info in infos]})
     if current is None:
@@ -94,7 +102,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         f"{limits.pids} processes, {limits.timeout_sec:g} s a command (at most {limits.max_timeout_sec:g} s)\n"
         f"network: {info.spec.network}"
     )
-    return answer("\n".join((text, *places_told(info.spec.workspace, info.spec.mounts))), {"box": told})
+    return answer("\n".join((text, *mount_sentences(info.spec.workspace, info.spec.mounts))), {"box": told})
 
 
 async def _providers(call: Call) -> ToolResult:
@@ -136,10 +144,10 @@ async def _create(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if given.retention is not None:
         spec["retention"] = given.retention
     try:
-        box = await call.told(call.agent.create(**spec), "making a box")
+        box = await call.with_progress(call.agent.create(**spec), "making a box")
     except Conflict as conflict:
         raise await _name_taken(call, conflict, given.name) from conflict
-    return await _now(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
+    return await _box_answer(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
 
 
 async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Conflict:
@@ -151,18 +159,18 @@ async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Confl
 
 
 async def _switch(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info, own = await _meant(call, given, "switch", Others.TAKEOVER)
+    info, own = await _named_target(call, given, "switch", Others.TAKEOVER)
     box = await call.agent.switch(info.id)
-    return await _now(call, box, f"box {box.id} is current now", *(() if own else (whose(info),)))
+    return await _box_answer(call, box, f"box {box.id} is current now", *(() if own else (ownership_note(info),)))
 
 
 async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info, own = await _meant(call, given, "takeover", Others.TAKEOVER)
+    info, own = await _named_target(call, given, "takeover", Others.TAKEOVER)
     if own:  # another session holds it, and what it does there ends with this
-        await call.gate.reach(Others.TAKEOVER, f"box {info.id}")
+        await call.gate.check_others(Others.TAKEOVER, f"box {info.id}")
     box = await call.agent.switch(info.id, takeover=True)
     text = f"box {box.id} was taken over and is current now; its earlier holder has lost it"
-    return await _now(call, box, text, *(() if own else (whose(info),)))
+    return await _box_answer(call, box, text, *(() if own else (ownership_note(info),)))
 
 
 async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
@@ -171,37 +179,37 @@ async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     current = await current_id(agent)
     if given.box is None and current is None:
         return answer("you hold no box", {"box": None})
-    box_id = current if given.box is None else (await _own(call, given.box)).id
+    box_id = current if given.box is None else (await _own_box(call, given.box)).id
     assert box_id is not None
-    await agent.let_go(box_id)
+    await agent.release(box_id)
     if box_id == current:
         await agent.hutch.leave()
     return answer(f"box {box_id} was released", {"box": {"id": box_id, "released": True}})
 
 
 async def _renew(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    box = await _held(call, given)
+    box = await _held_box(call, given)
     await box.renew()
-    return await _now(call, box, f"the lease on box {box.id} was renewed")
+    return await _box_answer(call, box, f"the lease on box {box.id} was renewed")
 
 
 async def _set_retention(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if given.retention is None:
         example = {"action": "set_retention", "retention": "persistent"}
-        raise needs("box_lifecycle", "retention", given.action, example)
-    box = await _held(call, given)
-    await check_destroyable(call, Reached(await box.info(), own=True))
+        raise missing_argument("box_lifecycle", "retention", given.action, example)
+    box = await _held_box(call, given)
+    await check_destroyable(call, ReachableBox(await box.info(), own=True))
     if await box.change(retention=given.retention):
         raise Unsupported(
             f"box {box.id} cannot become {given.retention} while it runs",
             op="box_lifecycle",
             remedy=f'create a new box: box_lifecycle(action="create", retention="{given.retention}")',
         )
-    return await _now(call, box, f"box {box.id} is {given.retention} now")
+    return await _box_answer(call, box, f"box {box.id} is {given.retention} now")
 
 
 async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    target = await _meant(call, given, "destroy", Others.DESTROY)
+    target = await _named_target(call, given, "destroy", Others.DESTROY)
     await check_destroyable(call, target)
     agent, box_id = call.agent, target.info.id
     was_current = box_id == await current_id(agent)
@@ -216,7 +224,7 @@ async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if not was_current:
         return answer(text, facts)
     await agent.hutch.leave()
-    back = await agent.step_back([info.id for info in await own_boxes(agent) if agent.made(info.spec)])
+    back = await agent.restore_previous_box([info.id for info in await own_boxes(agent) if agent.created(info.spec)])
     return answer(f"{text}; box {back.id} is current again" if back is not None else text, facts)
 
 
@@ -231,22 +239,22 @@ _ACTIONS = {
 }
 
 
-async def _own(call: Call, named: str) -> BoxInfo:
+async def _own_box(call: Call, named: str) -> BoxInfo:
     """A box of the agent's own scope: no permission reaches further here."""
-    return (await reached(call, named, None)).info
+    return (await find_reachable(call, named, None)).info
 
 
-async def _meant(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> Reached:
+async def _named_target(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> ReachableBox:
     """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
     if given.box is None:
-        raise needs("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
-    return await reached(call, given.box, right)
+        raise missing_argument("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
+    return await find_reachable(call, given.box, right)
 
 
-async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
+async def _held_box(call: Call, given: BoxLifecycleArguments) -> Box:
     """A box this agent holds: the current one, or the one that was named. None is made for this."""
     agent = call.agent
-    wanted = await current_id(agent) if given.box is None else (await _own(call, given.box)).id
+    wanted = await current_id(agent) if given.box is None else (await _own_box(call, given.box)).id
     if wanted is None:
         raise Invalid(
             "you hold no box", op="box_lifecycle", remedy='switch to one, or create one: box_lifecycle(action="create")'
@@ -262,7 +270,7 @@ async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
     )
 
 
-async def _now(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
+async def _box_answer(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
     try:
         info = await box.info()
     except HutchError as error:

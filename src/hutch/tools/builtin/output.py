@@ -7,10 +7,10 @@ from hutch.model.results import Cause, Result, Verdict
 OUTPUT_BYTES = 30_000
 """Of each stream that a result shows: 60 % from the beginning, 40 % from the end (B3)."""
 STREAMS = ("stdout", "stderr")
-HANDLE = "output:"
+HANDLE_PREFIX = "output:"
 
 
-class Shown(NamedTuple):
+class ClippedOutput(NamedTuple):
     text: str
     omitted: int
     handle: str
@@ -18,13 +18,13 @@ class Shown(NamedTuple):
 
 def handle_of(job_id: str, stream: str) -> str:
     """What `read` takes to page through everything the command wrote."""
-    return f"{HANDLE}{job_id}:{stream}"
+    return f"{HANDLE_PREFIX}{job_id}:{stream}"
 
 
-def shown(data: bytes, total: int, kept: int, job_id: str, stream: str) -> Shown:
+def clip(data: bytes, total: int, kept: int, job_id: str, stream: str) -> ClippedOutput:
     """`data` is head and tail of `total` bytes, as `exec` returns them for `keep_output=kept`."""
     if total <= len(data):
-        return Shown(data.decode("utf-8", "replace"), 0, "")
+        return ClippedOutput(data.decode("utf-8", "replace"), 0, "")
     middle = min(kept * 3 // 5, len(data))
     head, tail = _to_line_end(data[:middle]), _from_line_start(data[middle:])
     omitted = total - len(head) - len(tail)
@@ -38,7 +38,7 @@ def shown(data: bytes, total: int, kept: int, job_id: str, stream: str) -> Shown
     )
     first = head.decode("utf-8", "replace")
     text = f"{first}{'' if whole else chr(10)}{notice}\n{tail.decode('utf-8', 'replace')}"
-    return Shown(text, omitted, handle)
+    return ClippedOutput(text, omitted, handle)
 
 
 def _to_line_end(head: bytes) -> bytes:
@@ -68,7 +68,7 @@ def whole_characters(data: bytes) -> bytes:
     return data
 
 
-def ending(result: Result) -> str:
+def ending_line(result: Result) -> str:
     """One line that says how it ended, and for a limit that was met which, by how much, and what to try (lesson 24)."""
     took = f"{result.usage.wall_sec:.2f} s"
     verdict = result.verdict
@@ -86,7 +86,7 @@ def _why(verdict: Verdict) -> str:
     if verdict.limit is not None and verdict.peak is not None and "peak" not in text:
         text += f" (limit {verdict.limit:g} {verdict.unit}, reached {verdict.peak:.4g})"
     if verdict.remedy:
-        text += f". Try: {_for_a_model(verdict)}"
+        text += f". Try: {_advice_for_model(verdict)}"
     return text
 
 
@@ -98,7 +98,7 @@ _ADVICE = {
 }
 
 
-def _for_a_model(verdict: Verdict) -> str:
+def _advice_for_model(verdict: Verdict) -> str:
     """The verdict's remedy speaks to whoever sets limits; a model cannot, so it hears what it can do itself."""
     return _ADVICE.get(verdict.cause, verdict.remedy)
 
@@ -109,10 +109,10 @@ def _survived(verdict: Verdict) -> str:
     return "The box and its files are unharmed"
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
+def verdict_facts(verdict: Verdict) -> dict[str, Any]:
     """The verdict as structured content."""
     plain = verdict.to_plain()
-    plain["try"] = _for_a_model(verdict)
+    plain["try"] = _advice_for_model(verdict)
     return {key: value for key, value in plain.items() if value not in (None, "")}
 
 
@@ -124,13 +124,13 @@ def render(result: Result, kept: int) -> tuple[str, dict[str, Any]]:
         ("stdout", result.stdout_bytes, result.stdout_total),
         ("stderr", result.stderr_bytes, result.stderr_total),
     ):
-        seen = shown(data, total, kept, result.job_id, stream)
-        structured |= {stream: seen.text, f"{stream}_total": total, f"{stream}_truncated": seen.omitted > 0}
-        if seen.handle:
-            structured[f"{stream}_handle"] = seen.handle
-        if seen.text:
+        clipped = clip(data, total, kept, result.job_id, stream)
+        structured |= {stream: clipped.text, f"{stream}_total": total, f"{stream}_truncated": clipped.omitted > 0}
+        if clipped.handle:
+            structured[f"{stream}_handle"] = clipped.handle
+        if clipped.text:
             parts += ["--- stderr ---"] if stream == "stderr" else []
-            parts.append(seen.text.removesuffix("\n"))
+            parts.append(clipped.text.removesuffix("\n"))
     if not parts:
         parts.append("(no output)")
     if result.lingering:
@@ -138,11 +138,11 @@ def render(result: Result, kept: int) -> tuple[str, dict[str, Any]]:
             "[processes of this command still hold its output open; they were not waited for, "
             f"and what they write can be read: {handle_of(result.job_id, 'stdout')}]"
         )
-    parts.append(ending(result))
+    parts.append(ending_line(result))
     structured |= {
         "duration_sec": round(result.usage.wall_sec, 4),
         "lingering": result.lingering,
-        "verdict": told(result.verdict),
+        "verdict": verdict_facts(result.verdict),
         "usage": result.usage.to_plain(),
     }
     return "\n".join(parts), structured

@@ -7,14 +7,14 @@ PAGE_LINES = 2000
 PAGE_BYTES = 50_000
 
 
-class Place(NamedTuple):
+class LinePosition(NamedTuple):
     """Where a line begins."""
 
     line: int = 1
     byte: int = 0
 
 
-START = Place()
+FILE_START = LinePosition()
 
 
 class Page(NamedTuple):
@@ -42,7 +42,7 @@ async def by_bytes(pieces: AsyncIterator[bytes], offset: int, limit: int) -> Pag
 
 
 async def by_lines(
-    pieces: AsyncIterator[bytes], first: int, count: int, *, at: Place = START, max_bytes: int = PAGE_BYTES
+    pieces: AsyncIterator[bytes], first: int, count: int, *, at: LinePosition = FILE_START, max_bytes: int = PAGE_BYTES
 ) -> Page:
     """`count` lines from the `first`-th on, or fewer if they are long. `pieces` begin `at` a line not after it.
 
