@@ -1,4 +1,4 @@
-"""Arguments as models write them, made into records: lenient where only one thing can be meant, else refused."""
+"""Decodes the arguments that models write into records. It corrects what has only one meaning and refuses the rest."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from hutch.errors import Invalid
 from hutch.tools.definition import Arguments, Tool
 
 MAX_ARGUMENTS = 24 << 20
-"""Characters of a call's arguments as JSON text; a larger file goes in through the inbox."""
+"""Most characters of a call's arguments as JSON text. The application puts larger files into the inbox."""
 
 _ALIASES = {
     "cmd": "command", "shell": "command", "script": "command", "file_path": "path", "filepath": "path",
@@ -23,11 +23,15 @@ _ALIASES = {
     "regex": "pattern", "query": "pattern", "include": "glob", "job_id": "job", "id": "job", "box_id": "box",
     "working_directory": "cwd", "workdir": "cwd", "start_line": "offset", "start": "offset", "skill": "name",
 }  # fmt: skip
-"""What other tools call the same thing; used only where the tool has no field of the given name."""
+"""Names that other tools use for our fields. They apply only where the tool has no field of the given name."""
 
 
 def decode_arguments(tool: Tool, given: object) -> Arguments:
-    """The record of the tool's arguments. Invalid names the field, what is expected and an example."""
+    """Return the record of the tool's arguments.
+
+    Raises:
+        Invalid: The arguments are wrong. It names the field, what is expected and an example.
+    """
     if tool.arguments is None:
         raise TypeError(f"{tool.name} brings its own schema")
     plain = _with_field_names(tool, as_mapping(tool, given))
@@ -40,7 +44,7 @@ def decode_arguments(tool: Tool, given: object) -> Arguments:
 
 
 def as_mapping(tool: Tool, given: object) -> dict[str, Any]:
-    """An object, its JSON text, or nothing at all; nulls count as not given."""
+    """Return a dict from a mapping, its JSON text, or nothing. Null values count as not given."""
     if given is None or given == "":
         return {}
     if isinstance(given, str | bytes):
@@ -59,7 +63,7 @@ def as_mapping(tool: Tool, given: object) -> dict[str, Any]:
 
 
 def _check_text(tool: Tool, name: str, value: object, depth: int = 0) -> None:
-    """A lone surrogate is half a character: no file, path or command can hold it."""
+    """Refuse lone surrogates: they are half a character, which no file, path or command can hold."""
     if depth > 32:
         raise _invalid(tool, f"{name[:80]!r} is nested too deeply", field=name[:80])
     if isinstance(value, str):
@@ -106,7 +110,7 @@ def _unknown_argument(tool: Tool, name: str, fields: tuple[str, ...]) -> Invalid
 
 @cache
 def _field_types(arguments: type[Arguments]) -> dict[str, tuple[type, ...]]:
-    """The plain types that each field takes."""
+    """Return the plain types that each field takes."""
     return {name: tuple(_plain_types(hint)) for name, hint in get_type_hints(arguments).items()}
 
 
@@ -120,7 +124,7 @@ def _plain_types(hint: Any) -> list[type]:
 
 
 def _coerce(value: Any, kinds: tuple[type, ...]) -> Any:
-    """What was certainly meant, else the value as it is, for the check to refuse."""
+    """Convert the value if its meaning is certain. Otherwise return it unchanged, so that the check refuses it."""
     if isinstance(value, str):
         return _coerce_text(value, kinds)
     if isinstance(value, bool):
@@ -168,7 +172,7 @@ def _number(plain: str, text: str, *, whole: bool) -> Any:
 
 
 def _explain(tool: Tool, message: str, values: Mapping[str, Any]) -> Invalid:
-    """msgspec says what and where as text: "Expected `int`, got `str` - at `$.limit`"."""
+    """Parse the message of msgspec, which has the form "Expected `int`, got `str` - at `$.limit`"."""
     what, _, place = message.partition(" - at `$.")
     field = place.rstrip("`").split("[")[0].split(".")[0]
     what = what.replace(" | null", "").replace("`", "")
@@ -185,7 +189,7 @@ def _invalid(tool: Tool, message: str, **details: Any) -> Invalid:
 
 
 def missing_argument(tool_name: str, field: str, action: str, example: dict[str, Any]) -> Invalid:
-    """A grouped tool's action lacks an argument that the others do not have."""
+    """Return the error for an action of a grouped tool that lacks its argument."""
     return Invalid(
         f"{tool_name} with action {action!r} needs the argument {field!r}",
         op=tool_name,

@@ -1,4 +1,4 @@
-"""The gate before every tool: permissions are asked, people are asked, and each decision leaves a receipt."""
+"""Permission checks before every tool: rules decide, people are asked, and each decision leaves a receipt."""
 
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -13,11 +13,11 @@ from hutch.policy import permissions as rules
 from hutch.policy.permissions import Access, AgentPermissions, Decision, Others, Ruling
 from hutch.tools.agents import Agent, absolute_path
 
-MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
+MAX_LINKS = 40  # The kernel's own limit, see path_resolution(7).
 MAX_RECEIPT_TEXT = 1000
-"""Characters of a command or path that a receipt keeps."""
+"""Most characters of a command or path that a receipt keeps."""
 NO_RULES = AgentPermissions()
-"""No rule at all: there is nothing to decide, and what is done has the box's own receipts."""
+"""Permissions without any rule. Nothing is decided, and the box's own receipts record the actions."""
 
 _log = log("tools")
 
@@ -26,7 +26,7 @@ Ask = Callable[[AskRequest], Awaitable[Answer | str]]
 
 
 class Gate:
-    """The gate for one call."""
+    """Checks the permissions of one call."""
 
     def __init__(
         self, agent: Agent, permissions: AgentPermissions, ask: Ask | None, tool: str, action: str,
@@ -41,15 +41,15 @@ class Gate:
         self._ruling = rules.on_tool(permissions, tool, action)
         self._decided: set[str] = set()
         self._decisions: list[dict[str, str]] = []
-        """Not on record yet: which box they concern is not known before there is one."""
+        """Decisions that have no receipt yet, because the box that they concern may not exist yet."""
 
     async def enter(self, *, decided_later: bool) -> None:
-        """Before anything is done. `decided_later`: a command or a path will settle it."""
+        """Check the tool before anything is done, unless the handler decides later by the command or the path."""
         if self._ruling.decision is Decision.DENY or not decided_later:
             await self.check_tool()
 
     async def check_tool(self) -> None:
-        """The tool's own rule decides."""
+        """Apply the rule for the tool itself."""
         await self._decide(self._ruling, "")
 
     async def check_command(self, command: str | Sequence[str]) -> None:
@@ -61,15 +61,15 @@ class Gate:
         await self._decide(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
 
     def decision_on_others(self, right: Others) -> Decision:
-        """Whether boxes of other sessions are this agent's to reach."""
+        """Return the decision on boxes of other sessions."""
         return self._permissions.others(right)
 
     async def check_others(self, right: Others, what: str) -> None:
-        """Before a box of another session is touched, or shown."""
+        """Check before a box of another session is used or shown."""
         await self._decide(rules.on_others(self._permissions, right), what)
 
     def visible(self, box: Box, path: str) -> bool:
-        """Whether something found may be shown; what would have to be asked for one by one is not."""
+        """Return whether a search result may be shown. Paths that would need approval are hidden."""
         if not self._permissions.paths:
             return True
         where = absolute_path(box, path)
@@ -80,9 +80,10 @@ class Gate:
         )
 
     async def _resolved(self, box: Box, path: str) -> str:
-        """Where the path leads inside the box. Without path rules nobody needs to know.
+        """Return where the path leads inside the box. Symlinks are followed only if there are path rules.
 
-        A process of the box may change a symlink afterwards; whoever can start one can read the file anyway.
+        A process of the box may change a symlink afterwards. That is no gap: an agent that can start a process can
+        read the file anyway.
         """
         if not self._permissions.paths:
             return absolute_path(box, path)
@@ -111,7 +112,7 @@ class Gate:
 
     async def _decide(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
         if access is None and what in self._decided:
-            return  # the same call goes on in another box; where a path leads there is another question
+            return  # The same call continues in another box. Paths are checked again, since they may lead elsewhere.
         by = "rule"
         decision = ruling.decision
         key = (f"{self._tool}.{self._action}", f"{access} {what}" if access else what)
@@ -133,7 +134,7 @@ class Gate:
             raise self._refusal(ruling, what, by)
 
     async def record(self, box: Box | None = None) -> None:
-        """Put the decisions on record, with the box they concern."""
+        """Write receipts for the pending decisions, with the box that they concern."""
         decisions, self._decisions = self._decisions, []
         concerned = box or self._agent.current
         for decision in decisions:
@@ -151,7 +152,7 @@ class Gate:
         )  # fmt: skip
         try:
             answer = Answer(await self._ask(request))
-        except Exception as error:  # the application's own code: whatever it raised, nobody has said yes
+        except Exception as error:  # The application's own code. Whatever it raised, nobody has approved.
             _log.warning("nobody answered a permission question", agent=self._agent.name, tool=self._tool, error=error)
             return "no answer", Decision.DENY
         if answer is Answer.ALWAYS:
@@ -177,7 +178,7 @@ _log = log("tools")
 
 
 async def write_receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
-    """Into the chain of the box that is concerned, or into the daybook if there is none yet, and into the log."""
+    """Write the decision to the log and to the receipt chain of the box, or to the owner log if there is no box yet."""
     write = _log.warning if decision.get("decision") == "deny" else _log.info
     write("permission", tool=tool, box=box_id, **decision)
     try:

@@ -1,4 +1,4 @@
-"""What the system prompt says about the tools: paths, limits, what persists, skills, the provider's words (B6, P2)."""
+"""Text about the tools for the system prompt: paths, limits, persistence, skills, and the provider's own guidance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,7 +35,7 @@ _RULES = (
     ("read", "Files that came with a message are under /workspace/inbox."),
     ("send_file", "send_file sends a file to the user; writing a file does not."),
 )
-"""Rules that make sense only to whoever has the tool."""
+"""Rules that are given only to agents that have the tool."""
 
 
 async def guidance(tools: "Tools", agent: Agent) -> str:
@@ -55,19 +55,21 @@ async def guidance(tools: "Tools", agent: Agent) -> str:
 
 
 async def _spec(agent: Agent) -> EffectiveSpec | None:
-    """Of the current box, if there is one; asking for guidance makes none."""
+    """Return the spec of the current box, if there is one. Guidance never creates a box."""
     if agent.current is not None:
         return agent.current.spec
     try:
         box_id = await agent.hutch.current()
         return (await agent.hutch.find(box_id)).spec if box_id else None
     except HutchError:
-        return None  # it is gone; the first call makes another, and guidance without its limits is still right
+        return None  # The box is gone. The first call creates another; guidance without limits is still right.
 
 
 def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
-    """What of the box is the machine's own (lesson 50): an agent must know which of its changes stay. Before there is a
-    box, that is what it was asked to show; its profile may add to that, so nothing is promised."""
+    """Say which directories of the machine the box shows: an agent must know which of its changes reach the user.
+
+    Before there is a box, only the requested mounts are known. Its profile may add more, so nothing is promised.
+    """
     if spec is None:
         asked = ask(**agent.spec)
         workspace, mounts, workdir = asked.workspace or Workspace(), asked.mounts, asked.workdir or "/workspace"
@@ -83,7 +85,7 @@ def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
 
 
 def mount_sentences(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
-    """A sentence for each directory of the machine, and each volume, that the box shows."""
+    """Return a sentence for each directory of the machine and each volume that the box shows."""
     places = (Mount(source=workspace.source, target="/workspace", mode=workspace.mode), *mounts)
     return tuple(_mount_sentence(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
 
@@ -136,7 +138,7 @@ def _approval_rules(tools: "Tools", agent: Agent) -> str:
 
 
 async def _skills(tools: "Tools", agent: Agent) -> str:
-    """Names and descriptions only; the body comes when the skill is activated."""
+    """List names and descriptions only. A model gets the body when it activates the skill."""
     if tools.skills is None:
         return ""
     found = await tools.skills.all()

@@ -1,4 +1,4 @@
-"""From one definition to the schemas that OpenAI, Anthropic and MCP want. Nothing here asks a box."""
+"""Renders tool definitions as the schemas of OpenAI, Anthropic and MCP. No box is needed for it."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -19,18 +19,18 @@ class Flavour(StrEnum):
 
 
 class View(NamedTuple):
-    """What of a tool an agent gets to see."""
+    """The part of a tool that an agent may see."""
 
     hidden: frozenset[str] = frozenset()
-    """Fields and actions that are not for it."""
+    """Fields and actions that the agent may not use."""
     choices: Mapping[str, tuple[str, ...]] = {}
-    """Fields of which it may choose only these values."""
+    """Fields that are restricted to these values."""
     extra_description: str = ""
-    """What its description says besides, to an agent that may do it."""
+    """Text that is added to the description for an agent that may use the described action."""
 
 
 def render_schemas(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
-    """`views`: for a tool by its name; one that is not named is seen whole."""
+    """Return the schemas of the tools. `views` maps a tool's name to what the agent sees of it."""
     try:
         kind = Flavour(flavour)
     except ValueError:
@@ -48,14 +48,14 @@ def _render(kind: Flavour, tool: Tool, view: View) -> dict[str, Any]:
         return {"type": "function", **named, "parameters": schema, "strict": False}
     if kind is Flavour.ANTHROPIC:
         return {**named, "input_schema": schema}
-    # Every path stays in a box, which can be thrown away: nothing here is destructive to the client's own machine.
+    # Every path stays in a disposable box, so nothing here is destructive to the client's own machine.
     hints = {"readOnlyHint": tool.read_only, "openWorldHint": False}
-    told = {"outputSchema": output_schema(tool.answers)} if tool.answers is not None else {}
-    return {**named, "inputSchema": schema, **told, "annotations": hints}
+    output = {"outputSchema": output_schema(tool.answers)} if tool.answers is not None else {}
+    return {**named, "inputSchema": schema, **output, "annotations": hints}
 
 
 def parameters(tool: Tool, view: View) -> dict[str, Any]:
-    """The JSON schema of the tool's arguments."""
+    """Return the JSON schema of the tool's arguments."""
     if tool.arguments is None:
         return {"type": "object", "properties": {}, **tool.parameters}
     whole = _input_schema(tool.arguments)
@@ -70,7 +70,7 @@ def parameters(tool: Tool, view: View) -> dict[str, Any]:
 
 @cache
 def _input_schema(arguments: type[Arguments]) -> dict[str, Any]:
-    """As msgspec gives it, with references resolved and "or null" left away: models follow plain schemas best."""
+    """Return the schema of msgspec with references resolved and "or null" removed: models follow plain schemas best."""
     _, components = msgspec.json.schema_components((arguments,), ref_template="{name}")
     whole = _simplify(components[arguments.__name__], components)
     return {
@@ -83,8 +83,10 @@ def _input_schema(arguments: type[Arguments]) -> dict[str, Any]:
 
 @cache
 def output_schema(kind: type) -> dict[str, Any]:
-    """The JSON schema of a tool's structured content; here "or null" says something. Some clients hold errors against
-    it too, so what is required is so only where there is none."""
+    """Return the JSON schema of a tool's structured content, in which "or null" has a meaning.
+
+    Some clients validate errors against it too, so the required fields are required only if there is no error.
+    """
     _, components = msgspec.json.schema_components((kind,), ref_template="{name}")
     whole: dict[str, Any] = _inline_references(components[kind.__name__], components)
     required = whole.pop("required", [])
@@ -92,7 +94,7 @@ def output_schema(kind: type) -> dict[str, Any]:
 
 
 def _inline_references(schema: Any, components: Mapping[str, Any]) -> Any:
-    """With every reference written out, and without what only names things."""
+    """Replace every reference by its target, and drop titles and defaults."""
     if isinstance(schema, list):
         return [_inline_references(each, components) for each in schema]
     if not isinstance(schema, dict):

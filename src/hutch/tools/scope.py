@@ -1,9 +1,9 @@
-"""Which boxes an agent may see and touch: those that its session made or was given. Others need a permission.
+"""Which boxes an agent may see and use: those that its session created or was given. Others need a permission.
 
-A session's own boxes carry its name as a label, which no model can write. Given are its current box (the application
-may have chosen it), its owner's default box, and those named to `Tools(boxes=...)`. A given box is used, but it is not
-the session's to destroy. For an agent without the permission another session's box does not exist: it is in no list,
-and its id, its name and the beginning of its id find nothing.
+A session's own boxes carry its name as a label, which no model can write. Given boxes are the current box (the
+application may have chosen it), the owner's default box, and those passed to `Tools(boxes=...)`. An agent may use a
+given box but not destroy it. Without a permission, boxes of other sessions do not exist for an agent: no list shows
+them, and neither their id, its beginning, nor their name finds them.
 """
 
 import hashlib
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
     from hutch.tools.call import Call
 
 CREATOR_LABEL = "tools-session"
-"""The label of a box that names the session whose tools made it."""
+"""Label that names the session whose tools created the box."""
 MAX_LABEL = 128
 MIN_ID_PREFIX = 4
-"""Of the beginning of an id, as everywhere else that a box is named."""
+"""Shortest beginning of an id that identifies a box, here as everywhere else."""
 
 
 def labelled_spec(spec: Mapping[str, Any], session: str) -> dict[str, Any]:
-    """The spec of a box that this session's tools are about to make."""
+    """Return the spec of a new box with the label of the session whose tools create it."""
     return {**spec, "labels": {**(spec.get("labels") or {}), CREATOR_LABEL: session_label(session)}}
 
 
 def session_label(session: str) -> str:
-    """The session's name as a label can hold it; names that a label cannot hold are told apart by a digest."""
+    """Return the session's name as a label value. A digest replaces names that a label cannot hold."""
     if len(session) <= MAX_LABEL and session.isprintable():
         return session
     return "#" + hashlib.sha256(session.encode("utf-8", "surrogatepass")).hexdigest()[:32]
 
 
 def creator_label(spec: EffectiveSpec) -> str:
-    """The session whose tools made the box; empty: it was made otherwise."""
+    """Return the label of the session whose tools created the box, or empty if no tool did."""
     return spec.labels.get(CREATOR_LABEL, "")
 
 
 class ReachableBox(NamedTuple):
-    """A box that an agent may touch."""
+    """A box that an agent may use."""
 
     info: BoxInfo
     own: bool
-    """False: it is another session's, and a permission let the agent reach it."""
+    """False if the box belongs to another session and a permission allows its use."""
 
 
 async def current_id(agent: "Agent") -> str | None:
@@ -57,7 +57,7 @@ async def current_id(agent: "Agent") -> str | None:
 
 
 async def own_boxes(agent: "Agent") -> tuple[BoxInfo, ...]:
-    """Those in the agent's scope, oldest first: what its session made, holds or was given."""
+    """Return the boxes that the agent's session created, holds or was given, oldest first."""
     current, default = await current_id(agent), await agent.hutch.default()
     return tuple(
         info
@@ -71,7 +71,7 @@ async def own_boxes(agent: "Agent") -> tuple[BoxInfo, ...]:
 
 
 async def listed_boxes(call: "Call") -> tuple[BoxInfo, ...]:
-    """What `box_query` lists: the agent's own, and with `list_others` everything of its owner."""
+    """Return the boxes that `box_query` lists: the agent's own, or with `list_others` all of its owner."""
     if call.gate.decision_on_others(Others.LIST) is Decision.DENY:
         return await own_boxes(call.agent)
     await call.gate.check_others(Others.LIST, "boxes of other sessions")
@@ -79,8 +79,10 @@ async def listed_boxes(call: "Call") -> tuple[BoxInfo, ...]:
 
 
 async def find_reachable(call: "Call", named: str, right: Others | None) -> ReachableBox:
-    """The box of that id, beginning of an id, or name. One outside of the agent's scope only by this permission, and
-    never if there is none for what it wants to do."""
+    """Find a box by its id, the beginning of its id, or its name.
+
+    A box outside of the agent's scope is found only if the permission `right` allows it; None allows none.
+    """
     if (info := _match(await own_boxes(call.agent), named)) is not None:
         return ReachableBox(info, own=True)
     permitted = right is not None and call.gate.decision_on_others(right) is not Decision.DENY
@@ -91,7 +93,7 @@ async def find_reachable(call: "Call", named: str, right: Others | None) -> Reac
     except Invalid:
         if permitted:
             raise
-        raise _not_found_error(f"no box {named}") from None  # the ids that it begins are not this agent's to know
+        raise _not_found_error(f"no box {named}") from None  # The agent must not learn the ids that begin like this.
     if right is None or not permitted:
         raise _not_found_error(f"no box {named}")
     await call.gate.check_others(right, f"box {info.id}" + (f" ({info.name})" if info.name else ""))
@@ -99,20 +101,20 @@ async def find_reachable(call: "Call", named: str, right: Others | None) -> Reac
 
 
 async def check_destroyable(call: "Call", target: ReachableBox) -> None:
-    """What a session has not made itself ends, or changes how long it stays, only with `destroy_others`."""
+    """Require `destroy_others` before a box that the session did not create is destroyed or its retention changes."""
     if target.own and not call.agent.created(target.info.spec):
         await call.gate.check_others(Others.DESTROY, f"box {target.info.id}, which this session has not made")
 
 
 def ownership_note(info: BoxInfo) -> str:
-    """For an agent that reached into another session's box: it must not take the files there for its own."""
+    """Return a note about the owner of another session's box, so that the agent does not take its files for its own."""
     creator = creator_label(info.spec) or (info.lease.holder if info.lease is not None else "")
     belongs = f"belongs to session {creator}" if creator else "was not made by any of these tools"
     return f"box {info.id} {belongs}: its files are another conversation's, not yours"
 
 
 def with_permitted_remedy(error: HutchError, permissions: AgentPermissions) -> HutchError:
-    """The error with a remedy that this agent may follow: it never hints at a takeover that is not permitted."""
+    """Return the error with a remedy that this agent may follow. It never suggests a takeover that is not permitted."""
     if not isinstance(error, BoxBusy):
         return error
     ways = ["wait until its lease ends"]

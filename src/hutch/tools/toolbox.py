@@ -1,4 +1,4 @@
-"""`Tools`: the dispatcher. Finds the tool, decodes its arguments, asks permission, does it, and answers with data."""
+"""`Tools`, the dispatcher: it finds a tool, decodes its arguments, checks permissions, runs it and returns data."""
 
 import asyncio
 import time
@@ -42,19 +42,19 @@ TOOLS: tuple[Tool, ...] = (
 )  # fmt: skip
 
 SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
-"""Hidden where no skills are kept."""
+"""Tools that are hidden if the Hutch keeps no skills."""
 
 
 HOLD_SECONDS = 600.0
-"""An agent that has called nothing for so long lets go of its leases, so that its boxes' own clocks count again."""
+"""After this silence an agent's leases are released, so that the idle timeouts of its boxes run again."""
 STATUS_CACHE_SECONDS = 5.0
-"""How long an answer about the engines is good for."""
+"""Time for which an answer about the engines is reused."""
 
 _log = log("tools")
 
 
 class ToolsStatus(Record, frozen=True, kw_only=True):
-    """Which tools an agent has now, and why it does not have the others."""
+    """The tools that an agent has now, and why it lacks the others."""
 
     available: bool
     state: str
@@ -62,9 +62,9 @@ class ToolsStatus(Record, frozen=True, kw_only=True):
     remedy: str = ""
     tools: tuple[str, ...] = ()
     origins: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of tools that are not Hutch's own: `provider:NAME`, `skill:NAME` (P13)."""
+    """Origin of tools that are not built in: `provider:NAME` or `skill:NAME`."""
     hidden: dict[str, str] = msgspec.field(default_factory=dict)
-    """From a tool that is not there to the reason."""
+    """Maps each missing tool to the reason."""
 
 
 class Tools:
@@ -85,8 +85,13 @@ class Tools:
         output_bytes: int = OUTPUT_BYTES,
         hold_sec: float = HOLD_SECONDS,
     ) -> None:
-        """`spec`: of the boxes that calls create. `profiles`: those a model may choose from; none: it cannot choose.
-        `boxes`: ids or names of boxes that the agents may use besides those that their own sessions make."""
+        """Create the tools.
+
+        Args:
+            spec: Spec of the boxes that calls create.
+            profiles: Profiles that a model may choose from. Without any it cannot choose.
+            boxes: Ids or names of boxes that agents may use besides those that their sessions create.
+        """
         self.hutch = hutch
         self.ask = ask
         self.skills = skills if skills is not None else _skills_of(hutch)
@@ -101,9 +106,9 @@ class Tools:
         if isinstance(permissions, AgentPermissions):
             permissions = {rules.EVERYBODY: permissions}
         if permissions is None:
-            # The rules of an operator's hutch.toml hold without every application having to pass them on.
+            # The rules of the operator's hutch.toml apply even if the application does not pass them on.
             permissions = getattr(getattr(hutch, "config", None), "permissions", None)
-        # Read anew: a rule that was written as plain text must decide like one that was written as an enum.
+        # Converted once more, so that a rule given as plain text decides like one given as an enum.
         self._permissions = {
             name: AgentPermissions.from_plain(each.to_plain()) for name, each in (permissions or {}).items()
         }
@@ -119,7 +124,7 @@ class Tools:
         self, name: str, arguments: object = None, *, agent: str | None = None, progress: Progress | None = None,
         message: str = "",
     ) -> ToolResult:  # fmt: skip
-        """Do it. Never raises for what a model or a box has done; cancelling kills the command."""
+        """Run a tool. Errors of the model or the box are returned as data. Cancellation kills the command."""
         who = self.agent(agent)
         notes: list[str] = []
         who.busy += 1
@@ -128,7 +133,7 @@ class Tools:
                 result = await self._dispatch(who, str(name), arguments, progress, message, notes)
         except HutchError as error:
             result = error_result(with_permitted_remedy(error, self.permissions(who.name)))
-        except Exception as error:  # the boundary to the model: it is reported, and the model is told that it is ours
+        except Exception as error:  # The boundary to the model: log our defect and report it.
             _log.error("a tool broke", tool=name, agent=who.name, error=error)
             result = error_result(
                 HutchError(
@@ -172,7 +177,7 @@ class Tools:
     # --- what there is ------------------------------------------------------------------------------------------
 
     async def schemas(self, flavour: str = "openai", *, agent: str | None = None) -> list[dict[str, Any]]:
-        """For a request to a model. Empty while no box can be made; `status` says why (B5)."""
+        """Return the schemas for a request to a model, or none while no box can be created."""
         who = self.agent(agent)
         if not (await self._engine_status()).available:
             return render_schemas(flavour, (), {})
@@ -180,7 +185,7 @@ class Tools:
         return render_schemas(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
 
     async def status(self, *, agent: str | None = None) -> ToolsStatus:
-        """Always answers."""
+        """Return which tools the agent has. It answers even if no engine works."""
         who = self.agent(agent)
         condition = await self._engine_status(fresh=True)
         there = await self._available_tools(who) if condition.available else ()
@@ -201,7 +206,7 @@ class Tools:
         )
 
     async def guidance(self, *, agent: str | None = None) -> str:
-        """What the system prompt should say about the tools; empty while there are none (B6)."""
+        """Return the text about the tools for the system prompt. It is empty while there are no tools."""
         if not (await self._engine_status()).available:
             return ""
         return await guidance(self, self.agent(agent))
@@ -210,7 +215,7 @@ class Tools:
         return rules.of(agent, self._permissions)
 
     def agent(self, name: str | None = None) -> Agent:
-        """The agent of that name; the default one is the session of the Hutch that was given."""
+        """Return the agent of that name. The default agent uses the session of the given Hutch."""
         name = name or self.default_agent
         known = self._agents.get(name)
         if known is None:
@@ -229,7 +234,7 @@ class Tools:
         return tools
 
     async def provider_of(self, who: Agent) -> str:
-        """Of the agent's current box; empty if it has none."""
+        """Return the provider of the agent's current box, or empty if there is none."""
         if who.current is not None:
             return who.current.spec.provider
         box_id = await who.hutch.current()
@@ -244,7 +249,7 @@ class Tools:
         return rules.on_tool(self.permissions(who.name), tool.name).decision is Decision.DENY
 
     def _view(self, who: Agent, tool: Tool) -> View:
-        """Without what is denied; a profile can be chosen only where the operator has named some."""
+        """Hide what is denied. A profile can be chosen only if the application named some."""
         permissions = self.permissions(who.name)
         denied = {
             action.removeprefix(f"{tool.name}.")
@@ -266,14 +271,14 @@ class Tools:
             self._cached_status = (now, await self.hutch.status())
         return self._cached_status[1]
 
-    # --- letting go -----------------------------------------------------------------------------------------------
+    # --- releasing leases ----------------------------------------------------------------------------------------
 
     def _schedule_release(self) -> None:
         if self._release_task is None and self.hold_sec > 0:
             self._release_task = asyncio.create_task(self._release_idle())
 
     async def _release_idle(self) -> None:
-        """Lets go of the leases of agents that have fallen silent, until none holds any."""
+        """Release the leases of silent agents until no agent holds any."""
         try:
             while any(who.held for who in self._agents.values()):
                 await asyncio.sleep(self.hold_sec / 4)
@@ -285,13 +290,13 @@ class Tools:
             self._release_task = None
 
     async def forget(self, agent: str) -> None:
-        """This agent is done: its leases end now. Its boxes go on until their clocks end them."""
+        """Drop an agent and release its leases now. Its boxes live on until their own timeouts."""
         who = self._agents.pop(agent, None)
         if who is not None:
             await who.release_all()
 
     async def close(self) -> None:
-        """Let go of everything. The Hutch stays open: whoever made it closes it."""
+        """Release all leases. The Hutch stays open for whoever opened it."""
         if self._release_task is not None:
             self._release_task.cancel()
         for name in tuple(self._agents):
@@ -302,7 +307,7 @@ _BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 def _skills_of(hutch: Hutch) -> Skills | None:
-    """Of a Hutch that keeps skills. One that is switched off has none, and says so when it is called, not before."""
+    """Return the skills of a Hutch, or None if it keeps none or is disabled."""
     try:
         return getattr(hutch, "skills", None)
     except Disabled:

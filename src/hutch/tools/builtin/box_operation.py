@@ -1,4 +1,4 @@
-"""`box_operation`: what concerns two boxes, or a box's screen: copy_file and screenshot (P12, P14)."""
+"""The tool `box_operation`: copy a file between two boxes, or take a screenshot of a box with a screen."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -43,10 +43,10 @@ class BoxOperationArguments(Arguments, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Screen(Protocol):
-    """A box with a desktop has this besides what every box has."""
+    """Extra protocol of a box with a desktop."""
 
     async def screenshot(self) -> bytes:
-        """PNG."""
+        """Return the screen as PNG."""
 
 
 @tool(
@@ -77,7 +77,7 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
             )
         await call.gate.check_path(source, given.source_path, Access.READ)
         await call.gate.check_path(target, target_path, Access.WRITE)
-        # Read to the end or not at all: the target appears by a rename once the last byte has come.
+        # The target appears by a rename after the last byte, so a copy is complete or absent.
         info = await source.files.stat(given.source_path)
         if info.kind is FileKind.DIRECTORY:
             raise IsDirectory(
@@ -95,7 +95,7 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
 
 
 async def _other(call: Call, named: str) -> BoxInfo:
-    """A box that was named. Files of another session's are reached by the permission to take it over, and named so."""
+    """Find a named box. A box of another session needs the takeover permission, and a note tells its owner."""
     info, own = await find_reachable(call, named, Others.TAKEOVER)
     if not own:
         call.note(ownership_note(info))
@@ -104,7 +104,7 @@ async def _other(call: Call, named: str) -> BoxInfo:
 
 @asynccontextmanager
 async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
-    """A box to read from. One that this agent does not hold is only looked at: that takes no lease."""
+    """Open a box for reading. A box that this agent does not hold is observed, which takes no lease."""
     if named is None:
         yield await call.box()
         return
@@ -115,7 +115,7 @@ async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
 
 @asynccontextmanager
 async def _writing(call: Call, named: str | None) -> AsyncIterator[Box]:
-    """A box to write to. A lease that was taken for this alone is given up after it (P14)."""
+    """Open a box for writing. A lease that was taken only for this is released afterwards."""
     if named is None:
         yield await call.box()
         return

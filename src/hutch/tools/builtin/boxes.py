@@ -1,4 +1,4 @@
-"""`box_query` and `box_lifecycle`: which boxes there are, which one is current, and their making and ending (P12)."""
+"""The tools `box_query` and `box_lifecycle`: list boxes, choose the current one, create, release and destroy them."""
 
 import time
 from enum import StrEnum
@@ -27,12 +27,11 @@ from hutch.tools.scope import (
     ownership_note,
 )
 
-"""A held lease is renewed after this share of its length, without anybody's doing (P6)."""
 TAKEOVER_DESCRIPTION = (
     "With takeover you take a box that another session holds; its files are another conversation's, and that session "
     "loses it."
 )
-"""For agents that may."""
+"""Added to the description for agents that may take over boxes."""
 
 
 class Query(StrEnum):
@@ -94,7 +93,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         info = await hutch.find(current)
     except NotFound as gone:
         return answer(f"{gone.message}; the next call makes a new box", {"box": None})
-    told = facts(info, current, hutch.session)
+    shown = facts(info, current, hutch.session)
     limits = info.spec.limits
     text = (
         f"{_line(info, current, hutch.session)}\n"
@@ -102,7 +101,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         f"{limits.pids} processes, {limits.timeout_sec:g} s a command (at most {limits.max_timeout_sec:g} s)\n"
         f"network: {info.spec.network}"
     )
-    return answer("\n".join((text, *mount_sentences(info.spec.workspace, info.spec.mounts))), {"box": told})
+    return answer("\n".join((text, *mount_sentences(info.spec.workspace, info.spec.mounts))), {"box": shown})
 
 
 async def _providers(call: Call) -> ToolResult:
@@ -151,7 +150,7 @@ async def _create(call: Call, given: BoxLifecycleArguments) -> ToolResult:
 
 
 async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Conflict:
-    """The one that has the name may be another session's: that it is taken is all that an agent may know of it."""
+    """Hide which box has the name if it belongs to another session: the agent learns only that the name is taken."""
     other = conflict.details.get("box")
     if conflict.details.get("name") != name or any(info.id == other for info in await own_boxes(call.agent)):
         return conflict
@@ -166,7 +165,7 @@ async def _switch(call: Call, given: BoxLifecycleArguments) -> ToolResult:
 
 async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     info, own = await _named_target(call, given, "takeover", Others.TAKEOVER)
-    if own:  # another session holds it, and what it does there ends with this
+    if own:  # Another session holds the box, and its work there ends with the takeover.
         await call.gate.check_others(Others.TAKEOVER, f"box {info.id}")
     box = await call.agent.switch(info.id, takeover=True)
     text = f"box {box.id} was taken over and is current now; its earlier holder has lost it"
@@ -174,7 +173,7 @@ async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
 
 
 async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    """The session's lease ends; if it was the current box, there is none until the next call."""
+    """End the session's lease. If the box was current, there is no current box until the next call."""
     agent = call.agent
     current = await current_id(agent)
     if given.box is None and current is None:
@@ -240,19 +239,19 @@ _ACTIONS = {
 
 
 async def _own_box(call: Call, named: str) -> BoxInfo:
-    """A box of the agent's own scope: no permission reaches further here."""
+    """Find a box in the agent's own scope. No permission extends it here."""
     return (await find_reachable(call, named, None)).info
 
 
 async def _named_target(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> ReachableBox:
-    """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
+    """Find the named box. The name is required, so that nothing is destroyed because an argument was left out."""
     if given.box is None:
         raise missing_argument("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
     return await find_reachable(call, given.box, right)
 
 
 async def _held_box(call: Call, given: BoxLifecycleArguments) -> Box:
-    """A box this agent holds: the current one, or the one that was named. None is made for this."""
+    """Return a box that this agent holds: the named one or the current one. No box is created for it."""
     agent = call.agent
     wanted = await current_id(agent) if given.box is None else (await _own_box(call, given.box)).id
     if wanted is None:
@@ -261,7 +260,7 @@ async def _held_box(call: Call, given: BoxLifecycleArguments) -> Box:
         )
     if (held := agent.held.get(wanted)) is not None:
         return held
-    if given.box is None:  # it is current still, though this agent has been silent for long
+    if given.box is None:  # It is still current, although the agent's lease was released after a long silence.
         return await agent.switch(wanted)
     raise Invalid(
         f"you do not hold box {wanted}",
@@ -279,10 +278,10 @@ async def _box_answer(call: Call, box: Box, text: str, *notes: str) -> ToolResul
 
 
 def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
-    """A box as a model may see it: nothing of the host, no other session's name."""
+    """Describe a box for a model, without facts about the host or names of other sessions."""
     now = time.time()
     spec = info.spec
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "id": info.id, "name": info.name, "state": str(info.state), "reason": info.reason,
         "current": info.id == current, "provider": info.provider, "profile": spec.profile, "network": str(spec.network),
         "workdir": spec.workdir, "retention": str(spec.retention), "limits": spec.limits.to_plain(),
@@ -292,17 +291,17 @@ def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
     lease = info.lease
     if lease is not None:
         left = lease.expires_in_sec(now)
-        told |= {
+        shown |= {
             "held_by": "you" if lease.holder == session else "another session",
             "lease_expires_at": lease.expires_at or None,
             "lease_expires_in_seconds": None if left is None else round(left),
             "auto_renew_interval_seconds": lease.auto_renew_sec,
         }
-    return told
+    return shown
 
 
 def _line(info: BoxInfo, current: str | None, session: str) -> str:
-    told = facts(info, current, session)
+    shown = facts(info, current, session)
     name = f" ({info.name})" if info.name else ""
-    here = " [current]" if told["current"] else ""
-    return f"{info.id}{name}{here}: {info.state}, {info.spec.profile}, held by {told['held_by']}"
+    here = " [current]" if shown["current"] else ""
+    return f"{info.id}{name}{here}: {info.state}, {info.spec.profile}, held by {shown['held_by']}"

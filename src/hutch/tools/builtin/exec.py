@@ -1,4 +1,4 @@
-"""`exec`: run a command in the current box, to its end."""
+"""The tool `exec`: run a command in the current box and wait for its end."""
 
 from typing import Annotated
 

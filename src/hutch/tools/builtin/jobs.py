@@ -1,4 +1,4 @@
-"""`job`: processes that go on between calls: start, read, write, signal, wait, list."""
+"""The tool `job`: processes that continue between calls. Start, read, write, signal, wait and list."""
 
 import signal
 from enum import StrEnum
@@ -95,7 +95,7 @@ async def job_tool(call: Call, given: JobArguments) -> ToolResult:
 
 
 async def find_job(call: Call, box: Box, job_id: str) -> tuple[Box, Job]:
-    """In the current box, else in another one that this agent holds: its handles stay good after a switch."""
+    """Find a job in the current box, or else in another box that the agent holds, since it may have switched boxes."""
     for each in (box, *(other for other in call.agent.held.values() if other.id != box.id)):
         try:
             return each, await each.job(job_id)
@@ -196,7 +196,7 @@ async def _wait(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResu
 
 
 async def _head_and_tail(call: Call, job: Job, result: Result) -> tuple[str, dict[str, Any]]:
-    """Head and tail as short as those of `exec`."""
+    """Return the result with head and tail of its output, cut as for `exec`."""
     kept = call.tools.output_bytes
     parts: dict[str, bytes] = {}
     for stream, total in (("stdout", result.stdout_total), ("stderr", result.stderr_total)):

@@ -1,11 +1,11 @@
-"""A command's output for a model: beginning and end, what is missing between them, and the handle to the whole."""
+"""Renders a command's output for a model: its head and tail, a notice of the gap, and a handle for reading the rest."""
 
 from typing import Any, NamedTuple
 
 from hutch.model.results import Cause, Result, Verdict
 
 OUTPUT_BYTES = 30_000
-"""Of each stream that a result shows: 60 % from the beginning, 40 % from the end (B3)."""
+"""Bytes of each stream that a result shows: 60 % from its beginning and 40 % from its end."""
 STREAMS = ("stdout", "stderr")
 HANDLE_PREFIX = "output:"
 
@@ -17,12 +17,12 @@ class ClippedOutput(NamedTuple):
 
 
 def handle_of(job_id: str, stream: str) -> str:
-    """What `read` takes to page through everything the command wrote."""
+    """Return the handle by which `read` pages through everything that the command wrote."""
     return f"{HANDLE_PREFIX}{job_id}:{stream}"
 
 
 def clip(data: bytes, total: int, kept: int, job_id: str, stream: str) -> ClippedOutput:
-    """`data` is head and tail of `total` bytes, as `exec` returns them for `keep_output=kept`."""
+    """Join head and tail of `total` bytes, as `exec(keep_output=kept)` returns them, with a notice between."""
     if total <= len(data):
         return ClippedOutput(data.decode("utf-8", "replace"), 0, "")
     middle = min(kept * 3 // 5, len(data))
@@ -42,7 +42,7 @@ def clip(data: bytes, total: int, kept: int, job_id: str, stream: str) -> Clippe
 
 
 def _to_line_end(head: bytes) -> bytes:
-    """Up to the last whole line, if that keeps at least half; else up to the last whole character."""
+    """Cut after the last whole line if that keeps at least half, else after the last whole character."""
     end = head.rfind(b"\n") + 1
     return head[:end] if end * 2 >= len(head) else whole_characters(head)
 
@@ -54,11 +54,13 @@ def _from_line_start(tail: bytes) -> bytes:
     for position in range(min(4, len(tail))):
         if tail[position] & 0xC0 != 0x80:
             return tail[position:]
-    return tail if len(tail) >= 4 else b""  # four bytes that continue a character continue none: it is not UTF-8
+    return (
+        tail if len(tail) >= 4 else b""
+    )  # Four continuation bytes in a row belong to no character: this is not UTF-8.
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a UTF-8 character whose end is not there."""
+    """Drop an incomplete UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -69,7 +71,7 @@ def whole_characters(data: bytes) -> bytes:
 
 
 def ending_line(result: Result) -> str:
-    """One line that says how it ended, and for a limit that was met which, by how much, and what to try (lesson 24)."""
+    """Return one line that says how the command ended; after a limit it names the limit, the peak and what to try."""
     took = f"{result.usage.wall_sec:.2f} s"
     verdict = result.verdict
     if verdict.cause is Cause.OK:
@@ -99,7 +101,7 @@ _ADVICE = {
 
 
 def _advice_for_model(verdict: Verdict) -> str:
-    """The verdict's remedy speaks to whoever sets limits; a model cannot, so it hears what it can do itself."""
+    """Return advice that a model can follow. The verdict's remedy addresses the person who sets the limits."""
     return _ADVICE.get(verdict.cause, verdict.remedy)
 
 
@@ -110,14 +112,14 @@ def _survived(verdict: Verdict) -> str:
 
 
 def verdict_facts(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as structured content."""
+    """Return the verdict as structured content."""
     plain = verdict.to_plain()
     plain["try"] = _advice_for_model(verdict)
     return {key: value for key, value in plain.items() if value not in (None, "")}
 
 
 def render(result: Result, kept: int) -> tuple[str, dict[str, Any]]:
-    """Text and structured content of a command that has ended."""
+    """Return the text and the structured content for a command that has ended."""
     parts: list[str] = []
     structured: dict[str, Any] = {"exit_code": result.exit_code, "signal": result.signal}
     for stream, data, total in (

@@ -1,4 +1,4 @@
-"""`read`: a page of a file, of a directory, or of everything a command has written."""
+"""The tool `read`: a page of a file, of a directory, or of the output of a command."""
 
 import base64
 import hashlib
@@ -21,7 +21,7 @@ from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
 
 MAX_WHOLE_FILE = 8 << 20
-"""A file up to this size is read at once, so that its encoding and its digest are known for certain."""
+"""A file up to this size is read at once, so that its encoding and digest are certain."""
 BINARY_BYTES = 24_000
 MAX_IMAGE = 5 << 20
 MAX_ENTRIES = 1000
@@ -131,7 +131,7 @@ async def _single_piece(content: bytes) -> AsyncIterator[bytes]:
 async def _page(
     given: ReadArguments, pieces: Callable[[int], AsyncIterator[bytes]], known: LinePosition = FILE_START
 ) -> Page:
-    """`pieces` begin at the byte they are given; `known` is where some line begins."""
+    """Return the requested page. `pieces(offset)` yields the bytes from there; `known` is the start of some line."""
     if given.unit is Unit.BYTES:
         offset = given.offset or 0
         return await by_bytes(pieces(offset), offset, min(given.limit or PAGE_BYTES, PAGE_BYTES * 4))
@@ -150,7 +150,7 @@ def _text(
     if page.start_byte == 0:
         data = data.removeprefix(kind.bom) if encoding == kind.encoding else data
     if encoding == "utf-8" and not text_encoding.is_utf8(data):
-        encoding = "latin-1"  # what looked like UTF-8 in the first pages of a large file may turn out not to be
+        encoding = "latin-1"  # Later pages of a large file may not be UTF-8 although its beginning is.
     text = text_encoding.decode_text(data, encoding)
     if given.unit is Unit.LINES:
         text = text.replace("\r\n", "\n")
@@ -191,7 +191,7 @@ def _notice(path: str, page: Page) -> str:
     return f'[{cut}: read(path="{path}", unit="bytes", offset={page.next_byte})]'
 
 
-# --- what is not text -----------------------------------------------------------------------------------------
+# --- pictures, binary files, directories -----------------------------------------------------------------------
 
 
 def _picture_type(content: bytes) -> str:
@@ -241,11 +241,11 @@ async def _directory(call: Call, box: Box, given: ReadArguments) -> ToolResult:
     return answer(text, structured)
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------
+# --- output of commands ---------------------------------------------------------------------------------------
 
 
 async def _output(call: Call, box: Box, given: ReadArguments) -> ToolResult:
-    """Everything a command wrote, kept by its box (lesson 17)."""
+    """Return a page of the complete output of a command, which its box keeps."""
     job_id, _, stream = given.path.removeprefix(HANDLE_PREFIX).partition(":")
     stream = stream or "stdout"
     if not job_id or stream not in STREAMS:

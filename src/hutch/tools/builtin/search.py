@@ -1,4 +1,4 @@
-"""`glob` and `grep`: find files by name and by content; what a bound cut off is said, never hidden (lesson 20)."""
+"""The tools `glob` and `grep`: find files by name or content. An incomplete result always says so."""
 
 from typing import Annotated
 

@@ -1,4 +1,4 @@
-"""`send_file`: put a file of the box where the application collects what goes to the user."""
+"""The tool `send_file`: put a file into the outbox, from which the application sends it to the user."""
 
 import posixpath
 from typing import Annotated
@@ -47,7 +47,7 @@ async def send_file_tool(call: Call, given: SendFileArguments) -> ToolResult:
                 remedy="send a part of it, or compress it",
             )  # fmt: skip
         name = unique_name(safe_name(given.name or posixpath.basename(given.path.rstrip("/"))), there)
-        # Bounded once more by what is read: a file may grow, and /proc's have no size at all.
+        # The bytes read are bounded too: a file may grow, and files of /proc have size 0.
         pieces = box.files.open(given.path, limit=bounds.file_bytes)
         written = await call.with_progress(box.files.write(f"{directory}/{name}", pieces), f"sending {name}")
         facts = {

@@ -1,4 +1,4 @@
-"""`list_skills`, `activate_skill`, and the tools that active skills bring (B12, B38, B39)."""
+"""The tools `list_skills` and `activate_skill`, and the tools that active skills add."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from hutch.tools.definition import Arguments, Tool, tool
 from hutch.tools.result import ToolResult, answer
 
 MAX_NAME = 64
-"""What model interfaces take as the name of a tool."""
+"""Longest tool name that model interfaces accept."""
 
 
 class ListSkillsArguments(Arguments, frozen=True, kw_only=True):
@@ -82,7 +82,7 @@ async def activate_skill_tool(call: Call, given: ActivateSkillArguments) -> Tool
 
 
 def _withheld(call: Call, info: SkillInfo) -> list[str]:
-    """Tools that the skill relies on and this agent may not use: better known now than in the middle of the work."""
+    """Warn about tools that the skill needs and this agent may not use, before the work begins."""
     permissions = call.tools.permissions(call.agent.name)
     relied = info.permissions.tools or ()
     missing = [name for name in relied if on_tool(permissions, name).decision is Decision.DENY]
@@ -90,12 +90,12 @@ def _withheld(call: Call, info: SkillInfo) -> list[str]:
 
 
 def tool_name(info: SkillInfo, its: SkillTool) -> str:
-    """`SKILL__TOOL`, in the letters that every model interface takes."""
+    """Return `SKILL__TOOL` in characters that every model interface accepts."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{info.name}__{its.name}")[:MAX_NAME]
 
 
 async def skill_tools(skills: Skills, agent: Agent) -> tuple[Tool, ...]:
-    """Of the skills that are active for this agent; one that was removed since is not any more."""
+    """Return the tools of the agent's active skills, and deactivate skills that were removed meanwhile."""
     found: list[Tool] = []
     for name in tuple(agent.skills):
         try:

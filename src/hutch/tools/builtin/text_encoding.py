@@ -1,4 +1,4 @@
-"""Bytes as text and back, byte for byte: a file's own encoding and line endings are found out and kept (lesson 19)."""
+"""Converts file content to text and back: encoding and line endings are detected and kept byte for byte."""
 
 import codecs
 from typing import NamedTuple
@@ -10,7 +10,7 @@ LF, CRLF = "\n", "\r\n"
 
 _BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with theirs
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # Listed before UTF-16, whose mark is a prefix of this one.
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
@@ -19,22 +19,22 @@ _WIDE = ("utf-16", "utf-32")
 _NOT_FILE_ENCODINGS = frozenset(
     {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "unicode-escape", "undefined"}
 )
-"""Text encodings to Python; but no file is written in them, and some refuse to replace what they cannot read."""
+"""Encodings that Python counts as text although no file uses them. Some of them cannot replace invalid input."""
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\b\x1b")
 
 
 class TextFormat(NamedTuple):
-    """How a file's bytes are text."""
+    """Encoding, byte order mark and line endings of a file."""
 
     encoding: str
     bom: bytes = b""
     newline: str = LF
     mixed: bool = False
-    """It has both kinds of line endings."""
+    """The file has both kinds of line endings."""
 
     @property
     def notice(self) -> str:
-        """What a reader should know; empty for plain UTF-8."""
+        """Note for the reader, empty for plain UTF-8."""
         parts = []
         if self.encoding != "utf-8":
             parts.append(f"encoding {self.encoding}")
@@ -48,7 +48,7 @@ class TextFormat(NamedTuple):
 
 
 def checked_codec(name: str) -> str:
-    """The name of a text encoding, checked."""
+    """Return the canonical name of a text encoding, or raise Invalid."""
     try:
         found = codecs.lookup(name)
         if not found._is_text_encoding or found.name in _NOT_FILE_ENCODINGS:
@@ -63,10 +63,10 @@ def checked_codec(name: str) -> str:
 
 
 def detect_format(content: bytes, declared: str | None = None) -> TextFormat | None:
-    """None: the content is not text. UTF-8 if it is that, else Latin-1, in which every byte is one character."""
+    """Detect the format, or return None for binary content. Text that is not UTF-8 counts as Latin-1."""
     for bom, encoding in _BOMS:
         if content.startswith(bom):
-            if declared is None or encoding.startswith(declared):  # utf-16 is what its mark says it is
+            if declared is None or encoding.startswith(declared):  # The byte order mark decides what utf-16 means.
                 return _format_of(content, encoding, bom)
             break
     if declared is not None:
@@ -95,7 +95,7 @@ def _format_of(content: bytes, encoding: str, bom: bytes = b"") -> TextFormat:
 
 
 def _bom_of(encoding: str) -> bytes:
-    """`utf-16` and `utf-8-sig` put a mark before everything they write."""
+    """Return the mark that encodings such as `utf-16` and `utf-8-sig` put before everything they write."""
     return "".encode(encoding)
 
 
@@ -118,13 +118,13 @@ def encode_text(text: str, encoding: str) -> bytes:
 
 
 def with_newlines(text: str, newline: str) -> str:
-    """Every line ending as `newline`."""
+    """Return the text with every line ending replaced by `newline`."""
     plain = text.replace(CRLF, LF)
     return plain.replace(LF, CRLF) if newline == CRLF else plain
 
 
 class EditPlan(NamedTuple):
-    """An edit as bytes: `old` is replaced by `new`, in so many `places`."""
+    """An edit as bytes: `occurrences` times `old` is replaced by `new`."""
 
     old: bytes
     new: bytes
@@ -135,7 +135,7 @@ class EditPlan(NamedTuple):
 def plan_edit(
     path: str, content: bytes, old: str, new: str, *, replace_all: bool, declared: str | None = None
 ) -> EditPlan:
-    """What to replace in `content`, so that a model's text with plain line ends meets the file's own bytes."""
+    """Plan an edit so that a model's text with plain line endings matches the bytes of the file."""
     if not old:
         raise Invalid("the text to replace is empty", remedy="name the text that is there, or use write")
     if old == new:
@@ -159,7 +159,7 @@ def plan_edit(
 
 
 def _plan_as_text(path: str, content: bytes, old: str, new: str, kind: TextFormat, replace_all: bool) -> EditPlan:
-    """In encodings where a character may begin inside another one's bytes, text is compared, not bytes."""
+    """Plan an edit on text, for encodings in which a character's bytes may occur inside those of others."""
     body = content.removeprefix(kind.bom)
     try:
         text = body.decode(kind.encoding)
@@ -193,7 +193,7 @@ def _check_count(path: str, content: bytes, before: bytes, count: int, replace_a
 
 
 def _no_match_error(path: str, content: bytes, old: str, encoding: str) -> NoMatch:
-    """Near misses are nearly always white space; say where, because then the model need not read it all again."""
+    """Return the error. Near misses are mostly white space, so it names the line and saves the model a full read."""
     text = content.decode(encoding, "replace")
     wanted = [line.strip() for line in old.strip().splitlines() if line.strip()]
     remedy = "read the file and copy the text exactly as it is there"

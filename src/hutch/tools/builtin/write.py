@@ -1,4 +1,4 @@
-"""`write` and `edit`: files change as bytes, in their own encoding and with their own line endings (lesson 19)."""
+"""The tools `write` and `edit`. They change bytes and keep the file's encoding and line endings."""
 
 import base64
 import binascii
@@ -90,7 +90,7 @@ async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
 
 
 async def _existing_content(box: Box, path: str) -> bytes | None:
-    """What is there now, at least the beginning of it; None: nothing."""
+    """Return the content of the file, or at least its beginning; None if there is no file."""
     try:
         return await box.files.read(path, limit=MAX_WHOLE_FILE)
     except FileMissing:
