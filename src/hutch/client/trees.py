@@ -1,4 +1,4 @@
-"""Trees between this machine and a remote box: the stream of `hutch.guest.trees`, carried by HTTP."""
+"""Trees between this machine and a remote box: the stream of `hutch.guest.files.trees`, carried by HTTP."""
 
 import os
 from collections.abc import AsyncGenerator, AsyncIterator
