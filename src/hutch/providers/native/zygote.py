@@ -110,8 +110,8 @@ class Zygote:
         return pid
 
     def close(self) -> None:
-        """End it and reap it. By itself it would end soon after us, a child of whoever reaps for us: perhaps of a keeper
-        that is the first process of a container, and knows nothing of it."""
+        """End it and reap it. By itself it would end soon after us, a child of whoever reaps orphans: perhaps of a
+        keeper that is the first process of a container, and knows nothing of it."""
         with suppress(ProcessLookupError, ChildProcessError):  # it was killed, and reaped by our loop
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
