@@ -134,7 +134,9 @@ class SharedHutch(EmbeddedHutch):
         once, as two tasks of one process may.
         """
         record = await self._keeper.store.get(BoxId(str(error.details.get("box", ""))))
-        holder = record.lease.holder if record is not None and record.lease is not None else ""
+        # The lease may have ended with the process that kept the box before, and other handles may go on with it.
+        lease = record and (record.lease or record.left_lease)
+        holder = lease.holder if lease else ""
         unnamed = holder.startswith(OF_A_PROCESS) and self.session.startswith(OF_A_PROCESS)
         return holder if unnamed else self.session
 

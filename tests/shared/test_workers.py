@@ -145,6 +145,20 @@ def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -
             assert third.ask(do="exec", chat="a", command="cat note") == "kept"
 
 
+def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(places: Path) -> None:
+    """P7: a worker that answers two messages of a chat at once has two handles; both go on at the process that adopted
+    the box, whichever is used first."""
+    with workers(places, 2) as (first, second):
+        box = first.ask(do="hold", chat="a")
+        assert second.ask(do="hold", chat="a") == box
+        first.kill()
+        with workers(places, 1) as (third,):
+            assert third.ask(do="adopted", box=box) == [False, "adopted"]
+            assert second.ask(do="hold", chat="a", name="next") == box
+            for chat in ("next", "a"):
+                assert second.ask(do="exec", chat=chat, command="echo here") == "here\n"
+
+
 def test_whoever_came_first_keeps_a_box_that_was_adopted(places: Path) -> None:
     """P6, lesson 5: a handle whose lease ended with its keeper is refused once another session has had the box."""
     with workers(places, 2) as (first, second):

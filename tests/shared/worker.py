@@ -19,7 +19,7 @@ async def main() -> None:
                 match step["do"]:
                     case "hold":
                         box = await stack.enter_async_context(hutch.box_for("{chat}", chat=step["chat"]))
-                        boxes[step["chat"]] = box
+                        boxes[step.get("name", step["chat"])] = box
                         answer: object = box.id
                     case "exec":
                         answer = (await boxes[step["chat"]].exec(step["command"])).stdout

@@ -27,6 +27,9 @@ def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE
         )
     if lease is not None and holds(lease, session) and lease.live(now):
         return {"lease": renewed(lease, now, seconds)}
+    left = record.left_lease
+    if lease is None and left is not None and holds(left, session) and left.live(now):
+        return {"lease": renewed(left, now, seconds), "left_lease": None}  # other handles of the session go on, too
     return {"lease": granted(session, now, seconds, key=who().key), "left_lease": None, "epoch": record.epoch + 1}
 
 
