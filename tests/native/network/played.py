@@ -22,6 +22,7 @@ from hutch.model.boxes import Event
 from hutch.model.results import Cause
 from hutch.model.spec import Mount
 from hutch.providers.base import Leftover
+from hutch.providers.native import kernel
 from hutch.providers.native.box import OFFLINE
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
@@ -375,10 +376,20 @@ def doctors_word(place: House) -> dict[str, str]:
 
 @scene
 def tried() -> None:
+    """A connection is made for the doctor, and nothing is left of it: no link, no name, no dead process without a
+    parent. The first process of a container would be given such a one; here this process is."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     with house() as place:
         assert doctors_word(place)["state"] == "ok"
         until(lambda: not names_held(), "the porter has ended")
         assert left_on_the_machine() == []
+        assert orphans() == [], orphans()
+
+
+def orphans() -> list[str]:
+    """The names of processes, dead ones included, that were left to this one."""
+    children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    return [Path("/proc", pid, "comm").read_text().strip() for pid in children]
 
 
 @scene
