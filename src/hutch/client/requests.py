@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from hutch.client.answers import answered, answered_plain
 from hutch.client.heartbeat import Lifeline, Rhythm, Told
 from hutch.client.http import Body, Broken, Response, Unreached
 from hutch.client.pool import Line, Pool
-from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.record import encoded
 
@@ -45,9 +45,11 @@ class Server:
 
     def __init__(
         self, address: Address, key: str = "", *, rhythm: Rhythm | None = None, told: Told | None = None,
-        expected: bool = False,
+        expected: bool = False, elsewhere: "Callable[[HeldElsewhere], Server] | None" = None,
     ) -> None:  # fmt: skip
         self.address = address
+        self.elsewhere = elsewhere
+        """How the process is reached that keeps a box which this one does not, where processes share boxes."""
         self.handles: dict[tuple[str, str], Held] = {}
         """Boxes whose leases are kept alive, by session and id."""
         self._pool = Pool(address)
