@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hutch.client import export as moving
-from hutch.client.answers import answered, answered_plain
+from hutch.client import transfer
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.client.requests import Repeat, Server
+from hutch.client.requests import Repeat, Server, answered, answered_plain
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command
@@ -146,7 +145,7 @@ class RemoteBox:
 
     async def export(self, file: str | Path) -> Moved:
         self._handle.refuse_if_observing("export")
-        return await moving.export(self._handle, file)
+        return await transfer.export(self._handle, file)
 
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")

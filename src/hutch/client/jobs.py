@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hutch.client.answers import answered
 from hutch.client.handle import Handle
 from hutch.client.http import Broken, Response
-from hutch.client.requests import BYTES, Repeat
+from hutch.client.requests import BYTES, Repeat, answered
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
 
