@@ -6,8 +6,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from hutch.tools import ToolResult
-from hutch.tools.catalogue import TOOLS
 from hutch.tools.schemas import answers
+from hutch.tools.toolbox import TOOLS
 
 _KINDS = {tool.name: tool.answers for tool in TOOLS}
 

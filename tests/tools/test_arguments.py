@@ -6,10 +6,10 @@ import pytest
 
 from hutch.errors import Invalid
 from hutch.tools.arguments import decoded
-from hutch.tools.exec import exec_tool
-from hutch.tools.jobs import JobAction, job_tool
-from hutch.tools.read import Unit, read_tool
-from hutch.tools.write import write_tool
+from hutch.tools.builtin.exec import exec_tool
+from hutch.tools.builtin.jobs import JobAction, job_tool
+from hutch.tools.builtin.read import Unit, read_tool
+from hutch.tools.builtin.write import write_tool
 
 
 def test_numbers_booleans_and_choices_may_be_text() -> None:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid
-from hutch.tools.attachments import Attachments, Bounds
-from hutch.tools.file_names import MAX_BYTES, distinct, safe_name
+from hutch.tools.attachments import MAX_BYTES, Attachments, Bounds, distinct, safe_name
 from tests.tools.workshop import content, done, refused, workshop
 
 

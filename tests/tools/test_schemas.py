@@ -12,7 +12,7 @@ from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ProviderKit, Tool, ToolResult, Tools
 from hutch.tools.call import Call
-from hutch.tools.catalogue import TOOLS
+from hutch.tools.toolbox import TOOLS
 from tests.tools.workshop import done, refused, workshop
 
 NAMES = [

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid, NoMatch
-from hutch.tools import text_encoding
-from hutch.tools.output import shown, whole_characters
-from hutch.tools.paging import by_bytes, by_lines
+from hutch.tools.builtin import text_encoding
+from hutch.tools.builtin.output import shown, whole_characters
+from hutch.tools.builtin.paging import by_bytes, by_lines
 
 NASTY = (bytes(range(256)), b"\xff\xfea\0b\0", b"+AAA-", b"", b"\x1b$B\xff", "gr\xfc\xdfe\r\n".encode("latin-1"))
 

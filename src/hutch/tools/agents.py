@@ -11,7 +11,7 @@ from hutch.api import Box, Hutch
 from hutch.errors import BoxBroken, Conflict, Gone, HutchError, LeaseLost
 from hutch.logs import log
 from hutch.model.spec import EffectiveSpec
-from hutch.tools.paging import Place
+from hutch.tools.builtin.paging import Place
 from hutch.tools.scope import maker_of, mark_of, marked
 
 T = TypeVar("T")

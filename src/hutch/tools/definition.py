@@ -42,7 +42,7 @@ class Tool(msgspec.Struct, frozen=True, kw_only=True):
     action: str = ""
     """The field that chooses what a grouped tool does."""
     answers: type | None = None
-    """What its structured content holds (`hutch.tools.answers`); None: it is not said."""
+    """What its structured content holds (`hutch.tools.builtin.answers`); None: it is not said."""
     settles: bool = False
     """Its handler asks the gate about the command or the path, which may decide otherwise than the tool's own rule."""
 

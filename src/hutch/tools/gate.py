@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hutch.api import Box
+from hutch.api import Box, Hutch
 from hutch.errors import FileMissing, HutchError, NotDirectory, Refused
 from hutch.logs import log
 from hutch.model.files import FileKind
@@ -12,7 +12,6 @@ from hutch.model.questions import Answer, AskRequest
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Access, AgentPermissions, Decision, Others, Ruling
 from hutch.tools.agents import Agent, located
-from hutch.tools.receipts import receipt
 
 MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
 MAX_TOLD = 1000
@@ -169,3 +168,16 @@ class Gate:
             remedy="do it another way, or tell the user what you need and why",
             details={"tool": self._tool, "action": self._action, "by": by},
         )
+
+
+_log = log("tools")
+
+
+async def receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
+    """Into the chain of the box that is concerned, or into the daybook if there is none yet, and into the log."""
+    write = _log.warning if decision.get("decision") == "deny" else _log.info
+    write("permission", tool=tool, box=box_id, **decision)
+    try:
+        await hutch.receipts.note(box_id, f"tool.{tool}", dict(decision))
+    except HutchError as error:
+        _log.warning("decision not on record", tool=tool, box=box_id, error=error)

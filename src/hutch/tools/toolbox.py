@@ -17,18 +17,33 @@ from hutch.policy.permissions import AgentPermissions, Decision
 from hutch.tools.agents import Agent, session_of
 from hutch.tools.arguments import as_mapping, decoded
 from hutch.tools.attachments import Attachments
-from hutch.tools.boxes import TAKEOVER_TOLD, Lifecycle
+from hutch.tools.builtin.box_operation import box_operation_tool
+from hutch.tools.builtin.boxes import TAKEOVER_TOLD, Lifecycle, box_lifecycle_tool, box_query_tool
+from hutch.tools.builtin.exec import exec_tool
+from hutch.tools.builtin.jobs import job_tool
+from hutch.tools.builtin.output import OUTPUT_BYTES
+from hutch.tools.builtin.read import read_tool
+from hutch.tools.builtin.search import glob_tool, grep_tool
+from hutch.tools.builtin.send_file import send_file_tool
+from hutch.tools.builtin.skills import activate_skill_tool, list_skills_tool, skill_tools
+from hutch.tools.builtin.write import edit_tool, write_tool
 from hutch.tools.call import Call, Progress
-from hutch.tools.catalogue import SKILL_TOOLS, TOOLS
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
-from hutch.tools.output import OUTPUT_BYTES
 from hutch.tools.provider_tools import ProviderKit, installed
 from hutch.tools.result import ToolResult, failed, finished
 from hutch.tools.schemas import View, rendered
 from hutch.tools.scope import advised
-from hutch.tools.skills import skill_tools
+
+TOOLS: tuple[Tool, ...] = (
+    exec_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
+    box_query_tool, box_lifecycle_tool, box_operation_tool, list_skills_tool, activate_skill_tool,
+)  # fmt: skip
+
+SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
+"""Hidden where no skills are kept."""
+
 
 HOLD_SECONDS = 600.0
 """An agent that has called nothing for so long lets go of its leases, so that its boxes' own clocks count again."""

@@ -12,10 +12,10 @@ from hutch.model.skills import SkillInfo, SkillTool
 from hutch.policy.permissions import Decision, on_tool
 from hutch.skills import tool_call
 from hutch.tools.agents import Agent
-from hutch.tools.answers import ActivateSkillAnswer, CommandAnswer, ListSkillsAnswer
+from hutch.tools.builtin.answers import ActivateSkillAnswer, CommandAnswer, ListSkillsAnswer
+from hutch.tools.builtin.output import render
 from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, Tool, tool
-from hutch.tools.output import render
 from hutch.tools.result import ToolResult, answer
 
 MAX_NAME = 64

@@ -9,12 +9,12 @@ from msgspec import Meta
 from hutch.api import Box, Job
 from hutch.errors import Gone, Invalid, NotFound, Timeout
 from hutch.model.results import JobInfo, JobState, Result
-from hutch.tools.answers import JobAnswer
 from hutch.tools.arguments import needs
+from hutch.tools.builtin.answers import JobAnswer
+from hutch.tools.builtin.exec import Command, Cwd, Env
+from hutch.tools.builtin.output import handle_of, render, told, whole_characters
 from hutch.tools.call import Call, short
 from hutch.tools.definition import Arguments, tool
-from hutch.tools.exec import Command, Cwd, Env
-from hutch.tools.output import handle_of, render, told, whole_characters
 from hutch.tools.result import ToolResult, answer
 
 WAIT_SECONDS = 30.0

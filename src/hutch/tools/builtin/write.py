@@ -11,11 +11,11 @@ from msgspec import Meta
 from hutch.api import Box
 from hutch.errors import Conflict, FileChanged, FileMissing, Invalid
 from hutch.policy.permissions import Access
-from hutch.tools import text_encoding
-from hutch.tools.answers import EditAnswer, WriteAnswer
+from hutch.tools.builtin import text_encoding
+from hutch.tools.builtin.answers import EditAnswer, WriteAnswer
+from hutch.tools.builtin.read import WHOLE
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
-from hutch.tools.read import WHOLE
 from hutch.tools.result import ToolResult, answer
 
 Path = Annotated[str, Meta(description="The file; relative to the workdir.", min_length=1, max_length=MAX_PATH)]

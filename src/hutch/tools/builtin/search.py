@@ -6,7 +6,7 @@ from msgspec import Meta
 
 from hutch.api import Box
 from hutch.policy.permissions import Access
-from hutch.tools.answers import GlobAnswer, GrepAnswer
+from hutch.tools.builtin.answers import GlobAnswer, GrepAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import ToolResult, answer

@@ -6,10 +6,10 @@ from msgspec import Meta
 
 from hutch.api import Box
 from hutch.model.results import Result
-from hutch.tools.answers import CommandAnswer
+from hutch.tools.builtin.answers import CommandAnswer
+from hutch.tools.builtin.output import render
 from hutch.tools.call import Call, short
 from hutch.tools.definition import MAX_PATH, Arguments, tool
-from hutch.tools.output import render
 from hutch.tools.result import ToolResult, answer
 
 Command = Annotated[

@@ -13,8 +13,8 @@ from hutch.model.boxes import BoxInfo
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access, Others
 from hutch.tools.agents import put_away
-from hutch.tools.answers import BoxOperationAnswer
 from hutch.tools.arguments import needs
+from hutch.tools.builtin.answers import BoxOperationAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer

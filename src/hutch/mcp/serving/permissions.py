@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from hutch.errors import Invalid
 from hutch.policy.permissions import EVERYBODY, AgentPermissions, Decision, Others
-from hutch.tools.catalogue import TOOLS
+from hutch.tools.toolbox import TOOLS
 
 Table = Mapping[str, AgentPermissions]
 

@@ -9,11 +9,10 @@ from hutch.api import Box
 from hutch.errors import FileMissing, FileTooLarge, IsDirectory, QuotaExceeded
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
-from hutch.tools.answers import SendFileAnswer
-from hutch.tools.attachments import mime_of, outbox_of
+from hutch.tools.attachments import distinct, mime_of, outbox_of, safe_name
+from hutch.tools.builtin.answers import SendFileAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
-from hutch.tools.file_names import distinct, safe_name
 from hutch.tools.result import ToolResult, answer
 
 

@@ -11,13 +11,13 @@ from msgspec import Meta
 from hutch.api import Box
 from hutch.errors import FileTooLarge, Invalid, IsDirectory
 from hutch.policy.permissions import Access
-from hutch.tools import text_encoding
-from hutch.tools.answers import ReadAnswer
+from hutch.tools.builtin import text_encoding
+from hutch.tools.builtin.answers import ReadAnswer
+from hutch.tools.builtin.jobs import find_job
+from hutch.tools.builtin.output import HANDLE, STREAMS, whole_characters
+from hutch.tools.builtin.paging import PAGE_BYTES, PAGE_LINES, START, Page, Place, by_bytes, by_lines
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
-from hutch.tools.jobs import find_job
-from hutch.tools.output import HANDLE, STREAMS, whole_characters
-from hutch.tools.paging import PAGE_BYTES, PAGE_LINES, START, Page, Place, by_bytes, by_lines
 from hutch.tools.result import Image, ToolResult, answer
 
 WHOLE = 8 << 20

@@ -11,8 +11,8 @@ from hutch.errors import Conflict, HutchError, Invalid, NotFound, Refused, Unsup
 from hutch.model.boxes import BoxInfo
 from hutch.model.spec_kinds import Retention
 from hutch.policy.permissions import Others
-from hutch.tools.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.arguments import needs
+from hutch.tools.builtin.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, tool
 from hutch.tools.guidance import places_told
