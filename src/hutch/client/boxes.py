@@ -26,7 +26,6 @@ class RemoteBox:
     ) -> None:
         self.notes = notes
         self._info = info
-        self._server = server
         lease = None if observing else info.lease
         if not observing and (lease is None or lease.holder != session):
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
@@ -95,7 +94,7 @@ class RemoteBox:
         return await self._handle.ask(Usage, "GET", "/usage")
 
     async def info(self) -> BoxInfo:
-        self._info = await self._server.ask(BoxInfo, "GET", self._handle.path, headers=self._looking)
+        self._info = await self._handle.ask_as(self._looking, BoxInfo, "GET")
         return self._info
 
     @property
@@ -142,7 +141,7 @@ class RemoteBox:
     async def release(self) -> None:
         """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
         if self._close():
-            await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+            await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease")
 
     async def export(self, file: str | Path) -> Moved:
         self._handle.refuse_if_observing("export")
@@ -151,7 +150,7 @@ class RemoteBox:
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")
         self._close()
-        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._handle.credentials(), force=True)
+        await self._handle.ask_as(self._handle.credentials(), type(None), "DELETE", force=True)
         self._handle.is_destroyed = True
 
     def _close(self) -> bool:
@@ -159,7 +158,7 @@ class RemoteBox:
         if not self._handle.open or self._handle.observing:
             return False
         self._handle.open = False
-        return self._server.let_go(self._handle.session, self.id)
+        return self._handle.server.let_go(self._handle.session, self.id)
 
 
 def _command(

@@ -40,9 +40,8 @@ class RemoteJob:
         if stream not in self._cursors:
             raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
         start = self._cursors[stream] if cursor is None else cursor
-        handle = self._handle
-        data, told = await handle.server.get(
-            "GET", f"{handle.path}{self._path}/output", headers=handle.headers(Accept=BYTES), stream=stream,
+        data, told = await self._handle.get(
+            f"{self._path}/output", accept=BYTES, stream=stream,
             cursor=start, limit=min(limit, MOST_AT_ONCE), wait=min(wait, LONGEST_WAIT) or None,
         )  # fmt: skip
         chunk = Chunk(

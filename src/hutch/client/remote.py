@@ -4,7 +4,7 @@ import asyncio
 import copy
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -18,7 +18,7 @@ from hutch.client.boxes import RemoteBox, named
 from hutch.client.connections import address_of
 from hutch.client.heartbeat import Rhythm, Told
 from hutch.client.requests import Repeat, Server, answered_plain
-from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
+from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
@@ -53,8 +53,11 @@ class RemoteHutch:
     def __init__(
         self, url: str, *, key: str = "", ca: str = "", session: str = "", rhythm: Rhythm | None = None,
         told: Told | None = None, expected: bool = False,
+        elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
-        self._server = Server(address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected)
+        self._server = Server(
+            address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected, elsewhere=elsewhere
+        )  # fmt: skip
         self._own_session = not session
         self.session = _checked(session or f"client-{secrets.token_hex(8)}")
         self._borrowed = False
@@ -71,6 +74,11 @@ class RemoteHutch:
     @property
     def url(self) -> str:
         return self._server.address.url
+
+    @property
+    def server(self) -> Server:
+        """The server behind every session of this object."""
+        return self._server
 
     @property
     def _headers(self) -> dict[str, str]:

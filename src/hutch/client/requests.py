@@ -14,7 +14,7 @@ import msgspec
 from hutch.client.connections import Address, Line, Pool
 from hutch.client.heartbeat import Lifeline, Rhythm, Told
 from hutch.client.http import Body, Broken, Response, Unreached
-from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
 from hutch.model.record import encoded
@@ -44,9 +44,11 @@ class Server:
 
     def __init__(
         self, address: Address, key: str = "", *, rhythm: Rhythm | None = None, told: Told | None = None,
-        expected: bool = False,
+        expected: bool = False, elsewhere: "Callable[[HeldElsewhere], Server] | None" = None,
     ) -> None:  # fmt: skip
         self.address = address
+        self.elsewhere = elsewhere
+        """How the process is reached that keeps a box which this one does not, where processes share boxes."""
         self.handles: dict[tuple[str, str], Held] = {}
         """Boxes whose leases are kept alive, by session and id."""
         self._pool = Pool(address)
