@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 
 from hutch.errors import Invalid, NoMatch
 from hutch.tools.builtin import text_encoding
-from hutch.tools.builtin.output import shown, whole_characters
+from hutch.tools.builtin.output import clip, whole_characters
 from hutch.tools.builtin.paging import by_bytes, by_lines
 
 NASTY = (bytes(range(256)), b"\xff\xfea\0b\0", b"+AAA-", b"", b"\x1b$B\xff", "gr\xfc\xdfe\r\n".encode("latin-1"))
 
 
-@pytest.bom.parametrize(
+@pytest.mark.parametrize(
     "name", sorted({*aliases.values(), "utf-8", "latin-1", "idna", "punycode", "undefined", "\0", ""})
 )
 def test_every_encoding_python_knows_reads_and_edits_or_is_refused(name: str) -> None:
@@ -87,7 +87,7 @@ def test_head_and_tail_are_whole_characters_and_add_up(text: str, kept: int) -> 
     content = text.encode()
     head = kept * 3 // 5
     given = content if len(content) <= kept else content[:head] + content[len(content) - (kept - head) :]
-    seen = shown(given, len(content), kept, "j1", "stdout")
+    seen = clip(given, len(content), kept, "j1", "stdout")
     if not seen.omitted:
         assert seen.text == text
         return

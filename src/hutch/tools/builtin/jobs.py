@@ -22,7 +22,7 @@ MAX_WAIT = 600.0
 
 
 class JobAction(StrEnum):
-    FILE_START = "start"
+    START = "start"
     READ = "read"
     WRITE = "write"
     SIGNAL = "signal"
@@ -75,7 +75,7 @@ async def job_tool(call: Call, given: JobArguments) -> ToolResult:
     """Work that takes longer than one call: start a command as a job in the current box and go on; read its output,
     write to its input, send it a signal, wait for its end, or list all jobs. A job runs until it ends or is signalled,
     and its output is kept. Use it for builds, servers, watchers and interactive programs."""
-    if given.action is JobAction.FILE_START:
+    if given.action is JobAction.START:
         return await _start(call, given)
     await call.gate.check_tool()
     if given.action is JobAction.LIST:
