@@ -87,7 +87,7 @@ def test_a_handshake_has_the_time_of_a_head(certified: tuple[Path, Path]) -> Non
     """`body_timeout_sec` bounds both; whoever shakes hands in time is served, and its early bytes are not lost."""
     server = started(Server(HUTCH_SERVER_BODY_TIMEOUT_SEC="1"), certified)
     try:
-        with socket.create_connection(address(server), timeout=60) as silent:
+        with socket.create_connection(address(server), timeout=30) as silent:
             assert ended(silent)
         context = ssl.create_default_context(cafile=str(certified[0]))
         # The request goes out together with the last flight of the handshake, through one buffer.

@@ -211,6 +211,11 @@ class Provider(ABC):
         does not say. NotFound: there is no such image, and none will be fetched."""
         return None
 
+    async def has_image(self, reference: str) -> bool:
+        """Whether a box of this image can be made without fetching anything. False where that cannot be told: then
+        only callers who may have images fetched name one."""
+        return False
+
     @abstractmethod
     def plan(self, order: Order) -> InstanceRecord:
         """The record from which a box of this order could be found and destroyed even if `create` dies half-way.

@@ -91,6 +91,9 @@ class Images:
             )
         return facts(found, str(reference))
 
+    async def has(self, image: str) -> bool:
+        return await self._engine.image(str(parse(image))) is not None
+
     async def _pull_once(self, reference: Reference) -> None:
         task = self._pulls.get(reference)
         if task is None:

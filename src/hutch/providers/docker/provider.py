@@ -88,6 +88,9 @@ class DockerProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return (await (await self._met()).images.ensure(reference)).defaults
 
+    async def has_image(self, reference: str) -> bool:
+        return await (await self._met()).images.has(reference)
+
     # --- making ----------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:

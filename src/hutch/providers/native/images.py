@@ -73,6 +73,14 @@ class Images:
                 await asyncio.to_thread(self._pull, name)
         return await asyncio.to_thread(lambda: self._load(self._store().find(name))[1])
 
+    async def has(self, reference: str) -> bool:
+        """Whether the store has it now."""
+        try:
+            await asyncio.to_thread(self._store().find, reference.removeprefix("oci:"))
+        except NotFound:
+            return False
+        return True
+
     async def stand(self, reference: str, box_id: str, places: tuple[str, ...]) -> Image:
         """For this box, which from now on holds it: nobody removes its layers while one of `places` is there."""
         return await asyncio.to_thread(self._stand, reference.partition(":")[2], box_id, places)

@@ -212,6 +212,9 @@ class NativeProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return await self._images.defaults(reference)
 
+    async def has_image(self, reference: str) -> bool:
+        return await self._images.has(reference)
+
     @property
     def _images(self) -> Images:
         if self._known_images is None:
