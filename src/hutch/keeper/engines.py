@@ -189,7 +189,7 @@ class Engines:
     ) -> None:  # fmt: skip
         """What the operator named is fetched for everybody; another image only for callers who may have it fetched."""
         named = (self._config.image, profile.image, capabilities.default_image)
-        if image.startswith("oci:") and image not in named and not await provider.has_image(image):
+        if image.startswith("oci:") and image not in named and await provider.needs_pull(image):
             rights.check_pull(image, rights.current())
 
     async def _first_of_chain(

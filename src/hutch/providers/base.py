@@ -211,10 +211,10 @@ class Provider(ABC):
         does not say. NotFound: there is no such image, and none will be fetched."""
         return None
 
-    async def has_image(self, reference: str) -> bool:
-        """Whether a box of this image can be made without fetching anything. False where that cannot be told: then
-        only callers who may have images fetched name one."""
-        return False
+    async def needs_pull(self, reference: str) -> bool:
+        """Whether a box of this `oci:` image would have it fetched, because it is not here. True where that cannot be
+        told: then only callers who may have images fetched get a box of it."""
+        return True
 
     @abstractmethod
     def plan(self, order: Order) -> InstanceRecord:

@@ -88,8 +88,8 @@ class DockerProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return (await (await self._met()).images.ensure(reference)).defaults
 
-    async def has_image(self, reference: str) -> bool:
-        return await (await self._met()).images.has(reference)
+    async def needs_pull(self, reference: str) -> bool:
+        return await (await self._met()).images.needs_pull(reference)
 
     # --- making ----------------------------------------------------------------------------------------------
 

@@ -212,8 +212,8 @@ class NativeProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return await self._images.defaults(reference)
 
-    async def has_image(self, reference: str) -> bool:
-        return await self._images.has(reference)
+    async def needs_pull(self, reference: str) -> bool:
+        return await self._images.needs_pull(reference)
 
     @property
     def _images(self) -> Images:
