@@ -97,7 +97,7 @@ async def test_always_asks_the_registry(docker: daemons.Daemon, registry: str) -
 def test_the_engine_pulls_nothing_for_a_key_that_may_not(
     docker: daemons.Daemon, registry: str, short_tmp: Path
 ) -> None:  # fmt: skip
-    """The engine pulls with the operator's login, from whichever registry is named: a box, and a hosted MCP server's."""
+    """The engine pulls with the operator's login, from any registry: a box, and a hosted MCP server's."""
     reference = f"{registry}/hutch/closed:1"
     asyncio.run(pushed(docker, reference))
     config = short_tmp / "hutch.toml"

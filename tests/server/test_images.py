@@ -108,7 +108,9 @@ def test_users_may_pull_where_the_operator_says_so(registry: registries.Server, 
 def test_a_box_pulls_no_image_that_its_caller_may_not_pull(registry: registries.Server, tmp_path: Path) -> None:
     """Class: a second door to what the first refuses. With `images.pull` a new box was as good as POST /v1/images."""
     config = tmp_path / "hutch.toml"
-    theirs, own = (registry.push(name, registries.small(Env=[f"OF={name}"])) for name in ("closed/theirs", "closed/own"))
+    theirs, own = (
+        registry.push(name, registries.small(Env=[f"OF={name}"])) for name in ("closed/theirs", "closed/own")
+    )
     profile = f'[profiles.based]\ninherits = "default"\nimage = "oci:{own}"\n'
     config.write_text(f'{profile}[images]\npull = "missing"\n[rights.trusted]\npull = true\n')
     with serving(HUTCH_CONFIG=str(config)) as server:

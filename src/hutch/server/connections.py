@@ -143,7 +143,7 @@ class Connections:
         if len(mine) >= self._of_key and not self._cut_first(mine):
             raise QuotaExceeded(
                 f"this key has {len(mine)} connections in use, and no key has more", retry_after=1.0,
-                details={"connections": self._of_key}, remedy="end some of its streams, or raise the limit of open files",
+                details={"connections": self._of_key}, remedy="end some of its streams",
             )  # fmt: skip
         self.recognised(connection, key)
 

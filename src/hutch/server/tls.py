@@ -79,7 +79,7 @@ class Handshake(asyncio.Protocol):
             self._transport.abort()
             return
         finally:
-            self._state.connections.discard(self)  # type: ignore[arg-type]
+            self._state.connections.discard(self)
             self._http.all_connections.closed(self._connection)
         if transport is None or self._ended or self._transport.is_closing():
             return  # it was cut meanwhile
