@@ -262,7 +262,10 @@ async def _tell_rights(service: Service, tell: Told) -> None:
     if service.config.rights:
         return
     if any(key.role is Role.USER and key.revoked_at is None for key in await service.keys.all()):
-        tell("keys of role user get no root and no private ranges beyond their profile: [rights] changes that")
+        tell(
+            "keys of role user get no root and no private ranges beyond their profile, and no image pulled: "
+            "[rights] changes that"
+        )
 
 
 async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:
