@@ -12,15 +12,15 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from hutch.errors import HutchError, NotFound, Refused
+from hutch.errors import HutchError, NotFound
 from hutch.images import collecting, documents, showing
 from hutch.images.pulling import News
 from hutch.images.store import Store
-from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDetails, ImageInfo
 from hutch.model.record import Record, encoded
+from hutch.policy import rights
 from hutch.server.call import NDJSON, Call, Reply
 from hutch.server.shapes import Error
 from hutch.server.statuses import wire_of
@@ -91,12 +91,8 @@ async def get(call: Call) -> Reply:
 
 async def pull_image(call: Call, body: PullBody) -> Reply:
     """Fetch an image from its registry; layers that are here already are not fetched again. For admins, unless
-    `server.pulls` says otherwise. Accept: application/x-ndjson tells how far it is."""
-    if call.caller.role is not Role.ADMIN and call.service.config.server.pulls != "user":
-        raise Refused(
-            f"a key of role {call.caller.role} may not have images pulled", op="pull",
-            remedy="ask an admin, or set server.pulls",
-        )  # fmt: skip
+    `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson tells how far it is."""
+    rights.check_pull(body.name, call.caller.rights)
     platform = documents.platform_of(body.platform) if body.platform else None
     log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
