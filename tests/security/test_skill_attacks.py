@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.skills.making import run_dir, skill
+from tests.skills.make_skill import run_dir, skill
 from tests.skills.wheels import wheel
 
 from hutch.keeper.embedded import Hutch
 from hutch.linux import landlock
 from hutch.skills import dependencies, tool_call
-from hutch.skills.collect import check
+from hutch.skills.content import check_package
 
 FAKE_PIP = """import pathlib, sys
 target = pathlib.Path(sys.argv[sys.argv.index("--target") + 1])
@@ -114,10 +114,10 @@ async def test_one_skill_prepares_nothing_for_another(tmp_path: Path) -> None:
 
 def test_the_key_of_prepared_dependencies_names_the_skill(tmp_path: Path) -> None:
     """Lesson 47: the same requirements in two packages are two keys, and one package has one key."""
-    one, two = (check(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
+    one, two = (check_package(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
     assert one.manifest.dependencies == two.manifest.dependencies
     assert dependencies.key_of(one) != dependencies.key_of(two)
-    assert dependencies.key_of(one) == dependencies.key_of(check(tmp_path / "one"))
+    assert dependencies.key_of(one) == dependencies.key_of(check_package(tmp_path / "one"))
 
 
 async def test_a_socket_that_was_handed_over_opens_no_network(tmp_path: Path) -> None:

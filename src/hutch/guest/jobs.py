@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer, guarded
+from hutch.guest.operations import Failure
 from hutch.guest.output import Output, Spill
-from hutch.guest.path_steps import Failure
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.start_process import OomScore, environment, find_shell, kill_session, spawn
-from hutch.guest.strays import Strays
+from hutch.guest.processes import Strays
+from hutch.guest.spawn import OomScore, environment, find_shell, kill_session, open_terminal, spawn, terminal_actions
 
 MAX_ENDED = 4096
 MAX_LINGERING = 64
@@ -251,11 +250,11 @@ class Jobs:
         self._attend(job, fds[0], fds[2])
 
     def _start_in_terminal(self, job: Job, cwd: str, env: Mapping[bytes, bytes], rows: int, cols: int) -> None:
-        master, slave = terminal.open_pair(rows, cols)
+        master, slave = open_terminal(rows, cols)
         ours = [master]
         try:
             ours.append(os.dup(master))
-            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._score)
+            job.pid = spawn(job.argv, env, cwd, (*terminal_actions(slave), *self._hide), self._score)
         except BaseException:
             for fd in ours:
                 os.close(fd)

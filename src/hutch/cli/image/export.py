@@ -8,7 +8,7 @@ import sys
 from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
 from hutch.errors import HutchError, Invalid
-from hutch.images.export import export
+from hutch.images.archives import export
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -8,7 +8,7 @@ from hutch.cli.image import text
 from hutch.cli.image.open_store import store_of
 from hutch.cli.output import emit_json
 from hutch.images import manifests
-from hutch.images.local_import import import_path, import_stream
+from hutch.images.archives import import_path, import_stream
 
 
 def add(parser: argparse.ArgumentParser) -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from hutch.guest import paths
+from hutch.guest.files import paths
 from hutch.linux import identity, kernel, landlock, processes, seccomp
 from hutch.linux.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.rootfs import root

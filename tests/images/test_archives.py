@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from hutch.errors import HutchError, Invalid, NotFound, Refused
-from hutch.images.export import export
-from hutch.images.local_import import import_path, import_stream
+from hutch.images.archives import export, import_path, import_stream
 from hutch.images.store import Store
-from tests.images.looking import NOTHING, content
-from tests.images.registries import Made, descriptor, digest_of, directory, image, small, symlink, tar_of
+from tests.images.conftest import NOTHING, content
+from tests.images.registry_server import Made, descriptor, digest_of, directory, image, small, symlink, tar_of
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 

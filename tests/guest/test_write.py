@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.driving import run
+from tests.guest.run_operation import run
 
-from hutch.guest.path_steps import BLOCK, Failure
-from hutch.guest.transfers import OPERATIONS
-from hutch.guest.write_file import Write
+from hutch.guest.files.driver import OPERATIONS
+from hutch.guest.files.write import Write
+from hutch.guest.operations import BLOCK, Failure
 
 
 def edit(workdir: Path, old: bytes, new: bytes, **fields: Any) -> dict[str, Any]:
@@ -31,8 +31,8 @@ def refused(workdir: Path, old: bytes, new: bytes, **fields: Any) -> Failure:
 FULL_DISK = """
 import json, os, sys
 from pathlib import Path
-from hutch.guest.path_steps import Failure
-from tests.guest.driving import run
+from hutch.guest.operations import Failure
+from tests.guest.run_operation import run
 disk = Path(sys.argv[1])
 (disk / "file").write_bytes(b"old")
 failures = []

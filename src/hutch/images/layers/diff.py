@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 from hutch.errors import Invalid, NotFound
-from hutch.images import merged_view
-from hutch.images.unpack import OPAQUE
+from hutch.images.layers import merged_view
+from hutch.images.layers.unpack import OPAQUE
 
 Owner = Callable[[int], int]
 """From an id as it is on disk to the one in the image."""

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import HutchError, Invalid
-from hutch.images.tar_entries import Reader
-from tests.images.registries import directory, hard_link, symlink, tar_of
+from hutch.images.layers.tar_entries import Reader
+from tests.images.registry_server import directory, hard_link, symlink, tar_of
 
 
 def read(data: bytes) -> list[tuple[str, str, bytes]]:

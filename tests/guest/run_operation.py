@@ -7,8 +7,8 @@ from pathlib import Path
 from types import GeneratorType
 from typing import Any
 
-from hutch.guest.path_steps import Readable, Reply, Steps
-from hutch.guest.transfers import OPERATIONS
+from hutch.guest.files.driver import OPERATIONS
+from hutch.guest.operations import Readable, Reply, Steps
 
 
 def run(op: str, workdir: Path, content: bytes = b"", **fields: Any) -> tuple[Reply, bytes]:

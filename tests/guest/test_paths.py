@@ -11,8 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.guest import paths
-from hutch.guest import walk as walking
+from hutch.guest.files import paths
 
 LINKS = {
     "file": "deep/file", "directory": "deep", "up": "deep/..", "absolute": "", "dangling": "nothing", "self": "self",
@@ -46,7 +45,7 @@ def answer(top: Path, path: str, flags: int, *, walk: bool) -> object:
     """Which file was opened, or the name of the error. What was made is removed again."""
     directory = os.open(top, os.O_PATH | os.O_DIRECTORY)
     before = set(top.rglob("*"))
-    opener = walking.open_by_name if walk else kernel_opens
+    opener = paths.open_by_name if walk else kernel_opens
     try:
         descriptor = opener(directory, path, flags, 0o600)
     except OSError as error:
@@ -101,7 +100,7 @@ def test_a_magic_link_is_text(tmp_path: Path, flags: int) -> None:
         for path in (f"/proc/self/fd/{held}", f"/proc/self/fd/{held}/.", f"/proc/thread-self/fd/{held}/"):
             os.close(os.open(path, flags))
             with pytest.raises(FileNotFoundError):
-                walking.open_by_name(None, path, flags, 0)
+                paths.open_by_name(None, path, flags, 0)
     finally:
         os.close(held)
 
@@ -136,9 +135,9 @@ def test_operations_without_openat2(tmp_path: Path) -> None:
     code = """
         import os
         from pathlib import Path
-        from hutch.guest.path_steps import Failure
-        from tests.guest.driving import run
-        from tests.guest.test_walking import held_without_a_name
+        from hutch.guest.operations import Failure
+        from tests.guest.run_operation import run
+        from tests.guest.test_paths import held_without_a_name
         place = Path(sys.argv[1])
         run("write", place, b"content", path="a/b", parents=True)
         os.symlink("a", place / "link")

@@ -5,7 +5,7 @@ import stat
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hutch.images.unpack import OPAQUE
+from hutch.images.layers.unpack import OPAQUE
 
 _MOST_LINKS = 40
 
@@ -100,3 +100,30 @@ def _is_opaque(path: str) -> bool:
         return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
     except OSError:
         return False
+
+
+BOX_USER = 1000
+
+
+def box_user(user: str, layers: Sequence[str]) -> str:
+    """ "user", "root" or a number; empty if the image names none, or one that nobody can be.
+
+    The group is left out: a box's user has the group of its own number.
+    """
+    name = user.partition(":")[0]
+    if not name:
+        return ""
+    number = int(name) if name.isascii() and name.isdigit() else _user_number(name, layers)
+    if number is None or number >= 65536:
+        return ""
+    return {0: "root", BOX_USER: "user"}.get(number, str(number))
+
+
+def _user_number(name: str, layers: Sequence[str]) -> int | None:
+    if name == "root":
+        return 0
+    for row in read(layers, "etc/passwd").splitlines():
+        fields = row.split(":")
+        if len(fields) > 2 and fields[0] == name and fields[2].isascii() and fields[2].isdigit():
+            return int(fields[2])
+    return None

@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from hutch.errors import HutchError, Invalid, Refused
-from hutch.images.decompression import Unpacked
+from hutch.images.layers.decompression import Unpacked
+from hutch.images.layers.unpack import OPAQUE, Facts, unpack
 from hutch.images.settings import Bounds
-from hutch.images.unpack import OPAQUE, Facts, unpack
-from tests.images.registries import Member, digest_of, directory, hard_link, symlink, tar_of
-from tests.images.test_entries import header
+from tests.images.registry_server import Member, digest_of, directory, hard_link, symlink, tar_of
+from tests.images.test_tar_entries import header
 
 ATTRIBUTES = (
     "user.kept",
@@ -112,7 +112,7 @@ def test_zstd_without_its_package_says_which(tmp_path: Path) -> None:
     packed.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     code = (
         "import sys; sys.modules['zstandard'] = None\n"
-        "from hutch.images.decompression import Unpacked\nfrom hutch.images.settings import Bounds\n"
+        "from hutch.images.layers.decompression import Unpacked\nfrom hutch.images.settings import Bounds\n"
         f"Unpacked(open({str(packed)!r}, 'rb'), Bounds())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)

@@ -3,9 +3,13 @@
 import os
 import secrets
 
+import msgspec
+
 from hutch.errors import Refused
-from hutch.images import unpack
-from hutch.images.decompression import Unpacked
+from hutch.images import manifests
+from hutch.images.layers import unpack
+from hutch.images.layers.decompression import Unpacked
+from hutch.images.manifests import Config, Descriptor, Manifest, RootFs, RunConfig
 from hutch.images.store import Layer, Store
 
 
@@ -37,3 +41,25 @@ def described(diff_id: str, facts: unpack.Facts) -> Layer:
         devices=facts.devices,
         one_owner=os.geteuid() != 0,
     )
+
+
+def assemble_bytes(store: Store, config: bytes, layers: list[Descriptor]) -> str:
+    """A manifest of our own over a configuration and layers of the store."""
+    described = Descriptor(media_type=manifests.CONFIG, digest=store.add_document(config), size=len(config))
+    manifest = Manifest(config=described, layers=layers)
+    data = msgspec.json.encode(manifest)
+    manifests.manifest_of(data, store.settings.bounds.layers)
+    ids = manifests.config_of(config, manifest).rootfs.diff_ids
+    for layer, diff_id in zip(layers, ids, strict=True):
+        place(store, layer.digest, diff_id)
+    return store.add_document(data)
+
+
+def assemble(store: Store, config: Config, layers: list[Descriptor]) -> str:
+    """The digest of the image that has this configuration."""
+    return assemble_bytes(store, msgspec.json.encode(config), layers)
+
+
+def plain_config(diff_ids: list[str], run: RunConfig | None = None) -> Config:
+    here = manifests.here()
+    return Config(rootfs=RootFs(diff_ids), architecture=here.architecture, os=here.os, config=run or RunConfig())

@@ -5,14 +5,17 @@ relative path of its own.
 """
 
 import errno
+import fcntl
 import os
 import signal
 import stat
+import struct
+import termios
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from hutch.guest.path_steps import Failure
-from hutch.guest.paths import AT_FDCWD, DIRECTORY, open_at
+from hutch.guest.files.paths import AT_FDCWD, DIRECTORY, open_at
+from hutch.guest.operations import Failure
 from hutch.guest.processes import processes
 
 Actions = Sequence[tuple[object, ...]]
@@ -152,3 +155,33 @@ def kill_session(leader: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         if len(members) <= 1:
             return
+
+
+_TERMINAL_SIZE = struct.Struct("HHHH")
+
+
+def open_terminal(rows: int, cols: int) -> tuple[int, int]:
+    """Master (not blocking) and slave, neither the guest's own controlling terminal."""
+    master, slave = os.openpty()
+    try:
+        os.set_blocking(master, False)
+        resize_terminal(master, rows, cols)
+    except (OSError, struct.error):
+        os.close(master)
+        os.close(slave)
+        raise
+    return master, slave
+
+
+def resize_terminal(master: int, rows: int, cols: int) -> None:
+    """The kernel sends SIGWINCH to the foreground process group."""
+    fcntl.ioctl(master, termios.TIOCSWINSZ, _TERMINAL_SIZE.pack(rows, cols, 0, 0))
+
+
+def terminal_actions(slave: int) -> list[tuple[int, ...] | tuple[int, int, str, int, int]]:
+    """posix_spawn runs them after setsid: a session leader that opens a terminal gets it as its own, tty_ioctl(4)."""
+    return [
+        (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
+        (os.POSIX_SPAWN_DUP2, 0, 1),
+        (os.POSIX_SPAWN_DUP2, 0, 2),
+    ]

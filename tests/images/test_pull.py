@@ -13,15 +13,15 @@ import pytest
 
 from hutch import logs
 from hutch.errors import ConfigError, HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
-from hutch.images.connect import Rules
-from hutch.images.connection import request
+from hutch.images.connection import Rules, request
 from hutch.images.credentials import Credentials
 from hutch.images.manifests import MANIFEST, platform_of
 from hutch.images.pull import News, Pulling, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
 from hutch.images.store import Image, Store
-from tests.images.looking import NOTHING, content
-from tests.images.registries import (
+from tests.images.conftest import NOTHING, content
+from tests.images.cutting_proxy import severing
+from tests.images.registry_server import (
     Made,
     Server,
     authority,
@@ -34,8 +34,7 @@ from tests.images.registries import (
     small,
     tar_of,
 )
-from tests.images.severing import severing
-from tests.images.tokens import ISSUER, SERVICE, tokens
+from tests.images.token_server import ISSUER, SERVICE, tokens
 
 
 def noise(count: int) -> bytes:

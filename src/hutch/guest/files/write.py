@@ -6,8 +6,9 @@ import stat as modes
 from collections.abc import Generator
 from contextlib import ExitStack, suppress
 
-from hutch.guest.files import describe
-from hutch.guest.path_steps import (
+from hutch.guest.files.basic import describe
+from hutch.guest.files.paths import Place, followed, open_at, require_regular, spelled, temporary_name
+from hutch.guest.operations import (
     BLOCK,
     Consumer,
     Failure,
@@ -19,7 +20,6 @@ from hutch.guest.path_steps import (
     number,
     optional_number,
 )
-from hutch.guest.paths import Place, followed, open_at, require_regular, spelled, temporary_name
 
 MAX_EDIT = 64 << 20
 """Largest file that `edit` changes."""

@@ -9,8 +9,8 @@ import struct
 import time
 from collections.abc import Generator, Iterator
 
-from hutch.guest.path_steps import STEP_SECONDS, Operation, Readable, Request, Steps, failure
-from hutch.guest.paths import AT_FDCWD, DIRECTORY, TEMPORARY, open_at, prefix_of, spelled
+from hutch.guest.files.paths import AT_FDCWD, DIRECTORY, TEMPORARY, open_at, prefix_of, spelled
+from hutch.guest.operations import STEP_SECONDS, Operation, Readable, Request, Steps, failure
 
 MAX_WATCHES = 8192
 """Directories of one watch; the kernel counts them per user (fs.inotify.max_user_watches)."""

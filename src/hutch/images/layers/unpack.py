@@ -14,10 +14,10 @@ import stat
 from typing import NamedTuple
 
 from hutch.errors import EngineError, HutchError, Invalid, Refused
-from hutch.images import tar_entries as entries
-from hutch.images.decompression import Unpacked
+from hutch.images.layers import tar_entries as entries
+from hutch.images.layers.decompression import Unpacked
+from hutch.images.layers.tar_entries import Entry, Reader
 from hutch.images.settings import Bounds
-from hutch.images.tar_entries import Entry, Reader
 
 OPAQUE = "user.overlay.opaque"
 _DELETED = ".wh."

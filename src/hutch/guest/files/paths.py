@@ -8,8 +8,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hutch.guest.path_steps import Failure, Request, failure, text
-from hutch.guest.walk import MAX_LINKS, open_by_name
+from hutch.guest.operations import Failure, Request, failure, text
 
 # Looked up once, before the box's root is entered: afterwards there may be no libc to find on disk.
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -211,3 +210,56 @@ def rename_new(source: Place, target: Place) -> None:
 
 def temporary_name() -> str:
     return TEMPORARY + os.urandom(8).hex()
+
+
+MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
+_HERE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_by_name(directory: int | None, path: str, flags: int, mode: int) -> int:
+    """As openat(2); `directory` None: the working directory."""
+    current = _start(directory, path)
+    names = _reversed_names(path)
+    keeps_last = flags & os.O_NOFOLLOW or (flags & os.O_CREAT and flags & os.O_EXCL)
+    links = 0
+    try:
+        while True:
+            name = names.pop()
+            target = None if keeps_last and not names else _link(current, name)
+            if target is not None:
+                links += 1
+                if links > MAX_LINKS:
+                    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+                names += _reversed_names(target)
+                onward = _start(current, target)
+            elif names:
+                onward = os.open(name, _HERE, dir_fd=current)
+            else:
+                return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=current)
+            os.close(current)
+            current = onward
+    finally:
+        os.close(current)
+
+
+def _start(directory: int | None, path: str) -> int:
+    if not path:
+        raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+    return os.open("/" if path.startswith("/") else ".", _HERE | os.O_DIRECTORY, dir_fd=directory)
+
+
+def _reversed_names(path: str) -> list[str]:
+    """The next one last. A slash at the end asks for the directory itself."""
+    names = [name for name in path.split("/") if name]
+    return [*(["."] if path.endswith("/") else []), *reversed(names)]
+
+
+def _link(directory: int, name: str) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=directory)
+    except FileNotFoundError:
+        return None  # the open tells, or makes it
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return None  # not a link
+        raise

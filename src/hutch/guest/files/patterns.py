@@ -7,7 +7,7 @@ each directory is visited once however many alternatives there are.
 import re
 from typing import NamedTuple
 
-from hutch.guest.path_steps import Failure
+from hutch.guest.operations import Failure
 
 MAX_ALTERNATIVES = 256
 MAX_PATTERN = 1024

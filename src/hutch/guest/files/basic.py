@@ -1,4 +1,4 @@
-"""Looking at files and moving them about: stat, list, read, digest, mkdir, move, remove. Writing is in `writing`."""
+"""Basic file operations: stat, list, read, digest, mkdir, move, remove, and trees in and out. `write` has the rest."""
 
 import errno
 import hashlib
@@ -7,8 +7,23 @@ import os
 import stat as modes
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
-from hutch.guest.path_steps import (
+from hutch.guest.files.paths import (
+    Place,
+    followed,
+    located,
+    make_directories,
+    open_file,
+    open_regular,
+    prefix_of,
+    rename_new,
+    spelled,
+    temporary_name,
+)
+from hutch.guest.files.removal import remove_tree
+from hutch.guest.files.trees import Unpacker, pack
+from hutch.guest.operations import (
     BLOCK,
     STEP_SECONDS,
     Failure,
@@ -20,20 +35,6 @@ from hutch.guest.path_steps import (
     number,
     optional_number,
 )
-from hutch.guest.paths import (
-    Place,
-    located,
-    make_directories,
-    open_file,
-    open_regular,
-    prefix_of,
-    rename_new,
-    spelled,
-    temporary_name,
-)
-from hutch.guest.removal import remove_tree
-from hutch.guest.trees import pack
-from hutch.guest.unpack import Unpacker
 
 MAX_ENTRIES = 200_000
 """Entries of one directory that `list` answers; the names are sorted, so all of them are in memory at once."""
@@ -325,6 +326,43 @@ def paced(work: Iterator[None]) -> Steps:
     return {}
 
 
+def pack_request(request: Request, workdir: str) -> Steps:
+    path = spelled(request)
+    try:
+        top = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, workdir)
+    except OSError as error:
+        raise failure(error, "copy", path) from None
+    info = os.fstat(top)
+    if not modes.S_ISREG(info.st_mode) and not modes.S_ISDIR(info.st_mode):
+        os.close(top)
+        raise Failure("file_failed", f"cannot copy {path!r}: it is neither a file nor a directory", path=path)
+    yield from pack(top, path)
+    return {}
+
+
+class Unpack:
+    """A tree from the host, to `path`; parents are made."""
+
+    def __init__(self, request: Request, workdir: str) -> None:
+        path = spelled(request)
+        self._held = ExitStack()
+        place = self._held.enter_context(followed(path, workdir, "copy to", parents=True))
+        self._unpacker = Unpacker(place.directory, place.name, str(request.get("into") or ""))
+
+    def data(self, content: bytes) -> None:
+        self._unpacker.data(content)
+
+    def end(self) -> Reply:
+        try:
+            return self._unpacker.end()
+        finally:
+            self._held.close()
+
+    def abort(self) -> None:
+        self._unpacker.abort()
+        self._held.close()
+
+
 OPERATIONS: dict[str, Operation] = {
     "files.stat": stat,
     "files.exists": exists,
@@ -335,4 +373,6 @@ OPERATIONS: dict[str, Operation] = {
     "files.mkdir": mkdir,
     "files.remove": remove,
     "files.move": move,
+    "files.pack": pack_request,
+    "files.unpack": Unpack,
 }

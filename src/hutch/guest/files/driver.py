@@ -6,23 +6,21 @@ import time
 from types import GeneratorType
 from typing import TYPE_CHECKING
 
-from hutch.guest import copy_file, files, grep, search, watch, write_file
 from hutch.guest.channels import Channel, Fields
 from hutch.guest.channels import Operation as ChannelOperation
+from hutch.guest.files import basic, search, watch, write
 from hutch.guest.loop import READ, Loop, Timer
-from hutch.guest.path_steps import STEP_SECONDS, Consumer, Failure, Operation, Readable, Reply, Steps
+from hutch.guest.operations import STEP_SECONDS, Consumer, Failure, Operation, Readable, Reply, Steps
 from hutch.guest.protocol import DATA, MAX_PAYLOAD
 
 if TYPE_CHECKING:
     from hutch.guest.main import Guest
 
 OPERATIONS: dict[str, Operation] = {
-    **files.OPERATIONS,
-    **write_file.OPERATIONS,
+    **basic.OPERATIONS,
+    **write.OPERATIONS,
     **search.OPERATIONS,
-    **grep.OPERATIONS,
     **watch.OPERATIONS,
-    **copy_file.OPERATIONS,
 }
 
 
