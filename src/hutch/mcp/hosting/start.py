@@ -70,7 +70,7 @@ class Making:
     settings: McpTable
     preview: Preview
     callbacks: Callbacks
-    told: Callable[[Phase, str, str], None]
+    on_phase: Callable[[Phase, str, str], None]
     """Phase, box and job, as they are reached."""
     box: Box | None = None
     """The conversation's, where the server shares that one."""
@@ -110,7 +110,7 @@ class Making:
 
     def _reached(self, phase: Phase, box: str = "", job: str = "") -> None:
         self.phase = phase
-        self.told(phase, box, job)
+        self.on_phase(phase, box, job)
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
         # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
