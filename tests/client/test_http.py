@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from hutch.client.address import address_of
+from hutch.client.connections import Pool, address_of
 from hutch.client.http import Broken, Response, Unreached
-from hutch.client.pool import Pool
 from hutch.errors import Unavailable
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]

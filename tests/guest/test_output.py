@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.living import PATIENCE, Living, instance_of, living, until
+from tests.guest.guest_process import PATIENCE, Living, instance_of, living, until
 
 from hutch.guest.output import HEAD, SLACK, TAIL, Output, Spill
 from hutch.model.results import Cause

@@ -111,11 +111,11 @@ def _end_on_signals() -> None:
 
 def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, AgentPermissions]:
     """Collect the rules of each agent; an agent is known by its client's name."""
-    from hutch.mcp.serving import rules
+    from hutch.mcp.serving import permissions
 
     table = dict(config.permissions)
     if arguments.permissions == ASK:
-        table = rules.asking()
+        table = permissions.asking()
     elif arguments.permissions:
         if arguments.permissions not in table:
             raise Invalid(
@@ -124,5 +124,5 @@ def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, Age
             )  # fmt: skip
         table = {EVERYBODY: table[arguments.permissions]}
     if arguments.allow:
-        table = rules.reaching(arguments.allow.split(","), table)
-    return table if arguments.tools is None else rules.only(arguments.tools.split(","), table)
+        table = permissions.reaching(arguments.allow.split(","), table)
+    return table if arguments.tools is None else permissions.only(arguments.tools.split(","), table)

@@ -109,6 +109,7 @@ class Key(CliCommand):
             "--actions", type=_names, metavar="A,B", help=f"only these of {', '.join(Action)}; none: ''"
         )
         rights.add_argument("--no-root", action="store_true", help="nothing as the box's root")
+        rights.add_argument("--no-pull", action="store_true", help="no image that would have to be fetched first")
         rights.add_argument(
             "--max", action="append", default=[], metavar="LIMIT=N", help="at most, such as memory_mb=512"
         )
@@ -145,7 +146,10 @@ def _names(text: str) -> tuple[str, ...]:
 def _rights(arguments: argparse.Namespace) -> RightsTable:
     """Collect the rights that were given; all others are the owner's."""
     most = dict(text.partition("=")[::2] for text in arguments.max)
-    plain = {"profiles": arguments.profiles, "actions": arguments.actions, "root": False if arguments.no_root else None}
+    plain = {
+        "profiles": arguments.profiles, "actions": arguments.actions, "root": False if arguments.no_root else None,
+        "pull": False if arguments.no_pull else None,
+    }  # fmt: skip
     try:
         return msgspec.convert({**plain, "maxima": most}, type=RightsTable, strict=False)
     except msgspec.ValidationError as error:
@@ -201,6 +205,7 @@ def _show_one(key: keys.Key, config: Config, *, as_json: bool) -> None:
             ("actions", ", ".join(action for action in Action if action in holds.actions) or "none"),
             ("root", "yes" if holds.root else "only where the profile has it"),
             ("private ranges", ", ".join(holds.allow_private or ()) or "only those of the profile"),
+            ("images", "any" if holds.pull else "those that are here, and the operator's"),
             ("at most", _maxima(holds.maxima) or "what profile and quota allow"),
         ]
     table(("WHAT", "VALUE"), rows)
@@ -215,6 +220,8 @@ def _own(key: keys.Key) -> str:
         words.append("actions " + (",".join(action for action in Action if action in rights.actions) or "none"))
     if rights.root is False:
         words.append("no root")
+    if rights.pull is False:
+        words.append("no pull")
     if most := _maxima(rights.maxima):
         words.append(f"max {most}")
     return "; ".join(words) or ("all" if key.role is Role.ADMIN else "owner's" if key.role is Role.USER else "look")

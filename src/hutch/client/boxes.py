@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hutch.client import export as moving
-from hutch.client.answers import answered, answered_plain
+from hutch.client import transfer
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.client.requests import Repeat, Server
+from hutch.client.requests import Repeat, Server, answered, answered_plain
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command
@@ -27,7 +26,6 @@ class RemoteBox:
     ) -> None:
         self.notes = notes
         self._info = info
-        self._server = server
         lease = None if observing else info.lease
         if not observing and (lease is None or lease.holder != session):
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
@@ -96,7 +94,7 @@ class RemoteBox:
         return await self._handle.ask(Usage, "GET", "/usage")
 
     async def info(self) -> BoxInfo:
-        self._info = await self._server.ask(BoxInfo, "GET", self._handle.path, headers=self._looking)
+        self._info = await self._handle.ask_as(self._looking, BoxInfo, "GET")
         return self._info
 
     @property
@@ -143,16 +141,16 @@ class RemoteBox:
     async def release(self) -> None:
         """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
         if self._close():
-            await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+            await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease")
 
     async def export(self, file: str | Path) -> Moved:
         self._handle.refuse_if_observing("export")
-        return await moving.export(self._handle, file)
+        return await transfer.export(self._handle, file)
 
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")
         self._close()
-        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._handle.credentials(), force=True)
+        await self._handle.ask_as(self._handle.credentials(), type(None), "DELETE", force=True)
         self._handle.is_destroyed = True
 
     def _close(self) -> bool:
@@ -160,7 +158,7 @@ class RemoteBox:
         if not self._handle.open or self._handle.observing:
             return False
         self._handle.open = False
-        return self._server.let_go(self._handle.session, self.id)
+        return self._handle.server.let_go(self._handle.session, self.id)
 
 
 def _command(

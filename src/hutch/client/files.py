@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
-from hutch.client import trees
+from hutch.client import transfer
 from hutch.client.handle import Handle
 from hutch.client.http import Broken
 from hutch.client.requests import BYTES, Repeat
@@ -146,8 +146,8 @@ class RemoteFiles:
 
     async def copy_in(self, source: str | Path, target: str) -> int:
         self._handle.refuse_if_observing("copy_in")
-        return await trees.copy_in(self._handle, source, target)
+        return await transfer.copy_in(self._handle, source, target)
 
     async def copy_out(self, source: str, target: str | Path, *, most: int | None = None) -> int:
         bound = most_of(self._spec(), source) if most is None else most
-        return await trees.copy_out(self._handle, source, target, bound)
+        return await transfer.copy_out(self._handle, source, target, bound)

@@ -2,13 +2,13 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
 from hutch.client.http import Body, Broken, Response
 from hutch.client.requests import Repeat, Server
-from hutch.errors import Conflict, Gone, HutchError, LeaseLost, Refused, Unavailable
+from hutch.errors import Conflict, Gone, HeldElsewhere, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
 
 T = TypeVar("T")
@@ -21,6 +21,7 @@ class Handle:
 
     def __init__(self, server: Server, session: str, box_id: str, lease: Lease | None) -> None:
         self.server = server
+        """Of the process that keeps the box, as far as is known."""
         self.session = session
         self.box_id = box_id
         self.lease = lease
@@ -48,13 +49,54 @@ class Handle:
         return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at)}
 
     async def ask(self, kind: type[T], method: str, path: str = "", /, **options: Any) -> T:
-        return await self.server.ask(kind, method, self.path + path, headers=self.headers(), **options)
+        return await self.ask_as(self.headers(), kind, method, path, **options)
 
-    def stream(
+    async def ask_as(
+        self, headers: Mapping[str, str], kind: type[T], method: str, path: str = "", /, **options: Any
+    ) -> T:
+        while True:
+            try:
+                return await self.server.ask(kind, method, self.path + path, headers=headers, **options)
+            except HeldElsewhere as elsewhere:
+                self._follow(elsewhere, options.get("content"))
+
+    async def get(self, path: str, /, *, accept: str, **options: Any) -> tuple[bytes, Mapping[str, str]]:
+        """The body of a good answer, whole, and its headers."""
+        while True:
+            try:
+                headers = self.headers(Accept=accept)
+                return await self.server.get("GET", self.path + path, headers=headers, **options)
+            except HeldElsewhere as elsewhere:
+                self._follow(elsewhere)
+
+    @asynccontextmanager
+    async def stream(
         self, method: str, path: str, /, *, accept: str = "", content: Body | None = None, **options: Any
-    ) -> AbstractAsyncContextManager[Response]:
-        headers = self.headers(Accept=accept)
-        return self.server.open(method, self.path + path, headers=headers, content=content, **options)
+    ) -> AsyncIterator[Response]:
+        async with AsyncExitStack() as stack:
+            while True:
+                headers = self.headers(Accept=accept)
+                try:
+                    opened = self.server.open(method, self.path + path, headers=headers, content=content, **options)
+                    response = await stack.enter_async_context(opened)
+                    break
+                except HeldElsewhere as elsewhere:
+                    self._follow(elsewhere, content)
+            yield response
+
+    def _follow(self, elsewhere: HeldElsewhere, content: Body | None = None) -> None:
+        """From now on ask the process that keeps the box: it adopted the box when the one that we asked had ended.
+        Raises what was told if there is no way to it. Nothing was done, so the request can be sent again, unless its
+        content was a stream, which has been read from."""
+        server = self.server.elsewhere(elsewhere) if self.server.elsewhere is not None else self.server
+        if server is self.server:
+            raise elsewhere
+        if self.lease is not None and self.open:
+            self.server.let_go(self.session, self.box_id)
+            server.hold(self.session, self.box_id, self.lease)
+        self.server = server
+        if not isinstance(content, bytes | bytearray | memoryview | None):
+            raise elsewhere
 
     async def once(self, path: str, body: Mapping[str, object]) -> tuple[bytes, Mapping[str, str]]:
         """Something that must not happen twice. If the connection breaks, the same operation is asked for again by
@@ -70,6 +112,8 @@ class Handle:
                 if not await self.server.life.there(self.server.life.rhythm.patience_sec):
                     raise
                 headers["Hutch-Again"] = "true"
+            except HeldElsewhere as elsewhere:
+                self._follow(elsewhere)
             except Conflict as error:
                 if error.details.get("operation") != "unknown":
                     raise

@@ -7,10 +7,9 @@ from typing import Any
 
 import msgspec
 
-from hutch.client.answers import answered
 from hutch.client.handle import Handle
 from hutch.client.http import Broken, Response
-from hutch.client.requests import BYTES, Repeat
+from hutch.client.requests import BYTES, Repeat, answered
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
 
@@ -41,9 +40,8 @@ class RemoteJob:
         if stream not in self._cursors:
             raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
         start = self._cursors[stream] if cursor is None else cursor
-        handle = self._handle
-        data, told = await handle.server.get(
-            "GET", f"{handle.path}{self._path}/output", headers=handle.headers(Accept=BYTES), stream=stream,
+        data, told = await self._handle.get(
+            f"{self._path}/output", accept=BYTES, stream=stream,
             cursor=start, limit=min(limit, MOST_AT_ONCE), wait=min(wait, LONGEST_WAIT) or None,
         )  # fmt: skip
         chunk = Chunk(

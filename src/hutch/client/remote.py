@@ -4,7 +4,7 @@ import asyncio
 import copy
 import json
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -13,22 +13,19 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.client import export
-from hutch.client.address import address_of
-from hutch.client.answers import answered_plain
+from hutch.client import transfer
 from hutch.client.boxes import RemoteBox, named
+from hutch.client.connections import address_of
 from hutch.client.heartbeat import Rhythm, Told
-from hutch.client.requests import Repeat, Server
-from hutch.errors import HutchError, Invalid, LeaseLost, Unavailable
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.client.requests import Repeat, Server, answered_plain
+from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
+from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.model.status import Condition, Status
 from hutch.policy.mounts import granted_roots
 
 if TYPE_CHECKING:
-    from hutch.client.mcp_servers import RemoteMcpServers
-    from hutch.client.questions import RemoteQuestions
-    from hutch.client.receipts import RemoteReceipts
+    from hutch.client.resources import RemoteMcpServers, RemoteQuestions, RemoteReceipts, RemoteVolumes
     from hutch.client.skills import RemoteSkills
 
 STATUS_SECONDS = 10.0
@@ -56,8 +53,11 @@ class RemoteHutch:
     def __init__(
         self, url: str, *, key: str = "", ca: str = "", session: str = "", rhythm: Rhythm | None = None,
         told: Told | None = None, expected: bool = False,
+        elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
-        self._server = Server(address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected)
+        self._server = Server(
+            address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected, elsewhere=elsewhere
+        )  # fmt: skip
         self._own_session = not session
         self.session = _checked(session or f"client-{secrets.token_hex(8)}")
         self._borrowed = False
@@ -74,6 +74,11 @@ class RemoteHutch:
     @property
     def url(self) -> str:
         return self._server.address.url
+
+    @property
+    def server(self) -> Server:
+        """The server behind every session of this object."""
+        return self._server
 
     @property
     def _headers(self) -> dict[str, str]:
@@ -157,7 +162,7 @@ class RemoteHutch:
     ) -> RemoteBox:  # fmt: skip
         """A new box from a file that `Box.export` wrote. Not asked twice: there would be two."""
         found: Found = await self._ask(
-            Found, "POST", "/v1/boxes/import", content=export.pieces(file), repeat=Repeat.NEVER, provider=provider,
+            Found, "POST", "/v1/boxes/import", content=transfer.read_file(file), repeat=Repeat.NEVER, provider=provider,
             profile=profile, image=image, name=name,
         )  # fmt: skip
         return self._found(found)
@@ -215,29 +220,31 @@ class RemoteHutch:
 
     @property
     def volumes(self) -> "RemoteVolumes":
-        return RemoteVolumes(self)
+        from hutch.client.resources import RemoteVolumes  # Few callers need it, so it is loaded on demand.
+
+        return RemoteVolumes(self._ask)
 
     @property
     def receipts(self) -> "RemoteReceipts":
-        from hutch.client.receipts import RemoteReceipts  # few need them
+        from hutch.client.resources import RemoteReceipts  # Few callers need it, so it is loaded on demand.
 
         return RemoteReceipts(self._server, self.session)
 
     @property
     def questions(self) -> "RemoteQuestions":
-        from hutch.client.questions import RemoteQuestions  # few need them
+        from hutch.client.resources import RemoteQuestions  # Few callers need it, so it is loaded on demand.
 
         return RemoteQuestions(self._server, self.session)
 
     @property
     def skills(self) -> "RemoteSkills":
-        from hutch.client.skills import RemoteSkills  # few need them
+        from hutch.client.skills import RemoteSkills  # Few callers need it, so it is loaded on demand.
 
         return RemoteSkills(self._ask, self._get)
 
     @property
     def mcp_servers(self) -> "RemoteMcpServers":
-        from hutch.client.mcp_servers import RemoteMcpServers  # few need them
+        from hutch.client.resources import RemoteMcpServers  # Few callers need it, so it is loaded on demand.
 
         return RemoteMcpServers(self._ask)
 
@@ -289,33 +296,6 @@ class RemoteHutch:
             except (HutchError, TimeoutError):  # leases end by themselves
                 pass
         await self._server.close()
-
-
-class RemoteVolumes:
-    """Volumes of the key's owner."""
-
-    def __init__(self, hutch: RemoteHutch) -> None:
-        self._ask = hutch._ask
-
-    async def create(self, name: str) -> VolumeInfo:
-        made: VolumeInfo = await self._ask(
-            VolumeInfo, "POST", "/v1/volumes", body={"name": name}, repeat=Repeat.UNSENT
-        )  # fmt: skip
-        return made
-
-    async def all(self) -> tuple[VolumeInfo, ...]:
-        found: tuple[VolumeInfo, ...] = await self._ask(
-            tuple[VolumeInfo, ...], "GET", "/v1/volumes", part="volumes"
-        )  # fmt: skip
-        return found
-
-    async def get(self, name: str) -> VolumeInfo:
-        found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{named(name, 'volume')}")
-        return found
-
-    async def remove(self, name: str) -> None:
-        path = f"/v1/volumes/{named(name, 'volume')}"
-        await self._ask(type(None), "DELETE", path, repeat=Repeat.UNSENT)
 
 
 def _id(told: dict[str, Any]) -> str | None:

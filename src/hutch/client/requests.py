@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from enum import Enum
 from typing import Any, TypeVar
@@ -11,13 +11,12 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.client.address import Address
-from hutch.client.answers import answered, answered_plain
+from hutch.client.connections import Address, Line, Pool
 from hutch.client.heartbeat import Lifeline, Rhythm, Told
 from hutch.client.http import Body, Broken, Response, Unreached
-from hutch.client.pool import Line, Pool
-from hutch.errors import HutchError, Invalid, Unavailable
+from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
+from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
 from hutch.model.record import encoded
 
 T = TypeVar("T")
@@ -45,9 +44,11 @@ class Server:
 
     def __init__(
         self, address: Address, key: str = "", *, rhythm: Rhythm | None = None, told: Told | None = None,
-        expected: bool = False,
+        expected: bool = False, elsewhere: "Callable[[HeldElsewhere], Server] | None" = None,
     ) -> None:  # fmt: skip
         self.address = address
+        self.elsewhere = elsewhere
+        """How the process is reached that keeps a box which this one does not, where processes share boxes."""
         self.handles: dict[tuple[str, str], Held] = {}
         """Boxes whose leases are kept alive, by session and id."""
         self._pool = Pool(address)
@@ -271,3 +272,23 @@ def _error(status: int, data: bytes) -> HutchError:
     return Unavailable(
         f"the server answered {status} without saying why", retryable=status >= 500, remedy="is it a Hutch server?"
     )
+
+
+def answered(data: bytes | str, kind: type[T], op: str = "") -> T:
+    """What the server said, as `kind`."""
+    return _understood(lambda: of_a_newer_release(data, kind), op)
+
+
+def answered_plain(plain: object, kind: type[T], op: str = "") -> T:
+    """The same for what is decoded already."""
+    return _understood(lambda: of_a_newer_release_plain(plain, kind), op)
+
+
+def _understood(read: Callable[[], T], op: str) -> T:
+    try:
+        return read()
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise HutchError(
+            f"the server's answer is not understood: {error}", op=op,
+            remedy="use the server's version of Hutch here too: `hutch status` tells it",
+        ) from error  # fmt: skip

@@ -20,8 +20,7 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import collect, sources
-from hutch.skills.content import measure
+from hutch.skills import content, sources
 
 Ask = Callable[..., Awaitable[Any]]
 Get = Callable[..., Awaitable[bytes]]
@@ -73,7 +72,7 @@ class RemoteSkills:
         return await self._get(f"/v1/skills/{named(name, 'skill')}/export", version=version or None)
 
     async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
-        return await asyncio.to_thread(collect.scan, Path(directory).absolute())
+        return await asyncio.to_thread(content.scan, Path(directory).absolute())
 
     # --- changing -------------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ def _packed(source: sources.Source) -> bytes:
         source.fetch(into, aside)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in measure(into):
+            for file in content.measure(into):
                 entry = zipfile.ZipInfo(file.path)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 entry.external_attr = (0o755 if file.executable else 0o644) << 16

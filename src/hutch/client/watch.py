@@ -5,10 +5,9 @@ import asyncio
 from collections import deque
 from typing import Any, Self
 
-from hutch.client.answers import answered, answered_plain
 from hutch.client.handle import Handle
 from hutch.client.http import Broken
-from hutch.client.requests import NDJSON
+from hutch.client.requests import NDJSON, answered, answered_plain
 from hutch.errors import HutchError
 from hutch.model.files import Change
 

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest.loop import READ, WRITE
-from hutch.guest.path_steps import Failure
-from hutch.guest.payloads import decode, encode
+from hutch.guest.operations import Failure
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -32,6 +31,8 @@ from hutch.guest.protocol import (
     WINDOW,
     ProtocolError,
     check_header,
+    decode,
+    encode,
     frame,
 )
 

@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from hutch.guest import terminal
 from hutch.guest.loop import Loop, Timer, guarded
+from hutch.guest.operations import Failure
 from hutch.guest.output import Output, Spill
-from hutch.guest.path_steps import Failure
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.start_process import OomScore, environment, find_shell, kill_session, spawn
-from hutch.guest.strays import Strays
+from hutch.guest.processes import Strays
+from hutch.guest.spawn import OomScore, environment, find_shell, kill_session, open_terminal, spawn, terminal_actions
 
 MAX_ENDED = 4096
 MAX_LINGERING = 64
@@ -37,7 +36,7 @@ class Job:
     __slots__ = (
         "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
         "lingering", "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
-        "started_at", "timed_out", "timer", "usage",
+        "started_at", "timed_out", "timeout", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -51,6 +50,7 @@ class Job:
         self.pumps: tuple[Pump, ...] = ()
         self.input: Input | None = None
         self.timer: Timer | None = None
+        self.timeout: float | None = None
         self.started_at = time.time()
         self.began = time.monotonic()
         self.duration: float | None = None
@@ -194,6 +194,7 @@ class Jobs:
                 pump.reader_at = 0
                 pump.output.discard = True
         if timeout is not None:
+            job.timeout = timeout
             job.timer = self._loop.after(timeout, lambda: self._time_out(job))
         return job
 
@@ -249,11 +250,11 @@ class Jobs:
         self._attend(job, fds[0], fds[2])
 
     def _start_in_terminal(self, job: Job, cwd: str, env: Mapping[bytes, bytes], rows: int, cols: int) -> None:
-        master, slave = terminal.open_pair(rows, cols)
+        master, slave = open_terminal(rows, cols)
         ours = [master]
         try:
             ours.append(os.dup(master))
-            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._score)
+            job.pid = spawn(job.argv, env, cwd, (*terminal_actions(slave), *self._hide), self._score)
         except BaseException:
             for fd in ours:
                 os.close(fd)

@@ -9,15 +9,15 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import NamedTuple, NoReturn
 
-from hutch.guest import job_operations, transfers
+from hutch.guest import job_operations
 from hutch.guest.channels import Channel, Connection, Fields, Operation
+from hutch.guest.files import driver
+from hutch.guest.files.paths import AT_FDCWD, open_at
 from hutch.guest.jobs import Jobs
 from hutch.guest.loop import READ, Loop, Timer
 from hutch.guest.output import Spill
-from hutch.guest.paths import AT_FDCWD, open_at
-from hutch.guest.processes import newest, processes
+from hutch.guest.processes import Strays, newest, processes
 from hutch.guest.protocol import VERSION
-from hutch.guest.strays import Strays
 
 RETRY = 0.2
 _IGNORED = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGPIPE)
@@ -247,7 +247,7 @@ _OPERATIONS: dict[str, Operation] = {
     "space": Guest.space,
     "usage": Guest.usage,
     **job_operations.OPERATIONS,
-    **transfers.SERVED,
+    **driver.SERVED,
 }
 
 

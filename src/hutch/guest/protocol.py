@@ -21,6 +21,9 @@ ends the connection, never the keeper.
 """
 
 import struct
+from collections.abc import Callable
+from json import JSONDecoder, JSONEncoder, encoder
+from typing import Any
 
 VERSION = 1
 SPEAKS = (1,)
@@ -71,3 +74,44 @@ def check_header(length: int, kind: int, accepted: frozenset[int]) -> None:
         raise ProtocolError(f"unexpected frame kind {kind}")
     if length > (MAX_PAYLOAD if kind in RAW else MAX_CONTROL):
         raise ProtocolError(f"frame of {length} bytes is over the limit")
+
+
+_scan: Callable[[str, int], tuple[Any, int]] = JSONDecoder().scan_once  # type: ignore[attr-defined]
+
+
+def decode(payload: bytes) -> Any:
+    """ValueError: it is no JSON."""
+    text = payload.decode().strip()
+    try:
+        value, end = _scan(text, 0)
+    except StopIteration:
+        raise ValueError("no JSON") from None
+    if end != len(text):
+        raise ValueError("more than one JSON value")
+    return value
+
+
+def _refuse(value: object) -> None:
+    raise TypeError(f"a {type(value).__name__} has no form in JSON")
+
+
+def _encoder() -> Callable[[Any], str]:
+    """What `JSONEncoder.encode` makes anew for each value, made once; the slow way where there is none in C."""
+    whole = JSONEncoder(separators=(",", ":"), check_circular=False).encode
+    try:
+        pieces = encoder.c_make_encoder(  # type: ignore[attr-defined]
+            None, _refuse, encoder.encode_basestring_ascii, None, ":", ",", False, False, True
+        )
+        if "".join(pieces({"a": [1.5, None]}, 0)) != whole({"a": [1.5, None]}):
+            return whole
+    except (AttributeError, TypeError):  # it is not part of the documented interface
+        return whole
+    join = "".join
+    return lambda value: join(pieces(value, 0))
+
+
+_encode = _encoder()
+
+
+def encode(fields: Any) -> bytes:
+    return _encode(fields).encode()

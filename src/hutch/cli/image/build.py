@@ -16,9 +16,10 @@ from hutch.cli.output import emit_json, note, printable
 from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import EngineError, Invalid
-from hutch.images import build_cache, layer_diff, users
+from hutch.images import build_cache
 from hutch.images.build import Site
 from hutch.images.build_cache import Step
+from hutch.images.layers import diff, merged_view
 from hutch.model.ids import BoxId
 from hutch.model.results import Cause, Result
 from hutch.providers.base import Command
@@ -152,7 +153,7 @@ class _Builder:
         target = os.path.join(self.site.run.working_dir or "/", target)
         copies = [(os.path.abspath(os.path.expanduser(source)), target)]
         content: list[str] = []
-        step = self.site.layer(lambda out: content.append(layer_diff.from_files(copies, self.site.directories, out)))
+        step = self.site.layer(lambda out: content.append(diff.from_files(copies, self.site.directories, out)))
         key, known = self.site.known("copy", *content)
         if not self._reuse(known):
             self._keep(key, step)
@@ -189,9 +190,7 @@ class _Builder:
                     live = keeper.held(BoxId(box.id))
                     store = str(live.record.instance.data["store"]) if live else ""
                     upper = os.path.join(store, "0")
-                    return await asyncio.to_thread(
-                        self.site.layer, lambda out: layer_diff.from_changes(upper, out, _owner)
-                    )
+                    return await asyncio.to_thread(self.site.layer, lambda out: diff.from_changes(upper, out, _owner))
             except asyncio.CancelledError:
                 if signals.ended_by is None:
                     raise
@@ -213,7 +212,7 @@ class _Builder:
         )
 
     def _spec(self) -> dict[str, Any]:
-        user = users.of_box(self.site.run.user or "", self.site.directories) or "root"
+        user = merged_view.box_user(self.site.run.user or "", self.site.directories) or "root"
         return {
             "image": f"oci:{self.site.state()}",
             "profile": self._arguments.profile,

@@ -13,8 +13,7 @@ from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import HutchError, Invalid
 from hutch.images import manifests, prune, references, uses
-from hutch.images.export import export
-from hutch.images.local_import import import_path, import_stream
+from hutch.images.archives import export, import_path, import_stream
 from hutch.images.manifests import Stored
 from hutch.images.store import Image, Store
 from hutch.model.durations import shown

@@ -219,7 +219,7 @@ class GuardedFiles:
     # --- trees as streams, for callers on other machines ------------------------------------------------------
 
     async def unpack(self, pieces: AsyncIterator[bytes], target: str, into: str) -> Copied:
-        """A tree's stream (`hutch.guest.trees`) into the box."""
+        """A tree's stream (`hutch.guest.files.trees`) into the box."""
         return await self._record(
             "copy_in", lambda files: streaming(files).unpack(pieces, target, into), changed=(target,), target=target
         )

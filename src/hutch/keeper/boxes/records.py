@@ -39,6 +39,9 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     used_at: float
     epoch: int = 1
     lease: Lease | None = None
+    left_lease: Lease | None = None
+    """The lease that ended with its keeper's process. Other processes may have used the box under it: they go on with
+    it (`leases.regained`), unless somebody else got the box first."""
     doomed: bool = False
     """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
     greeted: bool = False

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from hutch.errors import FileFailed, HutchError, Invalid
-from hutch.guest.path_steps import Failure, failure
-from hutch.guest.trees import pack
-from hutch.guest.unpack import Unpacker
+from hutch.guest.files.trees import Unpacker, pack
+from hutch.guest.operations import Failure, failure
 from hutch.logs import log
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.copy_bounds import entries_of

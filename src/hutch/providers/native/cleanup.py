@@ -240,7 +240,7 @@ async def _remove_directory(directory: str) -> None:
 def remove_tree(path: str) -> None:
     """Remove a tree that a box has written, as deep as it may be; overlay's work directories have no permission at
     all."""
-    from hutch.guest import removal  # rarely needed
+    from hutch.guest.files import removal  # rarely needed
 
     parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

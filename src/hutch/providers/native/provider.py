@@ -48,10 +48,11 @@ class NativeProvider(Provider):
         run_dir: str | os.PathLike[str] | None = None,
         without: frozenset[str] = frozenset(),
     ) -> None:
-        """`without` leaves out defences by name; docs/threat-model.md has the list.
+        """`without` leaves out defences (docs/threat-model.md has the list) and optimisations (bench/ablation.py).
 
-        It exists so that the attack suite can show each attack succeed where its one defence is missing. No
-        configuration, spec, environment or command line leads here; nothing but a test's own code may pass it.
+        It exists so that the attack suite can show each attack succeed where its one defence is missing, and so that
+        the bench can measure what each optimisation saves. No configuration, spec, environment or command line leads
+        here; only the code of tests and of the bench may pass it.
         """
         self._state = os.fspath(state_dir) if state_dir else ""
         self._run = os.fspath(run_dir) if run_dir else ""
@@ -214,6 +215,9 @@ class NativeProvider(Provider):
 
     async def image(self, reference: str) -> ImageDefaults | None:
         return await self._images.defaults(reference)
+
+    async def needs_pull(self, reference: str) -> bool:
+        return await self._images.needs_pull(reference)
 
     @property
     def _images(self) -> Images:

@@ -41,6 +41,7 @@ def live(channel: int, parent: int) -> NoReturn:
     status = 1
     try:
         os.setsid()
+        kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)  # what a runner leaves is the porter's to reap
         os.dup2(channel, 3, inheritable=False)
         kernel.close_from(4)
         signal.pthread_sigmask(signal.SIG_SETMASK, ())

@@ -72,9 +72,15 @@ class Runner:
             raise RunnerFailed(self.end(first))
 
     def end(self, words: bytes = b"") -> str:
-        """End it, if it has not ended by itself; its last words, after those that were read. Pasta goes with it."""
+        """End it, if it has not ended by itself; its last words, after those that were read. Pasta goes with it, and is
+        reaped here: the process that would get it otherwise may be a keeper, which knows nothing of it."""
         os.kill(self._pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # it was killed before it had a group
+            os.killpg(self._pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self._pid, 0)
         with open(self._words, "rb") as file:
             words += file.read()
         os.close(self.pidfd)
@@ -124,6 +130,7 @@ def _sit(enter: Callable[[], None], told: socket.socket, parent: int) -> NoRetur
 def _live(work: Work, refused: list[IPv4Address] | None, told: int, parent: int) -> NoReturn:
     status = 1
     try:
+        os.setpgid(0, 0)  # by its group the porter finds what we leave behind
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The porter's name and its channel would outlive it in us.

@@ -15,8 +15,7 @@ from typing import NoReturn
 
 from hutch.guest.loop import READ
 from hutch.guest.main import Guest, Options
-from hutch.guest.payloads import decode, encode
-from hutch.guest.protocol import REQUEST, frame
+from hutch.guest.protocol import REQUEST, decode, encode, frame
 from hutch.providers.native.rootfs.build import UMASK
 from hutch.providers.native.spawn.child_guest import prepare, prepared
 from hutch.providers.native.spawn.child_steps import SOCK

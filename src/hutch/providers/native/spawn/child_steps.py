@@ -72,7 +72,8 @@ class Setting(NamedTuple):
     command_line: CommandLine
     masks: tuple[Mask, ...]
     without: frozenset[str]
-    """Defences left out. Only the attack suite asks for it, to see each attack succeed without its defence."""
+    """What is left out, by name: defences by the attack suite, which then sees its attack succeed, and optimisations by
+    the ablation bench, which measures what each of them saves."""
     bounds: tuple[Bound, ...]
     """Of each box's namespaces; none: the attack suite has left out all that `accounts` holds a box to."""
     own_accounts: bool
@@ -106,6 +107,8 @@ class Given(NamedTuple):
 class Stages:
     """The programs of one spawner's children."""
 
+    writer = Writer
+
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
         self.enter = lru_cache(16)(self._enter)
@@ -115,7 +118,7 @@ class Stages:
     def _enter(self, entrances: int) -> bytes:
         """With it come the open files through which a process joins the box's control groups. The host's files no
         longer know the child's user, and the kernel asks who has opened them."""
-        writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
+        writer = self.writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
         groups = writer.foresee(entrances)
         writer.part("start")
         writer.close(OWN)
@@ -136,7 +139,7 @@ class Stages:
         """All that needs no order, for a child whose ids are mapped. With it comes the shape's image as seen through
         them; an ordinary user's child opens it itself, and `extras` too, before it leaves the host's mounts."""
         setting = self._setting
-        writer = Writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
+        writer = self.writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
         sources = shape_sources(shape)
         trees = writer.foresee(len(sources) if setting.ranged else 0)
         writer.part("take the box's identity")
@@ -259,7 +262,7 @@ class Stages:
 
     def _begun(self, extras: tuple[Extra, ...]) -> Writer:
         """For a child that has begun."""
-        writer = Writer((*_HELD, *self._early(extras)))
+        writer = self.writer((*_HELD, *self._early(extras)))
         writer.foresee(Guest.DESCRIPTORS)
         return writer
 

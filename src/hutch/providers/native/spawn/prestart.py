@@ -13,7 +13,7 @@ import signal
 import socket
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from hutch.linux import identity, kernel, processes
 from hutch.linux.cgroups import Ceiling, Group, Tree
@@ -87,7 +87,7 @@ class Nursery:
 
     def __init__(self, setting: Setting, tree: Tree | None, keeper: str, uplink: "Uplink | None" = None) -> None:
         self._setting = setting
-        self._stages = Stages(setting)
+        self._stages = Stages(setting) if "child programs" not in setting.without else _direct_requests()
         self._zygote = Zygote(setting)
         self._tree = tree
         self._keeper = keeper
@@ -102,6 +102,10 @@ class Nursery:
     @property
     def ranged(self) -> bool:
         return self._setting.ranged
+
+    @property
+    def prestarts(self) -> bool:
+        return "prestarted children" not in self._setting.without
 
     def take_trouble(self) -> str:
         """What has become known since this was last asked, and the keeper should hear of; "" if nothing."""
@@ -285,6 +289,7 @@ class Nursery:
         _remove(stem.group, stem.directory)
 
     def close(self) -> None:
+        self._zygote.close()
         if self._slots is not None:
             self._slots.close()
 
@@ -311,6 +316,13 @@ class Nursery:
             os.write(fd, data)
         finally:
             os.close(fd)
+
+
+def _direct_requests() -> Stages:
+    """Imported here because only the ablation bench asks for it."""
+    from hutch.providers.native.spawn.direct import Requests
+
+    return cast(Stages, Requests())
 
 
 def _tell(stem: Stem, program: bytes, fds: Sequence[int] = ()) -> None:

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from hutch.guest import paths
+from hutch.guest.files import paths
 from hutch.linux import identity, kernel, landlock, processes, seccomp
 from hutch.linux.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.rootfs import root
@@ -167,7 +167,8 @@ class Spawner:
         if order.shape.store is not None:
             return
         # A shape asked for once (`hutch run`) is not worth a stem.
-        self._worthwhile = self._last is not None and order.shape == self._last.shape
+        repeated = self._last is not None and order.shape == self._last.shape
+        self._worthwhile = repeated and self._nursery.prestarts
         if not self._worthwhile:
             self._drop_stems()
         self._last = order

@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 from array import array
-from contextlib import closing
+from contextlib import closing, suppress
 from os import chdir, closerange, fchdir
 from socket import (
     AF_UNIX,
@@ -82,6 +82,7 @@ class Zygote:
         self.pid = os.fork()
         if self.pid == 0:
             _serve(theirs, self._setting)
+        self._pidfd = os.pidfd_open(self.pid)
         theirs.close()
 
     def clone(self, flags: int, fds: list[int], cgroup: int | None, maker: int = SELF) -> int:
@@ -99,6 +100,7 @@ class Zygote:
         answer = self._ask(head, [*fds, *places])
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
+            os.close(self._pidfd)
             self._fork()
             self.trouble = "the process that boxes are cloned from was killed, and is replaced"
             raise ZygoteDied("the process that boxes are cloned from was killed")
@@ -106,6 +108,15 @@ class Zygote:
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
         return pid
+
+    def close(self) -> None:
+        """End it and reap it. By itself it would end soon after us, a child of whoever reaps orphans: perhaps of a
+        keeper that is the first process of a container, and knows nothing of it."""
+        with suppress(ProcessLookupError, ChildProcessError):  # it was killed, and reaped by our loop
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._sock.close()
 
     def _ask(self, head: bytes, fds: list[int]) -> bytes:
         """The answer, or nothing if the zygote is dead."""
@@ -130,6 +141,10 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         guest.ignore_signals()
         gc.freeze()
         actor = Actor()
+        if "child programs" in setting.without:
+            from hutch.providers.native.spawn import direct  # only the ablation bench asks for it
+
+            direct.install(setting)
         if all(_clone_next(own, actor) for _ in range(_COLD)):
             # On its own, before the next answer: one that had room for it would take more memory of every box.
             if trouble := _warm_up(setting):
@@ -145,12 +160,14 @@ def _warm_up(setting: Setting) -> str:
     setting.command_line.show("hutch-zygote")
     trouble = ""
     try:
-        if not all(_rehearse() for _ in range(_WARM_UP)):
+        if "warm-up" not in setting.without and not all(_rehearse() for _ in range(_WARM_UP)):
             trouble = "a rehearsal did not come to its end"
         _clear_the_stage()
-        _fill_holes()
-        with closing(Rehearsal()) as rehearsal:
-            learn(rehearsal.perform)
+        if "heap filling" not in setting.without:
+            _fill_holes()
+        if "prefault" not in setting.without:
+            with closing(Rehearsal()) as rehearsal:
+                learn(rehearsal.perform)
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
     _clear_the_stage()
