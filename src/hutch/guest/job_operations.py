@@ -167,6 +167,7 @@ def facts(job: Job) -> dict[str, Any]:
     """What a listing shows of a job."""
     about = {
         "command": job.argv, "name": job.name, "pty": job.pty, "started_at": job.started_at,
+        "timeout_sec": job.timeout,
     }  # fmt: skip
     return end_facts(job) | about
 

@@ -36,7 +36,7 @@ class Job:
     __slots__ = (
         "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
         "lingering", "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
-        "started_at", "timed_out", "timer", "usage",
+        "started_at", "timed_out", "timeout", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -50,6 +50,7 @@ class Job:
         self.pumps: tuple[Pump, ...] = ()
         self.input: Input | None = None
         self.timer: Timer | None = None
+        self.timeout: float | None = None
         self.started_at = time.time()
         self.began = time.monotonic()
         self.duration: float | None = None
@@ -193,6 +194,7 @@ class Jobs:
                 pump.reader_at = 0
                 pump.output.discard = True
         if timeout is not None:
+            job.timeout = timeout
             job.timer = self._loop.after(timeout, lambda: self._time_out(job))
         return job
 

@@ -27,6 +27,7 @@ from hutch.mcp.hosting.json_lines import LineStreams, Preview
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.mcp import SECRETS_AT, Phase, Transport
 from hutch.model.results import Cause, Result, Verdict
+from hutch.policy.rights import UNBOUND, bound_by
 from mcp import ClientSession, MCPError
 
 T = TypeVar("T")
@@ -112,6 +113,12 @@ class Making:
         self.on_phase(phase, box, job)
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
+        # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
+        # request happened to begin this task: that caller's timeouts do not end the server.
+        with bound_by(UNBOUND):
+            return await self._begun(stack)
+
+    async def _begun(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
         self.preview.begin()
         self._reached(Phase.SESSION_CREATE)

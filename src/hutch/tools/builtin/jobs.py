@@ -229,7 +229,9 @@ async def _list(box: Box) -> ToolResult:
 def _line(info: JobInfo) -> str:
     name = f" ({info.name})" if info.name else ""
     command = info.command[-1] if len(info.command) == 3 and info.command[1] == "-c" else " ".join(info.command)
-    return f"{info.id}{name}: {_state(info)}: {shorten(command, 100)}"
+    running = info.state is JobState.RUNNING
+    bound = f" (killed {info.timeout_sec:g} s after its start)" if running and info.timeout_sec else ""
+    return f"{info.id}{name}: {_state(info)}{bound}: {shorten(command, 100)}"
 
 
 def _state(info: JobInfo) -> str:
