@@ -103,3 +103,27 @@ def test_users_may_pull_where_the_operator_says_so(registry: registry_server.Ser
             assert user.good("POST", f"{box}/exec", {"command": "echo there"})["stdout"] == "there\n"
         assert user.good("POST", "/v1/images", {"name": name})["names"] == [name]
         assert server.tcp(server.key("observer", "team")).call("POST", "/v1/images", {"name": name}).status == 403
+
+
+def test_a_box_pulls_no_image_that_its_caller_may_not_pull(registry: registry_server.Server, tmp_path: Path) -> None:
+    """Class: a second door to what the first refuses. With `images.pull` a new box was as good as POST /v1/images."""
+    config = tmp_path / "hutch.toml"
+    theirs, own = (
+        registry.push(name, registry_server.small(Env=[f"OF={name}"])) for name in ("closed/theirs", "closed/own")
+    )
+    profile = f'[profiles.based]\ninherits = "default"\nimage = "oci:{own}"\n'
+    config.write_text(f'{profile}[images]\npull = "missing"\n[rights.trusted]\npull = true\n')
+    with serving(HUTCH_CONFIG=str(config)) as server:
+        user, trusted = (server.tcp(server.key("user", owner)) for owner in ("team", "trusted"))
+        spec = {"image": f"oci:{theirs}", "memory_mb": 128}
+        scope = {"template": "{chat}", "values": {"chat": "a"}, "spec": spec}
+        for path, body in (("/v1/boxes", spec), ("/v1/scopes", scope), ("/v1/images", {"name": theirs})):
+            answer = user.call("POST", path, body)
+            assert (answer.status, answer.json()["details"]["setting"]) == (403, "rights.team.pull"), answer
+        assert user.good("GET", "/v1/images")["images"] == []
+        with user.box(profile="based", memory_mb=128) as box:
+            assert user.good("GET", box)["spec"]["image"] == f"oci:{own}", "the operator named this one"
+        with trusted.box(**spec):
+            pass
+        with user.box(**spec):  # it is here by now
+            pass

@@ -133,17 +133,8 @@ class Connection:
     """A connection to one keeper over the stream socket `fd`. A malformed frame ends only this connection."""
 
     __slots__ = (
-        "_fd",
-        "_filled",
-        "_guest",
-        "_incomplete",
-        "_large",
-        "_loop",
-        "_operations",
-        "_unsent",
-        "backlog",
-        "channels",
-        "closed",
+        "_fd", "_filled", "_guest", "_incomplete", "_large", "_loop", "_operations", "_unsent", "backlog",
+        "channels", "closed",
     )  # fmt: skip
 
     def __init__(self, guest: Guest, fd: int, operations: dict[str, Operation]) -> None:

@@ -169,6 +169,7 @@ def job_info(job: Job) -> dict[str, Any]:
     """What a listing shows of a job."""
     description = {
         "command": job.argv, "name": job.name, "pty": job.pty, "started_at": job.started_at,
+        "timeout_sec": job.timeout,
     }  # fmt: skip
     return job_status(job) | description
 

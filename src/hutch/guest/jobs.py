@@ -34,32 +34,9 @@ class Job:
     """One process and its output."""
 
     __slots__ = (
-        "argv",
-        "began",
-        "cancelled",
-        "cleared",
-        "duration",
-        "err",
-        "exit_code",
-        "followed",
-        "id",
-        "input",
-        "killed",
-        "lingering",
-        "listeners",
-        "name",
-        "out",
-        "pid",
-        "pty",
-        "pumps",
-        "seen",
-        "settled",
-        "shared",
-        "signal",
-        "started_at",
-        "timed_out",
-        "timer",
-        "usage",
+        "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
+        "lingering", "listeners", "name", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
+        "started_at", "timed_out", "timeout", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -73,6 +50,7 @@ class Job:
         self.pumps: tuple[Pump, ...] = ()
         self.input: Input | None = None
         self.timer: Timer | None = None
+        self.timeout: float | None = None
         self.started_at = time.time()
         self.began = time.monotonic()
         self.duration: float | None = None
@@ -219,6 +197,7 @@ class Jobs:
                 pump.reader_at = 0
                 pump.output.discard = True
         if timeout is not None:
+            job.timeout = timeout
             job.timer = self._loop.call_later(timeout, lambda: self._time_out(job))
         return job
 

@@ -173,6 +173,8 @@ class Engines:
             answer = self._effective(name, spec, profile, capabilities, passed)
             provider = self.provider(name)
             try:
+                if not rights.current().pull:
+                    await self._check_pull(provider, answer.image, profile, capabilities)
                 image = await provider.image(answer.image)
             except Unavailable:  # it did not answer, though its probe was good
                 self.doubt(name)
@@ -181,6 +183,14 @@ class Engines:
             return provider, rights.within(answer, profile, rights.current())
 
         return await self._first_of_chain(spec, passed, decided, Breaker.open)
+
+    async def _check_pull(
+        self, provider: Provider, image: str, profile: Profile, capabilities: Capabilities
+    ) -> None:  # fmt: skip
+        """What the operator named is fetched for everybody; another image only for callers who may have it fetched."""
+        named = (self._config.image, profile.image, capabilities.default_image)
+        if image.startswith("oci:") and image not in named and await provider.needs_pull(image):
+            rights.check_pull(image, rights.current())
 
     async def _first_of_chain(
         self,

@@ -4,8 +4,10 @@ Declared permissions, enforced: a small program gives up what the skill did not 
 
 It runs in the box as the box's user. `unshare` is closed there, but a process may always narrow itself: a system call
 filter without sockets other than Unix ones (`network: false`), and a Landlock domain with the declared places only
-(`paths`), to be read or written as the declared tools could (`tools`). Both are inherited and cannot be undone. What it
-does not close: another process of the same box that acts for it, over a Unix socket or through files that it may write.
+(`paths`), to be read or written as the declared tools could (`tools`). Without a network the domain also refuses TCP
+(ABI 4, Linux 6.7), for sockets that the filter did not see being made: those that another process hands over. Both are
+inherited and cannot be undone. What it does not close: another process of the same box that acts for it, over a Unix
+socket or through files that it may write.
 """
 
 import json
@@ -92,16 +94,18 @@ try:
             _fields_ = (("length", ctypes.c_ushort), ("code", ctypes.c_char_p))
         program = Program(len(steps), code)
         call(317 if x86 else 277, 1, 0, ctypes.byref(program))
-    if rules["read"] is not None:
-        version = libc.syscall(444, None, 0, 1)
-        if version < 2:
-            give_up("its kernel has no Landlock, which `paths` needs")
+    version = libc.syscall(444, None, 0, 1)
+    if rules["read"] is not None and version < 2:
+        give_up("its kernel has no Landlock, which `paths` needs")
+    tcp = 0 if rules["network"] or version < 4 else 1 | 2
+    if rules["read"] is not None or tcp:
         every = (1 << 13) - 1 | (1 << 13) | (1 << 14 if version >= 3 else 0)
         reading = 1 | 4 | 8
-        ruleset = libc.syscall(444, ctypes.byref(ctypes.c_uint64(every)), 8, 0)
+        governed = struct.pack("=QQ", every if rules["read"] is not None else 0, tcp)
+        ruleset = libc.syscall(444, governed, 16 if tcp else 8, 0)
         if ruleset < 0:
             give_up(os.strerror(ctypes.get_errno()))
-        for rights, places in ((reading, rules["read"]), (every, rules["write"])):
+        for rights, places in ((reading, rules["read"] or ()), (every, rules["write"] or ())):
             for place in places:
                 try:
                     fd = os.open(place, os.O_PATH | os.O_CLOEXEC)

@@ -27,6 +27,7 @@ from hutch.mcp.hosting.json_lines import LineStreams, Preview
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.mcp import SECRETS_AT, Phase, Transport
 from hutch.model.results import Cause, Result, Verdict
+from hutch.policy.rights import UNBOUND, bound_by
 from mcp import ClientSession, MCPError
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Making:
     settings: McpTable
     preview: Preview
     callbacks: Callbacks
-    told: Callable[[Phase, str, str], None]
+    on_phase: Callable[[Phase, str, str], None]
     """Phase, box and job, as they are reached."""
     box: Box | None = None
     """The conversation's, where the server shares that one."""
@@ -109,9 +110,15 @@ class Making:
 
     def _reached(self, phase: Phase, box: str = "", job: str = "") -> None:
         self.phase = phase
-        self.told(phase, box, job)
+        self.on_phase(phase, box, job)
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
+        # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
+        # request happened to begin this task: that caller's timeouts do not end the server.
+        with bound_by(UNBOUND):
+            return await self._begun(stack)
+
+    async def _begun(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
         self.preview.begin()
         self._reached(Phase.SESSION_CREATE)

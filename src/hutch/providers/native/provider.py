@@ -216,6 +216,9 @@ class NativeProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return await self._images.defaults(reference)
 
+    async def needs_pull(self, reference: str) -> bool:
+        return await self._images.needs_pull(reference)
+
     @property
     def _images(self) -> Images:
         if self._known_images is None:

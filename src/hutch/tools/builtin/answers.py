@@ -1,7 +1,7 @@
-"""What the structured content of each tool's answer holds. MCP's output schemas are made of these.
+"""Types of the structured content of each tool's answer. MCP's output schemas are derived from them.
 
-Every answer may have `notes`; one that is an error has `error` and nothing else. A grouped tool answers for each of its
-actions with some of its fields: those that every action has are required.
+Every answer may have `notes`; an error has `error` and nothing else. An action of a grouped tool fills only some of the
+fields: those that every action fills are required.
 """
 
 from typing import Any, NotRequired, TypedDict
@@ -35,7 +35,7 @@ class Facts(TypedDict):
     certain: bool
 
 
-# `try` says what a model can do about it; it is a word of the language, and no field of a class can be called so.
+# `try` says what a model can do about it. It is a keyword of Python, so a class body cannot declare it.
 Advice = TypedDict("Advice", {"try": NotRequired[str]})
 
 

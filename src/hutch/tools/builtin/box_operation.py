@@ -1,4 +1,4 @@
-"""`box_operation`: what concerns two boxes, or a box's screen: copy_file and screenshot (P12, P14)."""
+"""The tool `box_operation`: copy a file between two boxes, or take a screenshot of a box with a screen."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,13 +12,13 @@ from hutch.errors import Invalid, IsDirectory, Unsupported
 from hutch.model.boxes import BoxInfo
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access, Others
-from hutch.tools.agents import put_away
-from hutch.tools.arguments import needs
+from hutch.tools.agents import release_quietly
+from hutch.tools.arguments import missing_argument
 from hutch.tools.builtin.answers import BoxOperationAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
-from hutch.tools.scope import reached, whose
+from hutch.tools.scope import find_reachable, ownership_note
 
 
 class Operation(StrEnum):
@@ -43,10 +43,10 @@ class BoxOperationArguments(Arguments, frozen=True, kw_only=True):
 
 @runtime_checkable
 class Screen(Protocol):
-    """A box with a desktop has this besides what every box has."""
+    """Extra protocol of a box with a desktop."""
 
     async def screenshot(self) -> bytes:
-        """PNG."""
+        """Return the screen as PNG."""
 
 
 @tool(
@@ -68,16 +68,16 @@ async def box_operation_tool(call: Call, given: BoxOperationArguments) -> ToolRe
 async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
     if given.source_path is None:
         example = {"action": "copy_file", "source_path": "a.txt", "target_box": "k3x7…"}
-        raise needs("box_operation", "source_path", given.action, example)
+        raise missing_argument("box_operation", "source_path", given.action, example)
     target_path = given.target_path or given.source_path
     async with _reading(call, given.source_box) as source, _writing(call, given.target_box) as target:
         if source.id == target.id and target_path == given.source_path:
             raise Invalid(
                 "source and target are the same file", op="box_operation", remedy="name another box or target_path"
             )
-        await call.gate.path(source, given.source_path, Access.READ)
-        await call.gate.path(target, target_path, Access.WRITE)
-        # Read to the end or not at all: the target appears by a rename once the last byte has come.
+        await call.gate.check_path(source, given.source_path, Access.READ)
+        await call.gate.check_path(target, target_path, Access.WRITE)
+        # The target appears by a rename after the last byte, so a copy is complete or absent.
         info = await source.files.stat(given.source_path)
         if info.kind is FileKind.DIRECTORY:
             raise IsDirectory(
@@ -85,7 +85,7 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
             )
         mode = info.mode & 0o777 if info.kind is FileKind.FILE else None
         work = target.files.write(target_path, source.files.open(given.source_path), mode=mode)
-        written = await call.told(work, f"copying {given.source_path}")
+        written = await call.with_progress(work, f"copying {given.source_path}")
         text = f"copied {written.size:,} bytes from {source.id}:{given.source_path} to {target.id}:{target_path}"
         facts = {
             "source_box": source.id, "source_path": given.source_path, "target_box": target.id,
@@ -95,16 +95,16 @@ async def _copy(call: Call, given: BoxOperationArguments) -> ToolResult:
 
 
 async def _other(call: Call, named: str) -> BoxInfo:
-    """A box that was named. Files of another session's are reached by the permission to take it over, and named so."""
-    info, own = await reached(call, named, Others.TAKEOVER)
+    """Find a named box. A box of another session needs the takeover permission, and a note tells its owner."""
+    info, own = await find_reachable(call, named, Others.TAKEOVER)
     if not own:
-        call.note(whose(info))
+        call.note(ownership_note(info))
     return info
 
 
 @asynccontextmanager
 async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
-    """A box to read from. One that this agent does not hold is only looked at: that takes no lease."""
+    """Open a box for reading. A box that this agent does not hold is observed, which takes no lease."""
     if named is None:
         yield await call.box()
         return
@@ -115,7 +115,7 @@ async def _reading(call: Call, named: str | None) -> AsyncIterator[Box]:
 
 @asynccontextmanager
 async def _writing(call: Call, named: str | None) -> AsyncIterator[Box]:
-    """A box to write to. A lease that was taken for this alone is given up after it (P14)."""
+    """Open a box for writing. A lease that was taken only for this is released afterwards."""
     if named is None:
         yield await call.box()
         return
@@ -128,11 +128,11 @@ async def _writing(call: Call, named: str | None) -> AsyncIterator[Box]:
     try:
         yield box
     finally:
-        await put_away(box)
+        await release_quietly(box)
 
 
 async def _screenshot(call: Call) -> ToolResult:
-    await call.gate.tool()
+    await call.gate.check_tool()
     box = await call.box()
     if not isinstance(box, Screen):
         raise Unsupported(

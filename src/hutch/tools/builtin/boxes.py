@@ -1,4 +1,4 @@
-"""`box_query` and `box_lifecycle`: which boxes there are, which one is current, and their making and ending (P12)."""
+"""The tools `box_query` and `box_lifecycle`: list boxes, choose the current one, create, release and destroy them."""
 
 import time
 from enum import StrEnum
@@ -11,20 +11,27 @@ from hutch.errors import Conflict, HutchError, Invalid, NotFound, Refused, Unsup
 from hutch.model.boxes import BoxInfo
 from hutch.model.spec_kinds import Retention
 from hutch.policy.permissions import Others
-from hutch.tools.arguments import needs
+from hutch.tools.arguments import missing_argument
 from hutch.tools.builtin.answers import BoxLifecycleAnswer, BoxQueryAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import Arguments, tool
-from hutch.tools.guidance import places_told
+from hutch.tools.guidance import mount_sentences
 from hutch.tools.result import ToolResult, answer
-from hutch.tools.scope import Reached, check_destroyable, current_id, own_boxes, reached, seen_boxes, whose
+from hutch.tools.scope import (
+    ReachableBox,
+    check_destroyable,
+    current_id,
+    find_reachable,
+    listed_boxes,
+    own_boxes,
+    ownership_note,
+)
 
-"""A held lease is renewed after this share of its length, without anybody's doing (P6)."""
-TAKEOVER_TOLD = (
+TAKEOVER_DESCRIPTION = (
     "With takeover you take a box that another session holds; its files are another conversation's, and that session "
     "loses it."
 )
-"""For agents that may."""
+"""Added to the description for agents that may take over boxes."""
 
 
 class Query(StrEnum):
@@ -77,7 +84,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
     hutch = call.agent.hutch
     current = await current_id(call.agent)
     if given.action is Query.LIST:
-        infos = await seen_boxes(call)
+        infos = await listed_boxes(call)
         lines = [_line(info, current, hutch.session) for info in infos] or ["you have no boxes"]
         return answer("\n".join(lines), {"boxes": [facts(info, current, hutch.session) for info in infos]})
     if current is None:
@@ -86,7 +93,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         info = await hutch.find(current)
     except NotFound as gone:
         return answer(f"{gone.message}; the next call makes a new box", {"box": None})
-    told = facts(info, current, hutch.session)
+    shown = facts(info, current, hutch.session)
     limits = info.spec.limits
     text = (
         f"{_line(info, current, hutch.session)}\n"
@@ -94,7 +101,7 @@ async def box_query_tool(call: Call, given: BoxQueryArguments) -> ToolResult:
         f"{limits.pids} processes, {limits.timeout_sec:g} s a command (at most {limits.max_timeout_sec:g} s)\n"
         f"network: {info.spec.network}"
     )
-    return answer("\n".join((text, *places_told(info.spec.workspace, info.spec.mounts))), {"box": told})
+    return answer("\n".join((text, *mount_sentences(info.spec.workspace, info.spec.mounts))), {"box": shown})
 
 
 async def _providers(call: Call) -> ToolResult:
@@ -136,14 +143,14 @@ async def _create(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if given.retention is not None:
         spec["retention"] = given.retention
     try:
-        box = await call.told(call.agent.create(**spec), "making a box")
+        box = await call.with_progress(call.agent.create(**spec), "making a box")
     except Conflict as conflict:
         raise await _name_taken(call, conflict, given.name) from conflict
-    return await _now(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
+    return await _box_answer(call, box, f"box {box.id} was created and is current now", *(map(str, box.adjustments)))
 
 
 async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Conflict:
-    """The one that has the name may be another session's: that it is taken is all that an agent may know of it."""
+    """Hide which box has the name if it belongs to another session: the agent learns only that the name is taken."""
     other = conflict.details.get("box")
     if conflict.details.get("name") != name or any(info.id == other for info in await own_boxes(call.agent)):
         return conflict
@@ -151,57 +158,57 @@ async def _name_taken(call: Call, conflict: Conflict, name: str | None) -> Confl
 
 
 async def _switch(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info, own = await _meant(call, given, "switch", Others.TAKEOVER)
+    info, own = await _named_target(call, given, "switch", Others.TAKEOVER)
     box = await call.agent.switch(info.id)
-    return await _now(call, box, f"box {box.id} is current now", *(() if own else (whose(info),)))
+    return await _box_answer(call, box, f"box {box.id} is current now", *(() if own else (ownership_note(info),)))
 
 
 async def _takeover(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    info, own = await _meant(call, given, "takeover", Others.TAKEOVER)
-    if own:  # another session holds it, and what it does there ends with this
-        await call.gate.reach(Others.TAKEOVER, f"box {info.id}")
+    info, own = await _named_target(call, given, "takeover", Others.TAKEOVER)
+    if own:  # Another session holds the box, and its work there ends with the takeover.
+        await call.gate.check_others(Others.TAKEOVER, f"box {info.id}")
     box = await call.agent.switch(info.id, takeover=True)
     text = f"box {box.id} was taken over and is current now; its earlier holder has lost it"
-    return await _now(call, box, text, *(() if own else (whose(info),)))
+    return await _box_answer(call, box, text, *(() if own else (ownership_note(info),)))
 
 
 async def _release(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    """The session's lease ends; if it was the current box, there is none until the next call."""
+    """End the session's lease. If the box was current, there is no current box until the next call."""
     agent = call.agent
     current = await current_id(agent)
     if given.box is None and current is None:
         return answer("you hold no box", {"box": None})
-    box_id = current if given.box is None else (await _own(call, given.box)).id
+    box_id = current if given.box is None else (await _own_box(call, given.box)).id
     assert box_id is not None
-    await agent.let_go(box_id)
+    await agent.release(box_id)
     if box_id == current:
         await agent.hutch.leave()
     return answer(f"box {box_id} was released", {"box": {"id": box_id, "released": True}})
 
 
 async def _renew(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    box = await _held(call, given)
+    box = await _held_box(call, given)
     await box.renew()
-    return await _now(call, box, f"the lease on box {box.id} was renewed")
+    return await _box_answer(call, box, f"the lease on box {box.id} was renewed")
 
 
 async def _set_retention(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if given.retention is None:
         example = {"action": "set_retention", "retention": "persistent"}
-        raise needs("box_lifecycle", "retention", given.action, example)
-    box = await _held(call, given)
-    await check_destroyable(call, Reached(await box.info(), own=True))
+        raise missing_argument("box_lifecycle", "retention", given.action, example)
+    box = await _held_box(call, given)
+    await check_destroyable(call, ReachableBox(await box.info(), own=True))
     if await box.change(retention=given.retention):
         raise Unsupported(
             f"box {box.id} cannot become {given.retention} while it runs",
             op="box_lifecycle",
             remedy=f'create a new box: box_lifecycle(action="create", retention="{given.retention}")',
         )
-    return await _now(call, box, f"box {box.id} is {given.retention} now")
+    return await _box_answer(call, box, f"box {box.id} is {given.retention} now")
 
 
 async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
-    target = await _meant(call, given, "destroy", Others.DESTROY)
+    target = await _named_target(call, given, "destroy", Others.DESTROY)
     await check_destroyable(call, target)
     agent, box_id = call.agent, target.info.id
     was_current = box_id == await current_id(agent)
@@ -216,7 +223,7 @@ async def _destroy(call: Call, given: BoxLifecycleArguments) -> ToolResult:
     if not was_current:
         return answer(text, facts)
     await agent.hutch.leave()
-    back = await agent.step_back([info.id for info in await own_boxes(agent) if agent.made(info.spec)])
+    back = await agent.restore_previous_box([info.id for info in await own_boxes(agent) if agent.created(info.spec)])
     return answer(f"{text}; box {back.id} is current again" if back is not None else text, facts)
 
 
@@ -231,29 +238,29 @@ _ACTIONS = {
 }
 
 
-async def _own(call: Call, named: str) -> BoxInfo:
-    """A box of the agent's own scope: no permission reaches further here."""
-    return (await reached(call, named, None)).info
+async def _own_box(call: Call, named: str) -> BoxInfo:
+    """Find a box in the agent's own scope. No permission extends it here."""
+    return (await find_reachable(call, named, None)).info
 
 
-async def _meant(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> Reached:
-    """The box that was named. What ends or moves something needs its name: nothing is destroyed by leaving it out."""
+async def _named_target(call: Call, given: BoxLifecycleArguments, action: str, right: Others) -> ReachableBox:
+    """Find the named box. The name is required, so that nothing is destroyed because an argument was left out."""
     if given.box is None:
-        raise needs("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
-    return await reached(call, given.box, right)
+        raise missing_argument("box_lifecycle", "box", action, {"action": action, "box": "k3x7…"})
+    return await find_reachable(call, given.box, right)
 
 
-async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
-    """A box this agent holds: the current one, or the one that was named. None is made for this."""
+async def _held_box(call: Call, given: BoxLifecycleArguments) -> Box:
+    """Return a box that this agent holds: the named one or the current one. No box is created for it."""
     agent = call.agent
-    wanted = await current_id(agent) if given.box is None else (await _own(call, given.box)).id
+    wanted = await current_id(agent) if given.box is None else (await _own_box(call, given.box)).id
     if wanted is None:
         raise Invalid(
             "you hold no box", op="box_lifecycle", remedy='switch to one, or create one: box_lifecycle(action="create")'
         )
     if (held := agent.held.get(wanted)) is not None:
         return held
-    if given.box is None:  # it is current still, though this agent has been silent for long
+    if given.box is None:  # It is still current, although the agent's lease was released after a long silence.
         return await agent.switch(wanted)
     raise Invalid(
         f"you do not hold box {wanted}",
@@ -262,7 +269,7 @@ async def _held(call: Call, given: BoxLifecycleArguments) -> Box:
     )
 
 
-async def _now(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
+async def _box_answer(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
     try:
         info = await box.info()
     except HutchError as error:
@@ -271,10 +278,10 @@ async def _now(call: Call, box: Box, text: str, *notes: str) -> ToolResult:
 
 
 def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
-    """A box as a model may see it: nothing of the host, no other session's name."""
+    """Describe a box for a model, without facts about the host or names of other sessions."""
     now = time.time()
     spec = info.spec
-    told: dict[str, Any] = {
+    shown: dict[str, Any] = {
         "id": info.id, "name": info.name, "state": str(info.state), "reason": info.reason,
         "current": info.id == current, "provider": info.provider, "profile": spec.profile, "network": str(spec.network),
         "workdir": spec.workdir, "retention": str(spec.retention), "limits": spec.limits.to_plain(),
@@ -284,17 +291,17 @@ def facts(info: BoxInfo, current: str | None, session: str) -> dict[str, Any]:
     lease = info.lease
     if lease is not None:
         left = lease.expires_in_sec(now)
-        told |= {
+        shown |= {
             "held_by": "you" if lease.holder == session else "another session",
             "lease_expires_at": lease.expires_at or None,
             "lease_expires_in_seconds": None if left is None else round(left),
             "auto_renew_interval_seconds": lease.auto_renew_sec,
         }
-    return told
+    return shown
 
 
 def _line(info: BoxInfo, current: str | None, session: str) -> str:
-    told = facts(info, current, session)
+    shown = facts(info, current, session)
     name = f" ({info.name})" if info.name else ""
-    here = " [current]" if told["current"] else ""
-    return f"{info.id}{name}{here}: {info.state}, {info.spec.profile}, held by {told['held_by']}"
+    here = " [current]" if shown["current"] else ""
+    return f"{info.id}{name}{here}: {info.state}, {info.spec.profile}, held by {shown['held_by']}"

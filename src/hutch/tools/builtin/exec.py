@@ -1,4 +1,4 @@
-"""`exec`: run a command in the current box, to its end."""
+"""The tool `exec`: run a command in the current box and wait for its end."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from hutch.api import Box
 from hutch.model.results import Result
 from hutch.tools.builtin.answers import CommandAnswer
 from hutch.tools.builtin.output import render
-from hutch.tools.call import Call, short
+from hutch.tools.call import Call, shorten
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import ToolResult, answer
 
@@ -53,7 +53,7 @@ async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
     """Run a shell command in the current box and wait for it. Returns its output, exit code and, if a limit ended it,
     which one and what to try. Every call is a new shell: files and jobs persist, variables and the working directory do
     not. Long output is shown with its beginning and end; the notice in between says how to read the rest."""
-    await call.gate.command(given.command)
+    await call.gate.check_command(given.command)
     kept = call.tools.output_bytes
 
     async def run(box: Box) -> tuple[Box, Result]:
@@ -61,7 +61,7 @@ async def exec_tool(call: Call, given: ExecArguments) -> ToolResult:
             given.command, cwd=given.cwd, env=given.env, stdin=given.stdin, timeout=given.timeout, keep_output=kept
         )
         limit = given.timeout or box.spec.limits.timeout_sec
-        return box, await call.told(work, f"running: {short(given.command)}", limit)
+        return box, await call.with_progress(work, f"running: {shorten(given.command)}", limit)
 
     box, result = await call.on_box(run)
     text, structured = render(result, kept)

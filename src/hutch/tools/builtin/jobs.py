@@ -1,4 +1,4 @@
-"""`job`: processes that go on between calls: start, read, write, signal, wait, list."""
+"""The tool `job`: processes that continue between calls. Start, read, write, signal, wait and list."""
 
 import signal
 from enum import StrEnum
@@ -9,11 +9,11 @@ from msgspec import Meta
 from hutch.api import Box, Job
 from hutch.errors import Gone, Invalid, NotFound, Timeout
 from hutch.model.results import JobInfo, JobState, Result
-from hutch.tools.arguments import needs
+from hutch.tools.arguments import missing_argument
 from hutch.tools.builtin.answers import JobAnswer
 from hutch.tools.builtin.exec import Command, Cwd, Env
-from hutch.tools.builtin.output import handle_of, render, told, whole_characters
-from hutch.tools.call import Call, short
+from hutch.tools.builtin.output import handle_of, render, verdict_facts, whole_characters
+from hutch.tools.call import Call, shorten
 from hutch.tools.definition import Arguments, tool
 from hutch.tools.result import ToolResult, answer
 
@@ -77,11 +77,11 @@ async def job_tool(call: Call, given: JobArguments) -> ToolResult:
     and its output is kept. Use it for builds, servers, watchers and interactive programs."""
     if given.action is JobAction.START:
         return await _start(call, given)
-    await call.gate.tool()
+    await call.gate.check_tool()
     if given.action is JobAction.LIST:
         return await call.on_box(_list)
     if given.job is None:
-        raise needs("job", "job", given.action, {"action": str(given.action), "job": "j1"})
+        raise missing_argument("job", "job", given.action, {"action": str(given.action), "job": "j1"})
     do = {
         JobAction.READ: _read, JobAction.WRITE: _write, JobAction.SIGNAL: _signal, JobAction.WAIT: _wait,
     }[given.action]  # fmt: skip
@@ -95,7 +95,7 @@ async def job_tool(call: Call, given: JobArguments) -> ToolResult:
 
 
 async def find_job(call: Call, box: Box, job_id: str) -> tuple[Box, Job]:
-    """In the current box, else in another one that this agent holds: its handles stay good after a switch."""
+    """Find a job in the current box, or else in another box that the agent holds, since it may have switched boxes."""
     for each in (box, *(other for other in call.agent.held.values() if other.id != box.id)):
         try:
             return each, await each.job(job_id)
@@ -110,13 +110,13 @@ async def find_job(call: Call, box: Box, job_id: str) -> tuple[Box, Job]:
 async def _start(call: Call, given: JobArguments) -> ToolResult:
     command = given.command
     if command is None:
-        raise needs("job", "command", given.action, {"action": "start", "command": "make -j2"})
-    await call.gate.command(command)
+        raise missing_argument("job", "command", given.action, {"action": "start", "command": "make -j2"})
+    await call.gate.check_command(command)
 
     async def start(box: Box) -> ToolResult:
         job = await box.start(command, cwd=given.cwd, env=given.env, pty=given.terminal, name=given.name or "")
         text = (
-            f"job {job.id} started: {short(command)}\n"
+            f"job {job.id} started: {shorten(command)}\n"
             f'Read its output with job(action="read", job="{job.id}"); wait for its end with action="wait".'
         )
         return answer(text, {"box": box.id, "job": job.id, "state": "running"})
@@ -126,14 +126,14 @@ async def _start(call: Call, given: JobArguments) -> ToolResult:
 
 async def _read(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResult:
     key = (box.id, job.id, str(given.stream))
-    start = call.agent.cursors.get(key, 0) if given.offset is None else given.offset
+    start = call.agent.job_cursors.get(key, 0) if given.offset is None else given.offset
     waiting = job.read(start, stream=given.stream, limit=given.limit, wait=given.wait or 0.0)
-    chunk = await call.told(waiting, f"waiting for output of {job.id}", given.wait)
+    chunk = await call.with_progress(waiting, f"waiting for output of {job.id}", given.wait)
     data, cursor = chunk.data, chunk.cursor
     if not chunk.eof and (whole := whole_characters(data)):
         cursor -= len(data) - len(whole)
         data = whole
-    call.agent.cursors[key] = cursor
+    call.agent.job_cursors[key] = cursor
     info = await job.info()
     total = info.stderr_total if given.stream is Stream.STDERR else info.stdout_total
     lines = [data.decode("utf-8", "replace").removesuffix("\n")] if data else ["(no new output)"]
@@ -153,7 +153,7 @@ async def _read(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResu
 
 async def _write(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResult:
     if given.input is None and not given.close_input:
-        raise needs("job", "input", given.action, {"action": "write", "job": job.id, "input": "yes\n"})
+        raise missing_argument("job", "input", given.action, {"action": "write", "job": job.id, "input": "yes\n"})
     data = (given.input or "").encode()
     if data:
         await job.write(data)
@@ -164,14 +164,14 @@ async def _write(call: Call, box: Box, job: Job, given: JobArguments) -> ToolRes
 
 
 async def _signal(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResult:
-    number = _number(given.signal or "TERM")
+    number = _signal_number(given.signal or "TERM")
     await job.signal(number)
     name = signal.Signals(number).name
     text = f'{name} sent to job {job.id}; see with job(action="wait", job="{job.id}", wait=5) whether it ended'
     return answer(text, {"box": box.id, "job": job.id, "signal": number})
 
 
-def _number(name: str) -> int:
+def _signal_number(name: str) -> int:
     plain = name.strip().upper().removeprefix("SIG")
     try:
         return signal.Signals(int(plain)) if plain.isascii() and plain.isdigit() else signal.Signals[f"SIG{plain}"]
@@ -182,7 +182,7 @@ def _number(name: str) -> int:
 async def _wait(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResult:
     seconds = WAIT_SECONDS if given.wait is None else given.wait
     try:
-        result = await call.told(job.wait(seconds), f"waiting for {job.id}", seconds)
+        result = await call.with_progress(job.wait(seconds), f"waiting for {job.id}", seconds)
     except Timeout:
         info = await job.info()
         if info.state is JobState.RUNNING:
@@ -191,12 +191,12 @@ async def _wait(call: Call, box: Box, job: Job, given: JobArguments) -> ToolResu
         result = await job.wait(seconds)
     text, structured = render(result, len(result.stdout_bytes))
     if result.stdout_total > call.tools.output_bytes or result.stderr_total > call.tools.output_bytes:
-        text, structured = await _ends(call, job, result.but(stdout_bytes=b"", stderr_bytes=b""))
+        text, structured = await _head_and_tail(call, job, result.but(stdout_bytes=b"", stderr_bytes=b""))
     return answer(text, {"box": box.id, "job": job.id, "state": "exited", **structured}, *result.notes)
 
 
-async def _ends(call: Call, job: Job, result: Result) -> tuple[str, dict[str, Any]]:
-    """Head and tail as short as those of `exec`."""
+async def _head_and_tail(call: Call, job: Job, result: Result) -> tuple[str, dict[str, Any]]:
+    """Return the result with head and tail of its output, cut as for `exec`."""
     kept = call.tools.output_bytes
     parts: dict[str, bytes] = {}
     for stream, total in (("stdout", result.stdout_total), ("stderr", result.stderr_total)):
@@ -229,7 +229,9 @@ async def _list(box: Box) -> ToolResult:
 def _line(info: JobInfo) -> str:
     name = f" ({info.name})" if info.name else ""
     command = info.command[-1] if len(info.command) == 3 and info.command[1] == "-c" else " ".join(info.command)
-    return f"{info.id}{name}: {_state(info)}: {short(command, 100)}"
+    running = info.state is JobState.RUNNING
+    bound = f" (killed {info.timeout_sec:g} s after its start)" if running and info.timeout_sec else ""
+    return f"{info.id}{name}: {_state(info)}{bound}: {shorten(command, 100)}"
 
 
 def _state(info: JobInfo) -> str:
@@ -247,5 +249,5 @@ def _facts(info: JobInfo) -> dict[str, Any]:
         "stdout_handle": handle_of(info.id, "stdout"),
     }  # fmt: skip
     if info.verdict is not None:
-        facts["verdict"] = told(info.verdict)
+        facts["verdict"] = verdict_facts(info.verdict)
     return facts

@@ -1,30 +1,30 @@
-"""A command's output for a model: beginning and end, what is missing between them, and the handle to the whole."""
+"""Renders a command's output for a model: its head and tail, a notice of the gap, and a handle for reading the rest."""
 
 from typing import Any, NamedTuple
 
 from hutch.model.results import Cause, Result, Verdict
 
 OUTPUT_BYTES = 30_000
-"""Of each stream that a result shows: 60 % from the beginning, 40 % from the end (B3)."""
+"""Bytes of each stream that a result shows: 60 % from its beginning and 40 % from its end."""
 STREAMS = ("stdout", "stderr")
-HANDLE = "output:"
+HANDLE_PREFIX = "output:"
 
 
-class Shown(NamedTuple):
+class ClippedOutput(NamedTuple):
     text: str
     omitted: int
     handle: str
 
 
 def handle_of(job_id: str, stream: str) -> str:
-    """What `read` takes to page through everything the command wrote."""
-    return f"{HANDLE}{job_id}:{stream}"
+    """Return the handle by which `read` pages through everything that the command wrote."""
+    return f"{HANDLE_PREFIX}{job_id}:{stream}"
 
 
-def shown(data: bytes, total: int, kept: int, job_id: str, stream: str) -> Shown:
-    """`data` is head and tail of `total` bytes, as `exec` returns them for `keep_output=kept`."""
+def clip(data: bytes, total: int, kept: int, job_id: str, stream: str) -> ClippedOutput:
+    """Join head and tail of `total` bytes, as `exec(keep_output=kept)` returns them, with a notice between."""
     if total <= len(data):
-        return Shown(data.decode("utf-8", "replace"), 0, "")
+        return ClippedOutput(data.decode("utf-8", "replace"), 0, "")
     middle = min(kept * 3 // 5, len(data))
     head, tail = _to_line_end(data[:middle]), _from_line_start(data[middle:])
     omitted = total - len(head) - len(tail)
@@ -38,11 +38,11 @@ def shown(data: bytes, total: int, kept: int, job_id: str, stream: str) -> Shown
     )
     first = head.decode("utf-8", "replace")
     text = f"{first}{'' if whole else chr(10)}{notice}\n{tail.decode('utf-8', 'replace')}"
-    return Shown(text, omitted, handle)
+    return ClippedOutput(text, omitted, handle)
 
 
 def _to_line_end(head: bytes) -> bytes:
-    """Up to the last whole line, if that keeps at least half; else up to the last whole character."""
+    """Cut after the last whole line if that keeps at least half, else after the last whole character."""
     end = head.rfind(b"\n") + 1
     return head[:end] if end * 2 >= len(head) else whole_characters(head)
 
@@ -54,11 +54,13 @@ def _from_line_start(tail: bytes) -> bytes:
     for position in range(min(4, len(tail))):
         if tail[position] & 0xC0 != 0x80:
             return tail[position:]
-    return tail if len(tail) >= 4 else b""  # four bytes that continue a character continue none: it is not UTF-8
+    return (
+        tail if len(tail) >= 4 else b""
+    )  # Four continuation bytes in a row belong to no character: this is not UTF-8.
 
 
 def whole_characters(data: bytes) -> bytes:
-    """Without the beginning of a UTF-8 character whose end is not there."""
+    """Drop an incomplete UTF-8 character at the end."""
     for back in range(1, min(4, len(data)) + 1):
         byte = data[-back]
         if byte & 0xC0 == 0x80:
@@ -68,8 +70,8 @@ def whole_characters(data: bytes) -> bytes:
     return data
 
 
-def ending(result: Result) -> str:
-    """One line that says how it ended, and for a limit that was met which, by how much, and what to try (lesson 24)."""
+def ending_line(result: Result) -> str:
+    """Return one line that says how the command ended; after a limit it names the limit, the peak and what to try."""
     took = f"{result.usage.wall_sec:.2f} s"
     verdict = result.verdict
     if verdict.cause is Cause.OK:
@@ -86,7 +88,7 @@ def _why(verdict: Verdict) -> str:
     if verdict.limit is not None and verdict.peak is not None and "peak" not in text:
         text += f" (limit {verdict.limit:g} {verdict.unit}, reached {verdict.peak:.4g})"
     if verdict.remedy:
-        text += f". Try: {_for_a_model(verdict)}"
+        text += f". Try: {_advice_for_model(verdict)}"
     return text
 
 
@@ -98,8 +100,8 @@ _ADVICE = {
 }
 
 
-def _for_a_model(verdict: Verdict) -> str:
-    """The verdict's remedy speaks to whoever sets limits; a model cannot, so it hears what it can do itself."""
+def _advice_for_model(verdict: Verdict) -> str:
+    """Return advice that a model can follow. The verdict's remedy addresses the person who sets the limits."""
     return _ADVICE.get(verdict.cause, verdict.remedy)
 
 
@@ -109,28 +111,28 @@ def _survived(verdict: Verdict) -> str:
     return "The box and its files are unharmed"
 
 
-def told(verdict: Verdict) -> dict[str, Any]:
-    """The verdict as structured content."""
+def verdict_facts(verdict: Verdict) -> dict[str, Any]:
+    """Return the verdict as structured content."""
     plain = verdict.to_plain()
-    plain["try"] = _for_a_model(verdict)
+    plain["try"] = _advice_for_model(verdict)
     return {key: value for key, value in plain.items() if value not in (None, "")}
 
 
 def render(result: Result, kept: int) -> tuple[str, dict[str, Any]]:
-    """Text and structured content of a command that has ended."""
+    """Return the text and the structured content for a command that has ended."""
     parts: list[str] = []
     structured: dict[str, Any] = {"exit_code": result.exit_code, "signal": result.signal}
     for stream, data, total in (
         ("stdout", result.stdout_bytes, result.stdout_total),
         ("stderr", result.stderr_bytes, result.stderr_total),
     ):
-        seen = shown(data, total, kept, result.job_id, stream)
-        structured |= {stream: seen.text, f"{stream}_total": total, f"{stream}_truncated": seen.omitted > 0}
-        if seen.handle:
-            structured[f"{stream}_handle"] = seen.handle
-        if seen.text:
+        clipped = clip(data, total, kept, result.job_id, stream)
+        structured |= {stream: clipped.text, f"{stream}_total": total, f"{stream}_truncated": clipped.omitted > 0}
+        if clipped.handle:
+            structured[f"{stream}_handle"] = clipped.handle
+        if clipped.text:
             parts += ["--- stderr ---"] if stream == "stderr" else []
-            parts.append(seen.text.removesuffix("\n"))
+            parts.append(clipped.text.removesuffix("\n"))
     if not parts:
         parts.append("(no output)")
     if result.lingering:
@@ -138,11 +140,11 @@ def render(result: Result, kept: int) -> tuple[str, dict[str, Any]]:
             "[processes of this command still hold its output open; they were not waited for, "
             f"and what they write can be read: {handle_of(result.job_id, 'stdout')}]"
         )
-    parts.append(ending(result))
+    parts.append(ending_line(result))
     structured |= {
         "duration_sec": round(result.usage.wall_sec, 4),
         "lingering": result.lingering,
-        "verdict": told(result.verdict),
+        "verdict": verdict_facts(result.verdict),
         "usage": result.usage.to_plain(),
     }
     return "\n".join(parts), structured

@@ -1,4 +1,4 @@
-"""Pages of a byte stream, by lines or by bytes, without loss: every page says where the next one begins."""
+"""Splits a byte stream into pages by lines or bytes without loss: every page says where the next one begins."""
 
 from collections.abc import AsyncIterator
 from typing import NamedTuple
@@ -7,30 +7,30 @@ PAGE_LINES = 2000
 PAGE_BYTES = 50_000
 
 
-class Place(NamedTuple):
-    """Where a line begins."""
+class LinePosition(NamedTuple):
+    """The line number and byte offset at which a line begins."""
 
     line: int = 1
     byte: int = 0
 
 
-START = Place()
+FILE_START = LinePosition()
 
 
 class Page(NamedTuple):
     data: bytes
     start_byte: int
     next_byte: int
-    """Where the first byte after this page stands."""
+    """Offset of the first byte after this page."""
     next_line: int | None
-    """The number of the first line after this page; None: pages by bytes, or this one ends within a line."""
+    """Number of the first line after this page. None if pages are by bytes, or if this one ends within a line."""
     first_line: int | None
     eof: bool
-    """Nothing comes after this page, as far as is known."""
+    """Nothing follows this page, as far as is known."""
 
 
 async def by_bytes(pieces: AsyncIterator[bytes], offset: int, limit: int) -> Page:
-    """`pieces` begin at `offset`."""
+    """Return the page of `limit` bytes at `offset`, where `pieces` begin."""
     data = bytearray()
     async for piece in pieces:
         data += piece
@@ -42,11 +42,11 @@ async def by_bytes(pieces: AsyncIterator[bytes], offset: int, limit: int) -> Pag
 
 
 async def by_lines(
-    pieces: AsyncIterator[bytes], first: int, count: int, *, at: Place = START, max_bytes: int = PAGE_BYTES
+    pieces: AsyncIterator[bytes], first: int, count: int, *, at: LinePosition = FILE_START, max_bytes: int = PAGE_BYTES
 ) -> Page:
-    """`count` lines from the `first`-th on, or fewer if they are long. `pieces` begin `at` a line not after it.
+    """Return `count` lines from line `first` on, or fewer if they are long. `pieces` begin `at` that line or earlier.
 
-    A line that does not fit on a page of its own is cut: that page has no `next_line`, and `next_byte` goes on in it.
+    A line that is longer than a page is cut. Its page has no `next_line`, and `next_byte` points into the line.
     """
     skip, start = first - at.line, at.byte
     data = bytearray()
@@ -74,7 +74,7 @@ async def by_lines(
 
 
 def _after_lines(piece: bytes, wanted: int) -> tuple[int, int]:
-    """Where the `wanted`-th line of the piece ends, and how many are still missing after it."""
+    """Return the end of the `wanted`-th line of the piece, and how many lines are still missing."""
     if piece.count(b"\n") < wanted:
         return len(piece), wanted - piece.count(b"\n")
     position = 0

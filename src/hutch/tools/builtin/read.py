@@ -1,4 +1,4 @@
-"""`read`: a page of a file, of a directory, or of everything a command has written."""
+"""The tool `read`: a page of a file, of a directory, or of the output of a command."""
 
 import base64
 import hashlib
@@ -14,14 +14,14 @@ from hutch.policy.permissions import Access
 from hutch.tools.builtin import text_encoding
 from hutch.tools.builtin.answers import ReadAnswer
 from hutch.tools.builtin.jobs import find_job
-from hutch.tools.builtin.output import HANDLE, STREAMS, whole_characters
-from hutch.tools.builtin.paging import PAGE_BYTES, PAGE_LINES, START, Page, Place, by_bytes, by_lines
+from hutch.tools.builtin.output import HANDLE_PREFIX, STREAMS, whole_characters
+from hutch.tools.builtin.paging import FILE_START, PAGE_BYTES, PAGE_LINES, LinePosition, Page, by_bytes, by_lines
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import Image, ToolResult, answer
 
-WHOLE = 8 << 20
-"""A file up to this size is read at once, so that its encoding and its digest are known for certain."""
+MAX_WHOLE_FILE = 8 << 20
+"""A file up to this size is read at once, so that its encoding and digest are certain."""
 BINARY_BYTES = 24_000
 MAX_IMAGE = 5 << 20
 MAX_ENTRIES = 1000
@@ -75,13 +75,13 @@ async def read_tool(call: Call, given: ReadArguments) -> ToolResult:
     the file has; pictures are shown as pictures; other binary files as base64. A directory is listed. A handle from a
     long output (output:JOB:stdout) is read the same way and loses nothing. A file must be read before it can be
     edited."""
-    encoding = text_encoding.codec(given.encoding) if given.encoding else None
-    if given.path.startswith(HANDLE):
-        await call.gate.tool()
+    encoding = text_encoding.checked_codec(given.encoding) if given.encoding else None
+    if given.path.startswith(HANDLE_PREFIX):
+        await call.gate.check_tool()
         return await call.on_box(lambda box: _output(call, box, given))
 
     async def read(box: Box) -> ToolResult:
-        await call.gate.path(box, given.path, Access.READ)
+        await call.gate.check_path(box, given.path, Access.READ)
         try:
             return await _file(call, box, given, encoding)
         except IsDirectory:
@@ -91,63 +91,67 @@ async def read_tool(call: Call, given: ReadArguments) -> ToolResult:
 
 
 async def _file(call: Call, box: Box, given: ReadArguments, encoding: str | None) -> ToolResult:
-    content = await box.files.read(given.path, limit=WHOLE + 1)
-    large = len(content) > WHOLE
+    content = await box.files.read(given.path, limit=MAX_WHOLE_FILE + 1)
+    large = len(content) > MAX_WHOLE_FILE
     if large:
         digest = await box.files.digest(given.path)
     else:
         digest = hashlib.sha256(content).hexdigest()
-    call.agent.saw(box, given.path, digest)
+    call.agent.record_read(box, given.path, digest)
     facts: dict[str, Any] = {"box": box.id, "path": given.path, "digest": digest}
     if not large:
         facts["size"] = len(content)
-    if given.unit is Unit.LINES and encoding is None and (picture := _picture(content)) and not large:
-        return _shown_picture(facts, content, picture)
-    kind = text_encoding.kind_of(content, encoding)
+    if given.unit is Unit.LINES and encoding is None and (picture := _picture_type(content)) and not large:
+        return _picture_answer(facts, content, picture)
+    kind = text_encoding.detect_format(content, encoding)
     if kind is None:
         return await _binary(box, given, content if not large else None, facts)
     if kind.encoding.startswith(("utf-16", "utf-32")):
         if large:
             raise FileTooLarge(
-                f"{given.path!r} is {kind.encoding} and over {WHOLE} bytes", op="read", remedy="convert it with iconv"
+                f"{given.path!r} is {kind.encoding} and over {MAX_WHOLE_FILE} bytes",
+                op="read",
+                remedy="convert it with iconv",
             )
-        content = text_encoding.decoded(content.removeprefix(kind.mark), kind.encoding).encode()
-        page = await _page(given, lambda offset: _once(content[offset:]))
+        content = text_encoding.decode_text(content.removeprefix(kind.bom), kind.encoding).encode()
+        page = await _page(given, lambda offset: _single_piece(content[offset:]))
         return _text(given, page, kind, "utf-8", facts)
     if not large:
-        page = await _page(given, lambda offset: _once(content[offset:]))
+        page = await _page(given, lambda offset: _single_piece(content[offset:]))
     else:
         page = await _page(given, lambda offset: box.files.open(given.path, offset=offset))
     return _text(given, page, kind, kind.encoding, facts)
 
 
-async def _once(content: bytes) -> AsyncIterator[bytes]:
+async def _single_piece(content: bytes) -> AsyncIterator[bytes]:
     if content:
         yield content
 
 
-async def _page(given: ReadArguments, pieces: Callable[[int], AsyncIterator[bytes]], known: Place = START) -> Page:
-    """`pieces` begin at the byte they are given; `known` is where some line begins."""
+async def _page(
+    given: ReadArguments, pieces: Callable[[int], AsyncIterator[bytes]], known: LinePosition = FILE_START
+) -> Page:
+    """Return the requested page. `pieces(offset)` yields the bytes from there; `known` is the start of some line."""
     if given.unit is Unit.BYTES:
         offset = given.offset or 0
         return await by_bytes(pieces(offset), offset, min(given.limit or PAGE_BYTES, PAGE_BYTES * 4))
     first = max(1, given.offset or 1)
-    at = known if known.line <= first else START
+    at = known if known.line <= first else FILE_START
     return await by_lines(pieces(at.byte), first, given.limit or PAGE_LINES, at=at)
 
 
 def _text(
-    given: ReadArguments, page: Page, kind: text_encoding.Kind, encoding: str, facts: dict[str, Any]
+    given: ReadArguments, page: Page, kind: text_encoding.TextFormat, encoding: str, facts: dict[str, Any]
 ) -> ToolResult:
     data = page.data
     if encoding == "utf-8" and not page.eof and not data.endswith(b"\n") and (whole := whole_characters(data)):
         page = page._replace(data=whole, next_byte=page.next_byte - len(data) + len(whole))
         data = whole
     if page.start_byte == 0:
-        data = data.removeprefix(kind.mark) if encoding == kind.encoding else data
+        data = data.removeprefix(kind.bom) if encoding == kind.encoding else data
     if encoding == "utf-8" and not text_encoding.is_utf8(data):
-        encoding = "latin-1"  # what looked like UTF-8 in the first pages of a large file may turn out not to be
-    text = text_encoding.decoded(data, encoding)
+        encoding = "latin-1"  # Later pages of a large file may not be UTF-8 although its beginning is.
+    text = text_encoding.decode_text(data, encoding)
     if given.unit is Unit.LINES:
         text = text.replace("\r\n", "\n")
     shown = _numbered(text, page.first_line or 1) if given.numbered and page.first_line else text
@@ -187,17 +191,17 @@ def _notice(path: str, page: Page) -> str:
     return f'[{cut}: read(path="{path}", unit="bytes", offset={page.next_byte})]'
 
 
-# --- what is not text -----------------------------------------------------------------------------------------
+# --- pictures, binary files, directories -----------------------------------------------------------------------
 
 
-def _picture(content: bytes) -> str:
+def _picture_type(content: bytes) -> str:
     for magic, mime in _PICTURES:
         if content.startswith(magic):
             return mime
     return "image/webp" if content[:4] == b"RIFF" and content[8:12] == b"WEBP" else ""
 
 
-def _shown_picture(facts: dict[str, Any], content: bytes, mime: str) -> ToolResult:
+def _picture_answer(facts: dict[str, Any], content: bytes, mime: str) -> ToolResult:
     facts |= {"mime": mime}
     text = f"{facts['path']}: picture, {mime}, {len(content):,} bytes"
     if len(content) > MAX_IMAGE:
@@ -208,7 +212,7 @@ def _shown_picture(facts: dict[str, Any], content: bytes, mime: str) -> ToolResu
 async def _binary(box: Box, given: ReadArguments, content: bytes | None, facts: dict[str, Any]) -> ToolResult:
     offset = (given.offset or 0) if given.unit is Unit.BYTES else 0
     limit = min(given.limit or BINARY_BYTES, BINARY_BYTES) if given.unit is Unit.BYTES else BINARY_BYTES
-    pieces = box.files.open(given.path, offset=offset) if content is None else _once(content[offset:])
+    pieces = box.files.open(given.path, offset=offset) if content is None else _single_piece(content[offset:])
     page = await by_bytes(pieces, offset, limit)
     coded = base64.b64encode(page.data).decode()
     facts |= {"base64": coded, "encoding": "base64", **position(page)}
@@ -237,12 +241,12 @@ async def _directory(call: Call, box: Box, given: ReadArguments) -> ToolResult:
     return answer(text, structured)
 
 
-# --- outputs ----------------------------------------------------------------------------------------------------
+# --- output of commands ---------------------------------------------------------------------------------------
 
 
 async def _output(call: Call, box: Box, given: ReadArguments) -> ToolResult:
-    """Everything a command wrote, kept by its box (lesson 17)."""
-    job_id, _, stream = given.path.removeprefix(HANDLE).partition(":")
+    """Return a page of the complete output of a command, which its box keeps."""
+    job_id, _, stream = given.path.removeprefix(HANDLE_PREFIX).partition(":")
     stream = stream or "stdout"
     if not job_id or stream not in STREAMS:
         raise Invalid(
@@ -263,13 +267,13 @@ async def _output(call: Call, box: Box, given: ReadArguments) -> ToolResult:
             cursor = chunk.cursor
 
     key = (box.id, given.path)
-    page = await _page(given, pieces, call.agent.places.get(key, START))
+    page = await _page(given, pieces, call.agent.output_positions.get(key, FILE_START))
     if page.next_line is not None and not lost:
-        call.agent.places[key] = Place(page.next_line, page.next_byte)
+        call.agent.output_positions[key] = LinePosition(page.next_line, page.next_byte)
     info = await job.info()
     total = info.stderr_total if stream == "stderr" else info.stdout_total
     facts: dict[str, Any] = {"box": box.id, "path": given.path, "total": total, "state": str(info.state)}
-    result = _text(given, page, text_encoding.Kind("utf-8"), "utf-8", facts)
+    result = _text(given, page, text_encoding.TextFormat("utf-8"), "utf-8", facts)
     if lost:
         result = result.but(notes=(*result.notes, f"{lost:,} bytes of this output were more than the box keeps"))
     return result

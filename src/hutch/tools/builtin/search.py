@@ -1,4 +1,4 @@
-"""`glob` and `grep`: find files by name and by content; what a bound cut off is said, never hidden (lesson 20)."""
+"""The tools `glob` and `grep`: find files by name or content. An incomplete result always says so."""
 
 from typing import Annotated
 
@@ -61,14 +61,14 @@ async def glob_tool(call: Call, given: GlobArguments) -> ToolResult:
 
     async def glob(box: Box) -> ToolResult:
         root = given.path or "."
-        await call.gate.path(box, given.pattern if given.pattern.startswith("/") else root, Access.READ)
+        await call.gate.check_path(box, given.pattern if given.pattern.startswith("/") else root, Access.READ)
         found = await box.files.glob(given.pattern, root=root, limit=given.limit)
         paths = [path for path in found.paths if call.gate.visible(box, path)]
         lines = paths or ["no file matches"]
         if not found.complete:
             lines = [*lines, f"[not all: {found.note}]"]
         facts = {"box": box.id, "paths": paths, "complete": found.complete, "note": found.note}
-        return answer("\n".join(lines), facts, *_hidden(len(found.paths) - len(paths)))
+        return answer("\n".join(lines), facts, *_hidden_note(len(found.paths) - len(paths)))
 
     return await call.on_box(glob)
 
@@ -87,12 +87,12 @@ async def grep_tool(call: Call, given: GrepArguments) -> ToolResult:
 
     async def grep(box: Box) -> ToolResult:
         root = given.path or "."
-        await call.gate.path(box, root, Access.READ)
+        await call.gate.check_path(box, root, Access.READ)
         search = box.files.grep(
             given.pattern, root=root, glob=given.glob, ignore_case=given.ignore_case, limit=given.limit,
             timeout_sec=given.timeout,
         )  # fmt: skip
-        found = await call.told(search, f"searching for {given.pattern[:60]}", given.timeout)
+        found = await call.with_progress(search, f"searching for {given.pattern[:60]}", given.timeout)
         hits = [hit for hit in found.hits if call.gate.visible(box, hit.path)]
         lines = [f"{hit.path}:{hit.line}:{_short(hit.text)}" for hit in hits] or ["no line matches"]
         if not found.complete:
@@ -101,7 +101,7 @@ async def grep_tool(call: Call, given: GrepArguments) -> ToolResult:
             "box": box.id, "complete": found.complete, "note": found.note, "files_searched": found.files_searched,
             "hits": [{"path": hit.path, "line": hit.line, "text": _short(hit.text)} for hit in hits],
         }  # fmt: skip
-        return answer("\n".join(lines), facts, *_hidden(len(found.hits) - len(hits)))
+        return answer("\n".join(lines), facts, *_hidden_note(len(found.hits) - len(hits)))
 
     return await call.on_box(grep)
 
@@ -111,5 +111,5 @@ def _short(text: str) -> str:
     return text if len(text) <= LINE_WIDTH else f"{text[:LINE_WIDTH]}… (+{len(text) - LINE_WIDTH} characters)"
 
 
-def _hidden(count: int) -> tuple[str, ...]:
+def _hidden_note(count: int) -> tuple[str, ...]:
     return (f"{count} more are hidden by the permissions of this agent",) if count else ()

@@ -1,4 +1,4 @@
-"""`send_file`: put a file of the box where the application collects what goes to the user."""
+"""The tool `send_file`: put a file into the outbox, from which the application sends it to the user."""
 
 import posixpath
 from typing import Annotated
@@ -9,7 +9,7 @@ from hutch.api import Box
 from hutch.errors import FileMissing, FileTooLarge, IsDirectory, QuotaExceeded
 from hutch.model.files import FileKind
 from hutch.policy.permissions import Access
-from hutch.tools.attachments import distinct, mime_of, outbox_of, safe_name
+from hutch.tools.attachments import guess_mime, outbox_path, safe_name, unique_name
 from hutch.tools.builtin.answers import SendFileAnswer
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
@@ -29,8 +29,8 @@ async def send_file_tool(call: Call, given: SendFileArguments) -> ToolResult:
     bounds = call.tools.attachments.bounds
 
     async def send(box: Box) -> ToolResult:
-        await call.gate.path(box, given.path, Access.READ)
-        directory = outbox_of(call.message)
+        await call.gate.check_path(box, given.path, Access.READ)
+        directory = outbox_path(call.message)
         there = await _waiting(box, directory)
         if len(there) >= bounds.files:
             raise QuotaExceeded(
@@ -46,12 +46,12 @@ async def send_file_tool(call: Call, given: SendFileArguments) -> ToolResult:
                 f"{given.path!r} has {info.size:,} bytes; {bounds.file_bytes:,} can be sent", op="send_file",
                 remedy="send a part of it, or compress it",
             )  # fmt: skip
-        name = distinct(safe_name(given.name or posixpath.basename(given.path.rstrip("/"))), there)
-        # Bounded once more by what is read: a file may grow, and /proc's have no size at all.
+        name = unique_name(safe_name(given.name or posixpath.basename(given.path.rstrip("/"))), there)
+        # The bytes read are bounded too: a file may grow, and files of /proc have size 0.
         pieces = box.files.open(given.path, limit=bounds.file_bytes)
-        written = await call.told(box.files.write(f"{directory}/{name}", pieces), f"sending {name}")
+        written = await call.with_progress(box.files.write(f"{directory}/{name}", pieces), f"sending {name}")
         facts = {
-            "box": box.id, "path": given.path, "name": name, "size": written.size, "mime": mime_of(name),
+            "box": box.id, "path": given.path, "name": name, "size": written.size, "mime": guess_mime(name),
             "outbox": f"{directory}/{name}", "message": call.message,
         }  # fmt: skip
         return answer(f"{name} ({written.size:,} bytes) will reach the user with your answer", facts)

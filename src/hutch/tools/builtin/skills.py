@@ -1,4 +1,4 @@
-"""`list_skills`, `activate_skill`, and the tools that active skills bring (B12, B38, B39)."""
+"""The tools `list_skills` and `activate_skill`, and the tools that active skills add."""
 
 import json
 import re
@@ -19,7 +19,7 @@ from hutch.tools.definition import Arguments, Tool, tool
 from hutch.tools.result import ToolResult, answer
 
 MAX_NAME = 64
-"""What model interfaces take as the name of a tool."""
+"""Longest tool name that model interfaces accept."""
 
 
 class ListSkillsArguments(Arguments, frozen=True, kw_only=True):
@@ -30,7 +30,7 @@ class ActivateSkillArguments(Arguments, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="The skill's name, from list_skills.", min_length=1, max_length=100)]
 
 
-def _kept(call: Call) -> Skills:
+def _skills(call: Call) -> Skills:
     if call.tools.skills is None:
         raise NotFound("this Hutch keeps no skills", op="skills")
     return call.tools.skills
@@ -39,7 +39,7 @@ def _kept(call: Call) -> Skills:
 @tool("list_skills", ListSkillsArguments, answers=ListSkillsAnswer, example={}, read_only=True)
 async def list_skills_tool(call: Call, given: ListSkillsArguments) -> ToolResult:
     """List the skills there are: packages of instructions, scripts and files for a kind of task."""
-    found = await _kept(call).all()
+    found = await _skills(call).all()
     lines = [f"{each.name}: {each.description}" + _active(call.agent, each) for each in found] or [
         "there are no skills"
     ]
@@ -61,11 +61,11 @@ def _active(agent: Agent, info: SkillInfo) -> str:
 async def activate_skill_tool(call: Call, given: ActivateSkillArguments) -> ToolResult:
     """Activate a skill: returns its instructions. Its files are in the box at /workspace/.skills/NAME, and the tools it
     brings join yours."""
-    skills = _kept(call)
+    skills = _skills(call)
     info = await skills.get(given.name)
     body = await skills.body(info.name)
     preparing = call.on_box(lambda box: skills.prepare(info.name, box))
-    place = await call.told(preparing, f"preparing skill {info.name}")
+    place = await call.with_progress(preparing, f"preparing skill {info.name}")
     call.agent.skills[info.name] = info.digest
     names = [tool_name(info, its) for its in info.tools]
     text = (
@@ -82,7 +82,7 @@ async def activate_skill_tool(call: Call, given: ActivateSkillArguments) -> Tool
 
 
 def _withheld(call: Call, info: SkillInfo) -> list[str]:
-    """Tools that the skill relies on and this agent may not use: better known now than in the middle of the work."""
+    """Warn about tools that the skill needs and this agent may not use, before the work begins."""
     permissions = call.tools.permissions(call.agent.name)
     relied = info.permissions.tools or ()
     missing = [name for name in relied if on_tool(permissions, name).decision is Decision.DENY]
@@ -90,12 +90,12 @@ def _withheld(call: Call, info: SkillInfo) -> list[str]:
 
 
 def tool_name(info: SkillInfo, its: SkillTool) -> str:
-    """`SKILL__TOOL`, in the letters that every model interface takes."""
+    """Return `SKILL__TOOL` in characters that every model interface accepts."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", f"{info.name}__{its.name}")[:MAX_NAME]
 
 
 async def skill_tools(skills: Skills, agent: Agent) -> tuple[Tool, ...]:
-    """Of the skills that are active for this agent; one that was removed since is not any more."""
+    """Return the tools of the agent's active skills, and deactivate skills that were removed meanwhile."""
     found: list[Tool] = []
     for name in tuple(agent.skills):
         try:
@@ -109,14 +109,14 @@ async def skill_tools(skills: Skills, agent: Agent) -> tuple[Tool, ...]:
 
 def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
     async def run(call: Call, given: dict[str, Any]) -> ToolResult:
-        await call.gate.command(its.command)
+        await call.gate.check_command(its.command)
         kept = call.tools.output_bytes
 
         async def work(box: Box) -> ToolResult:
             place = await skills.prepare(info.name, box)
             command = tool_call.words(info, its, place, box.spec)
             running = box.exec(command, env=place.env, stdin=json.dumps(given), keep_output=kept)
-            result = await call.told(running, f"running {its.name}")
+            result = await call.with_progress(running, f"running {its.name}")
             text, structured = render(result, kept)
             return answer(text, {"box": box.id, **structured}, *result.notes, *place.warnings)
 

@@ -1,4 +1,4 @@
-"""Bytes as text and back, byte for byte: a file's own encoding and line endings are found out and kept (lesson 19)."""
+"""Converts file content to text and back: encoding and line endings are detected and kept byte for byte."""
 
 import codecs
 from typing import NamedTuple
@@ -8,48 +8,50 @@ from hutch.errors import Invalid, NoMatch
 SAMPLE = 1 << 16
 LF, CRLF = "\n", "\r\n"
 
-_MARKS = (
+_BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
-    (codecs.BOM_UTF32_LE, "utf-32-le"),  # before UTF-16: its mark begins with theirs
+    (codecs.BOM_UTF32_LE, "utf-32-le"),  # Listed before UTF-16, whose mark is a prefix of this one.
     (codecs.BOM_UTF32_BE, "utf-32-be"),
     (codecs.BOM_UTF16_LE, "utf-16-le"),
     (codecs.BOM_UTF16_BE, "utf-16-be"),
 )
 _WIDE = ("utf-16", "utf-32")
-_NO_CHARSETS = frozenset({"idna", "punycode", "unicode_escape", "raw_unicode_escape", "unicode-escape", "undefined"})
-"""Text encodings to Python; but no file is written in them, and some refuse to replace what they cannot read."""
+_NOT_FILE_ENCODINGS = frozenset(
+    {"idna", "punycode", "unicode_escape", "raw_unicode_escape", "unicode-escape", "undefined"}
+)
+"""Encodings that Python counts as text although no file uses them. Some of them cannot replace invalid input."""
 _CONTROL = bytes(byte for byte in range(32) if byte not in b"\t\n\r\f\b\x1b")
 
 
-class Kind(NamedTuple):
-    """How a file's bytes are text."""
+class TextFormat(NamedTuple):
+    """Encoding, byte order mark and line endings of a file."""
 
     encoding: str
-    mark: bytes = b""
+    bom: bytes = b""
     newline: str = LF
     mixed: bool = False
-    """It has both kinds of line endings."""
+    """The file has both kinds of line endings."""
 
     @property
     def notice(self) -> str:
-        """What a reader should know; empty for plain UTF-8."""
-        told = []
+        """Note for the reader, empty for plain UTF-8."""
+        parts = []
         if self.encoding != "utf-8":
-            told.append(f"encoding {self.encoding}")
-        if self.mark and self.encoding == "utf-8":
-            told.append("UTF-8 with byte order mark")
+            parts.append(f"encoding {self.encoding}")
+        if self.bom and self.encoding == "utf-8":
+            parts.append("UTF-8 with byte order mark")
         if self.mixed:
-            told.append("mixed line endings (LF and CRLF)")
+            parts.append("mixed line endings (LF and CRLF)")
         elif self.newline == CRLF:
-            told.append("line endings CRLF")
-        return ", ".join(told)
+            parts.append("line endings CRLF")
+        return ", ".join(parts)
 
 
-def codec(name: str) -> str:
-    """The name of a text encoding, checked."""
+def checked_codec(name: str) -> str:
+    """Return the canonical name of a text encoding, or raise Invalid."""
     try:
         found = codecs.lookup(name)
-        if not found._is_text_encoding or found.name in _NO_CHARSETS:
+        if not found._is_text_encoding or found.name in _NOT_FILE_ENCODINGS:
             raise LookupError
         bytes(range(256)).decode(found.name, "replace")
     except (LookupError, ValueError, UnicodeError):
@@ -60,21 +62,21 @@ def codec(name: str) -> str:
     return {"iso8859-1": "latin-1"}.get(found.name, found.name)
 
 
-def kind_of(content: bytes, declared: str | None = None) -> Kind | None:
-    """None: the content is not text. UTF-8 if it is that, else Latin-1, in which every byte is one character."""
-    for mark, encoding in _MARKS:
-        if content.startswith(mark):
-            if declared is None or encoding.startswith(declared):  # utf-16 is what its mark says it is
-                return _with_newlines(content, encoding, mark)
+def detect_format(content: bytes, declared: str | None = None) -> TextFormat | None:
+    """Detect the format, or return None for binary content. Text that is not UTF-8 counts as Latin-1."""
+    for bom, encoding in _BOMS:
+        if content.startswith(bom):
+            if declared is None or encoding.startswith(declared):  # The byte order mark decides what utf-16 means.
+                return _format_of(content, encoding, bom)
             break
     if declared is not None:
-        return _with_newlines(content, codec(declared))
+        return _format_of(content, checked_codec(declared))
     sample = content[:SAMPLE]
     if b"\0" in sample:
         return None
     if sample and len(sample) - len(sample.translate(None, _CONTROL)) > len(sample) // 10:
         return None
-    return _with_newlines(content, "utf-8" if is_utf8(content) else "latin-1")
+    return _format_of(content, "utf-8" if is_utf8(content) else "latin-1")
 
 
 def is_utf8(content: bytes) -> bool:
@@ -85,26 +87,26 @@ def is_utf8(content: bytes) -> bool:
     return True
 
 
-def _with_newlines(content: bytes, encoding: str, mark: bytes = b"") -> Kind:
-    feed, pair = (text.encode(encoding).removeprefix(_mark_of(encoding)) for text in (LF, CRLF))
+def _format_of(content: bytes, encoding: str, bom: bytes = b"") -> TextFormat:
+    feed, pair = (text.encode(encoding).removeprefix(_bom_of(encoding)) for text in (LF, CRLF))
     pairs = content.count(pair)
     alone = content.count(feed) - pairs
-    return Kind(encoding, mark, CRLF if pairs > max(alone, 0) else LF, pairs > 0 and alone > 0)
+    return TextFormat(encoding, bom, CRLF if pairs > max(alone, 0) else LF, pairs > 0 and alone > 0)
 
 
-def _mark_of(encoding: str) -> bytes:
-    """`utf-16` and `utf-8-sig` put a mark before everything they write."""
+def _bom_of(encoding: str) -> bytes:
+    """Return the mark that encodings such as `utf-16` and `utf-8-sig` put before everything they write."""
     return "".encode(encoding)
 
 
-def decoded(content: bytes, encoding: str) -> str:
+def decode_text(content: bytes, encoding: str) -> str:
     try:
         return content.decode(encoding, "replace")
     except UnicodeError as error:
         raise Invalid(f"this cannot be read as {encoding}: {error}", remedy="leave encoding out") from error
 
 
-def encoded(text: str, encoding: str) -> bytes:
+def encode_text(text: str, encoding: str) -> bytes:
     try:
         return text.encode(encoding)
     except UnicodeEncodeError as error:
@@ -116,27 +118,29 @@ def encoded(text: str, encoding: str) -> bytes:
 
 
 def with_newlines(text: str, newline: str) -> str:
-    """Every line ending as `newline`."""
+    """Return the text with every line ending replaced by `newline`."""
     plain = text.replace(CRLF, LF)
     return plain.replace(LF, CRLF) if newline == CRLF else plain
 
 
-class Plan(NamedTuple):
-    """An edit as bytes: `old` is replaced by `new`, in so many `places`."""
+class EditPlan(NamedTuple):
+    """An edit as bytes: `occurrences` times `old` is replaced by `new`."""
 
     old: bytes
     new: bytes
-    places: int
-    kind: Kind
+    occurrences: int
+    kind: TextFormat
 
 
-def plan(path: str, content: bytes, old: str, new: str, *, replace_all: bool, declared: str | None = None) -> Plan:
-    """What to replace in `content`, so that a model's text with plain line ends meets the file's own bytes."""
+def plan_edit(
+    path: str, content: bytes, old: str, new: str, *, replace_all: bool, declared: str | None = None
+) -> EditPlan:
+    """Plan an edit so that a model's text with plain line endings matches the bytes of the file."""
     if not old:
         raise Invalid("the text to replace is empty", remedy="name the text that is there, or use write")
     if old == new:
         raise Invalid("old and new are the same text", remedy="say in `new` what it should become")
-    kind = kind_of(content, declared) or Kind("latin-1")
+    kind = detect_format(content, declared) or TextFormat("latin-1")
     if kind.encoding.startswith(_WIDE) or declared is not None:
         return _plan_as_text(path, content, old, new, kind, replace_all)
     for encoding in dict.fromkeys((kind.encoding, "utf-8", "latin-1")):
@@ -150,13 +154,13 @@ def plan(path: str, content: bytes, old: str, new: str, *, replace_all: bool, de
                 _check_count(path, content, before, count, replace_all)
                 style = newline or (kind.newline if LF not in old else LF if CRLF not in old else "")
                 after = with_newlines(new, style) if style else new
-                return Plan(before, encoded(after, encoding), count, kind._replace(encoding=encoding))
-    raise _absent(path, content, old, kind.encoding)
+                return EditPlan(before, encode_text(after, encoding), count, kind._replace(encoding=encoding))
+    raise _no_match_error(path, content, old, kind.encoding)
 
 
-def _plan_as_text(path: str, content: bytes, old: str, new: str, kind: Kind, replace_all: bool) -> Plan:
-    """In encodings where a character may begin inside another one's bytes, text is compared, not bytes."""
-    body = content.removeprefix(kind.mark)
+def _plan_as_text(path: str, content: bytes, old: str, new: str, kind: TextFormat, replace_all: bool) -> EditPlan:
+    """Plan an edit on text, for encodings in which a character's bytes may occur inside those of others."""
+    body = content.removeprefix(kind.bom)
     try:
         text = body.decode(kind.encoding)
     except UnicodeDecodeError as error:
@@ -169,8 +173,8 @@ def _plan_as_text(path: str, content: bytes, old: str, new: str, kind: Kind, rep
             _check_count(path, text.encode(), spelled.encode(), count, replace_all)
             newline = CRLF if CRLF in spelled else LF if LF in spelled else kind.newline
             changed = text.replace(spelled, with_newlines(new, newline))
-            return Plan(content, kind.mark + encoded(changed, kind.encoding), count, kind)
-    raise _absent(path, text.encode(), old, "utf-8")
+            return EditPlan(content, kind.bom + encode_text(changed, kind.encoding), count, kind)
+    raise _no_match_error(path, text.encode(), old, "utf-8")
 
 
 def _check_count(path: str, content: bytes, before: bytes, count: int, replace_all: bool) -> None:
@@ -188,8 +192,8 @@ def _check_count(path: str, content: bytes, before: bytes, count: int, replace_a
     )
 
 
-def _absent(path: str, content: bytes, old: str, encoding: str) -> NoMatch:
-    """Near misses are nearly always white space; say where, because then the model need not read it all again."""
+def _no_match_error(path: str, content: bytes, old: str, encoding: str) -> NoMatch:
+    """Return the error. Near misses are mostly white space, so it names the line and saves the model a full read."""
     text = content.decode(encoding, "replace")
     wanted = [line.strip() for line in old.strip().splitlines() if line.strip()]
     remedy = "read the file and copy the text exactly as it is there"

@@ -1,4 +1,4 @@
-"""`write` and `edit`: files change as bytes, in their own encoding and with their own line endings (lesson 19)."""
+"""The tools `write` and `edit`. They change bytes and keep the file's encoding and line endings."""
 
 import base64
 import binascii
@@ -13,7 +13,7 @@ from hutch.errors import Conflict, FileChanged, FileMissing, Invalid
 from hutch.policy.permissions import Access
 from hutch.tools.builtin import text_encoding
 from hutch.tools.builtin.answers import EditAnswer, WriteAnswer
-from hutch.tools.builtin.read import WHOLE
+from hutch.tools.builtin.read import MAX_WHOLE_FILE
 from hutch.tools.call import Call
 from hutch.tools.definition import MAX_PATH, Arguments, tool
 from hutch.tools.result import ToolResult, answer
@@ -61,23 +61,23 @@ async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
             remedy='for example {"path": "notes.txt", "content": "hello\\n"}',
             details={"field": "content"},
         )
-    declared = text_encoding.codec(given.encoding) if given.encoding else None
+    declared = text_encoding.checked_codec(given.encoding) if given.encoding else None
 
     async def write(box: Box) -> ToolResult:
-        await call.gate.path(box, given.path, Access.WRITE)
-        earlier = await _earlier(box, given.path)
-        _guard(call, box, given.path, earlier, given.append)
+        await call.gate.check_path(box, given.path, Access.WRITE)
+        earlier = await _existing_content(box, given.path)
+        _check_unchanged(call, box, given.path, earlier, given.append)
         data, notes = _content(given, earlier, declared)
         mode = 0o755 if given.executable else None
         info = await box.files.write(given.path, data, append=given.append, mode=mode)
-        seen = call.agent.seen(box, given.path)
+        seen = call.agent.read_digest(box, given.path)
         known = earlier is None or seen == hashlib.sha256(earlier).hexdigest()
         if seen is None and earlier is not None and not given.append:
             notes.append("it replaced a file that you had not read")
         whole = (earlier or b"") + data if given.append else data
         digest = hashlib.sha256(whole).hexdigest() if len(whole) == info.size else ""
         if digest and (known or not given.append):
-            call.agent.saw(box, given.path, digest)
+            call.agent.record_read(box, given.path, digest)
         done = "appended to" if given.append else "replaced" if earlier is not None else "new file"
         text = f"{given.path}: {done}, {info.size:,} bytes now"
         facts = {
@@ -89,23 +89,23 @@ async def write_tool(call: Call, given: WriteArguments) -> ToolResult:
     return await call.on_box(write)
 
 
-async def _earlier(box: Box, path: str) -> bytes | None:
-    """What is there now, at least the beginning of it; None: nothing."""
+async def _existing_content(box: Box, path: str) -> bytes | None:
+    """Return the content of the file, or at least its beginning; None if there is no file."""
     try:
-        return await box.files.read(path, limit=WHOLE)
+        return await box.files.read(path, limit=MAX_WHOLE_FILE)
     except FileMissing:
         return None
 
 
-def _guard(call: Call, box: Box, path: str, earlier: bytes | None, append: bool) -> None:
-    seen = call.agent.seen(box, path)
-    if earlier is None or seen is None or append or len(earlier) >= WHOLE:
+def _check_unchanged(call: Call, box: Box, path: str, earlier: bytes | None, append: bool) -> None:
+    seen = call.agent.read_digest(box, path)
+    if earlier is None or seen is None or append or len(earlier) >= MAX_WHOLE_FILE:
         return
     if hashlib.sha256(earlier).hexdigest() != seen:
-        raise changed(path, "write")
+        raise file_changed(path, "write")
 
 
-def changed(path: str, op: str) -> FileChanged:
+def file_changed(path: str, op: str) -> FileChanged:
     return FileChanged(
         f"{path!r} has changed since you read it",
         op=op,
@@ -122,12 +122,12 @@ def _content(given: WriteArguments, earlier: bytes | None, declared: str | None)
                 f"content_base64 is not base64: {error}", op="write", details={"field": "content_base64"}
             ) from None
     text = given.content or ""
-    there = text_encoding.kind_of(earlier) if earlier else None
-    kind = there or text_encoding.Kind("utf-8")
+    there = text_encoding.detect_format(earlier) if earlier else None
+    kind = there or text_encoding.TextFormat("utf-8")
     notes: list[str] = []
-    mark = b"" if given.append else kind.mark
+    mark = b"" if given.append else kind.bom
     if declared is not None and declared != kind.encoding:
-        kind, mark = text_encoding.Kind(declared, newline=kind.newline), b""
+        kind, mark = text_encoding.TextFormat(declared, newline=kind.newline), b""
         if there is not None:
             notes.append(f"the file was {there.encoding} before")
     elif there is not None and kind.notice:
@@ -140,7 +140,7 @@ def _content(given: WriteArguments, earlier: bytes | None, declared: str | None)
         text = text_encoding.with_newlines(text, text_encoding.CRLF)
     if mark:
         text = text.removeprefix("\ufeff")
-    return mark + text_encoding.encoded(text, kind.encoding), notes
+    return mark + text_encoding.encode_text(text, kind.encoding), notes
 
 
 @tool(
@@ -154,13 +154,13 @@ async def edit_tool(call: Call, given: EditArguments) -> ToolResult:
     """Replace an exact piece of text in a file of the current box. The file must have been read before and not have
     changed since. `old` must stand there exactly once, unless replace_all is set. Encoding, line endings and every
     other byte stay as they are."""
-    declared = text_encoding.codec(given.encoding) if given.encoding else None
+    declared = text_encoding.checked_codec(given.encoding) if given.encoding else None
 
     async def edit(box: Box) -> ToolResult:
-        await call.gate.path(box, given.path, Access.WRITE)
+        await call.gate.check_path(box, given.path, Access.WRITE)
         content = await box.files.read(given.path)
         digest = hashlib.sha256(content).hexdigest()
-        seen = call.agent.seen(box, given.path)
+        seen = call.agent.read_digest(box, given.path)
         if seen is None:
             raise Conflict(
                 f"you have not read {given.path!r} yet",
@@ -169,18 +169,20 @@ async def edit_tool(call: Call, given: EditArguments) -> ToolResult:
                 remedy=f'read(path="{given.path}") first, then edit',
             )
         if seen != digest:
-            raise changed(given.path, "edit")
-        plan = text_encoding.plan(
+            raise file_changed(given.path, "edit")
+        plan = text_encoding.plan_edit(
             given.path, content, given.old, given.new, replace_all=given.replace_all, declared=declared
         )
         every = given.replace_all and plan.old != content
         done = await box.files.edit(given.path, plan.old, plan.new, replace_all=every, expect=digest)
-        call.agent.saw(box, given.path, done.digest)
-        places = "1 place" if plan.places == 1 else f"{plan.places} places"
+        call.agent.record_read(box, given.path, done.digest)
+        places = "1 place" if plan.occurrences == 1 else f"{plan.occurrences} places"
         line = content.count(b"\n", 0, max(0, content.find(plan.old))) + 1
-        text = f"{given.path}: replaced in {places}" + (f", line {line}" if plan.places == 1 and every is False else "")
+        text = f"{given.path}: replaced in {places}" + (
+            f", line {line}" if plan.occurrences == 1 and every is False else ""
+        )
         facts: dict[str, Any] = {
-            "box": box.id, "path": given.path, "replaced": plan.places, "size": done.size, "digest": done.digest,
+            "box": box.id, "path": given.path, "replaced": plan.occurrences, "size": done.size, "digest": done.digest,
             "encoding": plan.kind.encoding,
         }  # fmt: skip
         notes = (f"kept as it was: {plan.kind.notice}",) if plan.kind.notice else ()
