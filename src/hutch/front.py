@@ -171,7 +171,7 @@ def _choose(
         from hutch.client.disabled import OffHutch
 
         return OffHutch(config.origin("enabled"))
-    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told)
+    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, told=told)
     if client is not None:
         return client
     if key or ca:
