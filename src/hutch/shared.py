@@ -28,7 +28,7 @@ from hutch.logs import log
 from hutch.model.ids import BoxId
 
 if TYPE_CHECKING:
-    from hutch.server.embedded import EmbeddedServer
+    from hutch.server.run import EmbeddedServer
 
 SUCCESSION_SECONDS = 0.02
 """Interval between looks whether a process that was lost has really ended, so that its place can be taken."""
@@ -185,7 +185,7 @@ class Sockets:
     def _serve(self, listening: socket.socket) -> None:
         """The first connection has come. The server is loaded only now: most processes never need it."""
         asyncio.get_running_loop().remove_reader(listening)
-        from hutch.server.embedded import EmbeddedServer
+        from hutch.server.run import EmbeddedServer
 
         if self._server is None:
             self._server = EmbeddedServer(self._keeper)

@@ -1,11 +1,12 @@
-"""MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
+"""MCP servers in boxes, for each owner: reached through the gateway, one by one, or by WebSocket."""
 
 import asyncio
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
-from hutch.errors import Gone, HutchError, Invalid, NotFound
+from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.views import all_shown, condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
@@ -19,7 +20,6 @@ from hutch.model.receipts import Detail
 from hutch.model.spec_arguments import ask
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
-from hutch.server.handlers import mcp_sdk
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -29,11 +29,30 @@ if TYPE_CHECKING:
     from hutch.mcp.serving.http import HttpSessions, Opened, Visitor
 
 SESSION = "mcp-hosting"
-"""Holds the leases of all hosted servers' boxes; the same after a restart."""
+"""The session that holds the leases of all hosted servers' boxes; it is the same after a restart."""
+_importing = threading.Lock()
+"""Lets one thread at a time import the SDK: its packages import each other, and two threads that begin at different
+ends would find half-initialised modules."""
+
+
+async def load_sdk() -> None:
+    """Import the MCP SDK, an extra that takes a second to import, in a thread; Unavailable if it is not installed."""
+    try:
+        await asyncio.to_thread(_import_sdk)
+    except ImportError as error:
+        raise Unavailable(
+            f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
+        ) from error
+
+
+def _import_sdk() -> None:
+    with _importing:
+        import hutch.mcp.hosting.hosted
+        import hutch.mcp.serving.http_sessions  # noqa: F401
 
 
 class OwnerBoxes:
-    """One owner's boxes and volumes, as `hutch.mcp.hosting` needs them."""
+    """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs."""
 
     def __init__(self, service: Service, owner: str) -> None:
         self._service = service
@@ -57,7 +76,7 @@ class OwnerBoxes:
         return await all_shown(self._keeper, self._owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        with bound_by(UNBOUND):  # the box is the MCP server's own: the caller's rights do not matter
+        with bound_by(UNBOUND):  # The box belongs to the MCP server, so the caller's rights do not apply.
             try:
                 await self._keeper.acquire(box_id, SESSION)
             except Gone:
@@ -69,7 +88,7 @@ class OwnerBoxes:
 
 
 class OwnerReceipts:
-    """Calls of hosted tools, on record in the name of whoever asked: the door has said who that is."""
+    """Records calls of hosted tools under the owner's name."""
 
     def __init__(self, receipts: Receipts, owner: str) -> None:
         self._receipts = receipts
@@ -85,6 +104,8 @@ class OwnerReceipts:
 
 
 class OwnerVolumes:
+    """Creates and removes one owner's volumes."""
+
     def __init__(self, volumes: Volumes, owner: str) -> None:
         self._volumes = volumes
         self._owner = owner
@@ -97,14 +118,14 @@ class OwnerVolumes:
 
 
 class Hostings:
-    """The `Hosted` of each owner, made when it is needed first."""
+    """The `Hosted` of each owner, created at its first use."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._opening: dict[str, asyncio.Task[Hosted]] = {}
 
     async def start(self) -> None:
-        """Bring up the eager servers of everybody who has any (B32). Nobody waits for it."""
+        """Start the servers of all owners that are configured to start with Hutch; this runs in the background."""
         for owner in await asyncio.to_thread(self._owners):
             try:
                 await self.of(owner)
@@ -127,7 +148,7 @@ class Hostings:
 
     async def _open(self, owner: str) -> "Hosted":
         config = self._service.config
-        await mcp_sdk.load()
+        await load_sdk()
         from hutch.mcp.hosting.hosted import Hosted
 
         hosted = Hosted(
@@ -144,7 +165,7 @@ class Hostings:
 
 
 class HostedMount:
-    """An endpoint of streamable HTTP: `/mcp/gateway`, or `/mcp/servers/{name}`."""
+    """A streamable-HTTP endpoint: `/mcp/gateway` or `/mcp/servers/{name}`."""
 
     def __init__(self, hostings: Hostings, service: Service) -> None:
         self._hostings = hostings
@@ -157,21 +178,21 @@ class HostedMount:
         visitor: Visitor = scope[VISITOR]
         name, box_id = visitor.params.get("name", ""), visitor.query.get("box", "")
         if unknown := sorted(visitor.query.keys() - {"box"}):
-            raise Invalid(f"{unknown[0]!r} means nothing here", remedy="`box` names a conversation's box")
+            raise Invalid(f"the query parameter {unknown[0]!r} is unknown", remedy="`box` names a conversation's box")
         key = (visitor.owner, name, box_id)
         if key not in self._sessions:
             front = await self._front(visitor.owner, name, box_id)
-            self._sessions.setdefault(key, self._made(front, visitor.owner, name))
+            self._sessions.setdefault(key, self._http_sessions(front, visitor.owner, name))
         hosted = await self._hostings.of(visitor.owner)
         if name and not box_id:
-            await hosted.ready(name)  # its own words (instructions, version) go into the handshake
+            await hosted.ready(name)  # The MCP handshake contains the server's own instructions and version.
             hosted.front(name)
         await self._sessions[key](scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
 
-    def _made(self, front: "Front", owner: str, name: str) -> "HttpSessions":
+    def _http_sessions(self, front: "Front", owner: str, name: str) -> "HttpSessions":
         from hutch.mcp.serving.http import HttpSessions, Opened
 
         async def opened(_: "Visitor") -> "Opened":
@@ -189,8 +210,8 @@ class HostedMount:
 
 
 async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:
-    """The box of a conversation, which its servers share (B10)."""
+    """The box of a conversation, which its MCP servers share."""
     live = await service.keeper.live(box_id)
     if live.record.owner != owner:
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
-    return BoxHandle(service.keeper, live, SESSION)  # beside whoever holds it: its lease is not ours to extend
+    return BoxHandle(service.keeper, live, SESSION)  # It is used beside its holder, whose lease is not extended.
