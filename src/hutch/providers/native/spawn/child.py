@@ -41,7 +41,7 @@ def live() -> NoReturn:
         guest, keeper = _become_guest()
         write(SOCK, b'{"ready":true}')
         close(SOCK)
-        guest.welcome(keeper)
+        guest.add_connection(keeper)
         while True:
             guest.run()
     finally:
@@ -118,7 +118,7 @@ class Rehearsal:
         """False: it did not come to its end."""
         _grow_up(self._child.fileno())
         guest = _guest(self._options, self._asking.fileno())
-        guest.welcome(self._theirs)
+        guest.add_connection(self._theirs)
         answers: list[bytes] = []
 
         def heard(_events: int) -> None:
@@ -127,7 +127,7 @@ class Rehearsal:
                 guest.loop.stop()
 
         guest.loop.watch(self._keeper.fileno(), READ, heard)
-        guest.loop.after(_PATIENCE, guest.loop.stop)
+        guest.loop.call_later(_PATIENCE, guest.loop.stop)
         guest.run()
         return any(b'"exit_code":' in answer for answer in answers)
 
