@@ -22,7 +22,7 @@ from hutch.providers.guest_client.verdicts import BoxFacts, Counters
 
 _BODY = """
 import json, os, resource, socket, sys
-from hutch.guest.main import Means, Options, serve
+from hutch.guest.main import GuestContext, Options, serve
 listener, spill, options = int(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3])
 if options.pop("no_processes", False):
     if os.getuid() == 0:  # whom the limit does not bind
@@ -30,8 +30,8 @@ if options.pop("no_processes", False):
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 name = options.pop("box_name", "box")
 score = os.open("/proc/self/oom_score_adj", os.O_RDWR) if options.pop("victims", False) else None
-means = Means(None if spill < 0 else spill, score)
-serve(socket.socket(fileno=listener), Options(name, **options), means)
+context = GuestContext(None if spill < 0 else spill, score)
+serve(socket.socket(fileno=listener), Options(name, **options), context)
 """
 PATIENCE = 30.0
 

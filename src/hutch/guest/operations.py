@@ -1,11 +1,11 @@
-"""How a file operation runs beside others on one loop: in short steps, and its failure has a code.
+"""File operations as the loop sees them: they run in short steps beside others, and a failure has a code.
 
 An operation is called with the request and the workdir, and is one of three things:
 
-- a plain function: it returns the reply;
-- a generator of steps (`Steps`): what it yields tells the loop what it wants, what it returns is the reply. Closing it
-  (CANCEL, or the connection is lost) runs its `finally` blocks, which undo what is half done;
-- a `Consumer`: it is given the content that the host sends.
+- a plain function, which returns the reply;
+- a generator of steps (`Steps`): it yields what the loop should do and returns the reply. Closing it (on CANCEL or a
+  lost connection) runs its `finally` blocks, which undo what is half done;
+- a `Consumer`, which receives the content that the host sends.
 """
 
 import errno
@@ -18,48 +18,48 @@ Reply = dict[str, Any]
 
 
 class Readable(NamedTuple):
-    """Go on when this descriptor can be read, or at `until` (monotonic seconds; None: only then)."""
+    """Continue when this descriptor is readable, or at `until` (monotonic seconds; None means no time limit)."""
 
     descriptor: int
     until: float | None = None
 
 
 Step = bytes | Readable | None
-"""bytes: send them as DATA when there is credit. None: let others run. Readable: wait."""
+"""bytes are sent as DATA when there is credit, None lets other operations run, and Readable waits."""
 Steps = Generator[Step, None, Reply]
 
 STEP_SECONDS = 0.005
-"""About how long an operation may hold the loop between two steps."""
+"""Time that an operation may hold the loop between two steps, approximately."""
 BLOCK = 256 << 10
-"""Bytes of content moved in one step."""
+"""Bytes of content that one step moves."""
 
 
 class Consumer(Protocol):
-    """An operation that is given content. `end` or `abort` is called once, and nothing after it."""
+    """An operation that receives content. Either `end` or `abort` is called once, and nothing after it."""
 
     def data(self, content: bytes) -> None: ...
 
     def end(self) -> Reply | Steps:
-        """All content was given: finish, and answer."""
+        """Finish and answer; all content has arrived."""
 
     def abort(self) -> None:
-        """The host is gone or has changed its mind: leave nothing half done."""
+        """Undo what is half done; the host disconnected or cancelled."""
 
 
 Operation = Callable[[Request, str], Reply | Steps | Consumer]
 
 
 MAX_MESSAGE = 6000
-"""Characters: room for the longest path there can be."""
+"""Longest message in characters; the longest possible path fits into it."""
 
 
 class Failure(Exception):
-    """An operation failed; the loop sends it as an ERROR frame. `code` is one of the codes of hutch.errors."""
+    """An operation's failure, which the loop sends as an ERROR frame. `code` is one of the codes in hutch.errors."""
 
     def __init__(self, code: str, message: str, *, remedy: str = "", **details: Any) -> None:
         super().__init__(message)
         self.code = code
-        # A request may name a path of megabytes; the answer must not be too large to be believed.
+        # A request may name a path of megabytes; the host would reject an answer that repeats it.
         self.message = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "…"
         self.remedy = remedy
         self.details = details
@@ -87,7 +87,7 @@ _REMEDIES = {
 
 
 def failure(error: OSError, what: str, path: str) -> Failure:
-    """The kernel's answer as a failure that says what was tried, on which path, and why it did not work."""
+    """Turn an OSError into a failure that says what was tried, on which path, and why it failed."""
     path = path[:MAX_MESSAGE]
     number = error.errno or 0
     name = errno.errorcode.get(number, str(number))
@@ -97,7 +97,7 @@ def failure(error: OSError, what: str, path: str) -> Failure:
     return Failure(code, message, remedy=_REMEDIES.get(number, ""), errno=number, name=name, path=path)
 
 
-def text(request: Request, key: str) -> str:
+def text_field(request: Request, key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str):
         raise Failure("invalid", f"{key} must be a text, not {value!r}")
@@ -108,12 +108,12 @@ def text(request: Request, key: str) -> str:
     return value
 
 
-def number(request: Request, key: str, default: int, *, least: int = 0) -> int:
+def number_field(request: Request, key: str, default: int, *, least: int = 0) -> int:
     value = request.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
         raise Failure("invalid", f"{key} must be a whole number from {least} on, not {value!r}")
     return value
 
 
-def optional_number(request: Request, key: str, *, least: int = 0) -> int | None:
-    return None if request.get(key) is None else number(request, key, 0, least=least)
+def optional_number_field(request: Request, key: str, *, least: int = 0) -> int | None:
+    return None if request.get(key) is None else number_field(request, key, 0, least=least)

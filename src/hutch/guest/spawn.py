@@ -1,6 +1,6 @@
-"""Starting a process: one posix_spawn, which is a vfork; the guest has no privilege that must be dropped first.
+"""Starting a process with posix_spawn, which uses vfork; the guest has no privilege that it would have to drop first.
 
-`posix_spawn` knows no working directory, so the guest goes there itself and returns: it has one thread and uses no
+`posix_spawn` cannot set a working directory, so the guest changes to it and back: it has one thread and uses no
 relative path of its own.
 """
 
@@ -20,7 +20,7 @@ from hutch.guest.processes import processes
 
 Actions = Sequence[tuple[object, ...]]
 
-# What Python or `serve` ignores would stay ignored across exec: a shell pipeline needs its SIGPIPE.
+# Signals that Python or `serve` ignores would stay ignored across exec, but a shell pipeline needs its SIGPIPE.
 _DEFAULT_SIGNALS = (
     signal.SIGHUP,
     signal.SIGINT,
@@ -30,38 +30,40 @@ _DEFAULT_SIGNALS = (
     signal.SIGCHLD,
     signal.SIGXFSZ,
 )
-VICTIM = b"800"
+CHILD_OOM_SCORE = b"800"
 _DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_TERMINAL_SIZE = struct.Struct("HHHH")
 
 
 class OomScore:
-    """Children inherit the score of the moment they are started: when memory runs out they go, not the guest."""
+    """Raises the OOM score while a child is started; children inherit it, so the kernel kills them before the guest."""
 
     __slots__ = ("_fd", "_own")
 
     def __init__(self, fd: int | None) -> None:
-        """`fd`: the guest's own oom_score_adj, open for reading and writing; None: everybody keeps what they have."""
+        """`fd` is the guest's own oom_score_adj, open for reading and writing; None leaves every score as it is."""
         self._fd = fd
-        # Not always 0: a service manager may have raised it, and nobody unprivileged may go below that again.
+        # It is not always 0: a service manager may have raised it, and an unprivileged process cannot go below that
+        # again.
         self._own = os.pread(fd, 16, 0).strip() if fd is not None else b""
 
     def raise_for_child(self) -> None:
-        if self._fd is not None and int(self._own) < int(VICTIM):
-            os.pwrite(self._fd, VICTIM, 0)
+        if self._fd is not None and int(self._own) < int(CHILD_OOM_SCORE):
+            os.pwrite(self._fd, CHILD_OOM_SCORE, 0)
 
     def restore(self) -> None:
-        if self._fd is not None and int(self._own) < int(VICTIM):
+        if self._fd is not None and int(self._own) < int(CHILD_OOM_SCORE):
             os.pwrite(self._fd, self._own, 0)
 
 
 def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Actions, score: OomScore) -> int:
-    """The pid of a new session's leader; a Failure `not_runnable` says what was wrong, with the kernel's reason."""
+    """Start a session leader and return its pid; a Failure `not_runnable` carries the kernel's reason."""
     try:
-        _go(cwd)
+        _change_directory(cwd)
     except OSError as error:
         raise _not_runnable(error, "cwd", f"cannot work in {cwd!r}") from error
     except ValueError as error:
-        raise _impossible("cwd", f"cannot work in {cwd!r}: {error}") from error
+        raise _invalid("cwd", f"cannot work in {cwd!r}: {error}") from error
     try:
         program = find_program(argv[0], env)
         score.raise_for_child()
@@ -78,14 +80,14 @@ def spawn(argv: Sequence[str], env: Mapping[bytes, bytes], cwd: str, actions: Ac
         what = {errno.E2BIG: "arguments", errno.EAGAIN: "process", errno.ENOMEM: "process"}.get(error.errno or 0)
         raise _not_runnable(error, what or "program", f"cannot run {argv[0][:200]!r}") from error
     except ValueError as error:
-        raise _impossible("arguments", f"cannot run {argv[0][:200]!r}: {error}") from error
+        raise _invalid("arguments", f"cannot run {argv[0][:200]!r}: {error}") from error
     finally:
         score.restore()
         os.chdir("/")
 
 
-def _go(path: str) -> None:
-    """Never through a magic link: /proc/self/fd leads to the descriptors of the guest, one of a host directory."""
+def _change_directory(path: str) -> None:
+    """Enter a directory, but never through a magic link: /proc/self/fd leads to the guest's own host directory."""
     directory = open_at(AT_FDCWD, path, DIRECTORY)
     try:
         os.fchdir(directory)
@@ -94,14 +96,14 @@ def _go(path: str) -> None:
 
 
 def find_program(name: str, env: Mapping[bytes, bytes]) -> str:
-    """Search the command's own PATH, as a shell would; one failed vfork for each directory would be dear."""
+    """Search the command's own PATH as a shell does, because a failed vfork for each directory would be slow."""
     if "/" in name:
         return name
     denied = False
     for directory in os.fsdecode(env.get(b"PATH", b"") or _DEFAULT_PATH.encode()).split(":"):
         candidate = f"{directory or '.'}/{name}"
         try:
-            # The guest's own /proc/self is not the command's: through it PATH would ask about files of the host.
+            # The guest's /proc/self is not the command's: through it, PATH could probe files of the host.
             file = open_at(AT_FDCWD, candidate, os.O_PATH)
         except OSError:
             continue
@@ -123,16 +125,16 @@ def _not_runnable(error: OSError, what: str, message: str) -> Failure:
     return Failure("not_runnable", f"{message}: {os.strerror(number)}", errno=name, what=what)
 
 
-def _impossible(what: str, message: str) -> Failure:
-    """A text that no kernel could be given: a NUL byte, an environment name with `=`."""
+def _invalid(what: str, message: str) -> Failure:
+    """A failure for text that execve cannot take: a NUL byte, or an environment name with `=`."""
     return Failure("not_runnable", message, errno="EINVAL", what=what)
 
 
-def environment(base: Mapping[bytes, bytes], asked: Mapping[str, str] | None) -> Mapping[bytes, bytes]:
-    if not asked:
+def environment(base: Mapping[bytes, bytes], extra: Mapping[str, str] | None) -> Mapping[bytes, bytes]:
+    if not extra:
         return base
     merged = dict(base)
-    for name, value in asked.items():
+    for name, value in extra.items():
         merged[os.fsencode(name)] = os.fsencode(value)
     return merged
 
@@ -145,7 +147,7 @@ def find_shell() -> str:
 
 
 def kill_session(leader: int) -> None:
-    """End the group at once, then what formed groups of its own in the session; a few rounds catch late forks."""
+    """Kill the process group, then processes of the session with groups of their own; a few rounds catch late forks."""
     with suppress(OSError):
         os.killpg(leader, signal.SIGKILL)
     for _ in range(4):
@@ -157,11 +159,8 @@ def kill_session(leader: int) -> None:
             return
 
 
-_TERMINAL_SIZE = struct.Struct("HHHH")
-
-
 def open_terminal(rows: int, cols: int) -> tuple[int, int]:
-    """Master (not blocking) and slave, neither the guest's own controlling terminal."""
+    """Return a non-blocking master and a slave; neither becomes the guest's own controlling terminal."""
     master, slave = os.openpty()
     try:
         os.set_blocking(master, False)
@@ -174,12 +173,13 @@ def open_terminal(rows: int, cols: int) -> tuple[int, int]:
 
 
 def resize_terminal(master: int, rows: int, cols: int) -> None:
-    """The kernel sends SIGWINCH to the foreground process group."""
+    """Set the size; the kernel then sends SIGWINCH to the foreground process group."""
     fcntl.ioctl(master, termios.TIOCSWINSZ, _TERMINAL_SIZE.pack(rows, cols, 0, 0))
 
 
 def terminal_actions(slave: int) -> list[tuple[int, ...] | tuple[int, int, str, int, int]]:
-    """posix_spawn runs them after setsid: a session leader that opens a terminal gets it as its own, tty_ioctl(4)."""
+    """File actions that posix_spawn runs after setsid: a session leader that opens a terminal controls it,
+    tty_ioctl(4)."""
     return [
         (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, 0, 1),

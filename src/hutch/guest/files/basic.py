@@ -1,4 +1,4 @@
-"""Basic file operations: stat, list, read, digest, mkdir, move, remove, and trees in and out. `write` has the rest."""
+"""Basic file operations: stat, list, read, digest, mkdir, move, remove, and copying trees in and out."""
 
 import errno
 import hashlib
@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 from hutch.guest.files.paths import (
-    Place,
-    followed,
-    located,
+    Location,
+    locate,
+    locate_target,
     make_directories,
     open_file,
     open_regular,
     prefix_of,
-    rename_new,
-    spelled,
+    rename_noreplace,
+    request_path,
     temporary_name,
 )
 from hutch.guest.files.removal import remove_tree
@@ -32,14 +32,14 @@ from hutch.guest.operations import (
     Request,
     Steps,
     failure,
-    number,
-    optional_number,
+    number_field,
+    optional_number_field,
 )
 
 MAX_ENTRIES = 200_000
-"""Entries of one directory that `list` answers; the names are sorted, so all of them are in memory at once."""
+"""Largest directory that `list` answers; the names are sorted, so all of them are in memory at once."""
 
-hashlib.sha256()  # what the first use loads must be loaded while it can still be found on disk
+hashlib.sha256()  # the first use loads a library, which must happen while it can still be found on disk
 
 
 def describe(path: str, info: os.stat_result, target: str | None = None) -> Reply:
@@ -63,14 +63,14 @@ def describe_at(path: str, name: str, directory: int) -> Reply:
 
 
 def stat(request: Request, workdir: str) -> Reply:
-    path = spelled(request)
-    with located(path, workdir, "look at") as place:
-        return describe_at(path, place.name, place.directory)
+    path = request_path(request)
+    with locate(path, workdir, "look at") as location:
+        return describe_at(path, location.name, location.directory)
 
 
 def exists(request: Request, workdir: str) -> Reply:
-    """Of what a symlink points to, as os.path.exists; a directory that may not be searched is an error, not a no."""
-    path = spelled(request)
+    """Follow symlinks, like os.path.exists; a directory that may not be searched is an error."""
+    path = request_path(request)
     try:
         os.close(open_file(path, os.O_PATH, workdir))
     except OSError as error:
@@ -81,8 +81,8 @@ def exists(request: Request, workdir: str) -> Reply:
 
 
 def list_directory(request: Request, workdir: str) -> Steps:
-    """Entries as lines of JSON, by name."""
-    path = spelled(request)
+    """Send the entries as lines of JSON, sorted by name."""
+    path = request_path(request)
     try:
         directory = open_file(path, os.O_RDONLY | os.O_DIRECTORY, workdir)
     except OSError as error:
@@ -99,10 +99,10 @@ def list_directory(request: Request, workdir: str) -> Steps:
             except OSError as error:
                 raise failure(error, "look at", prefix + name) from None
             if position % 256 == 255:
-                yield _block(lines)
+                yield _encode_lines(lines)
                 lines.clear()
         if lines:
-            yield _block(lines)
+            yield _encode_lines(lines)
         return {}
     finally:
         os.close(directory)
@@ -121,7 +121,7 @@ def _names(directory: int, path: str) -> list[str]:
     return names
 
 
-def _block(lines: list[str]) -> bytes:
+def _encode_lines(lines: list[str]) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
@@ -129,11 +129,11 @@ def _block(lines: list[str]) -> bytes:
 
 
 def read(request: Request, workdir: str) -> Steps:
-    """A range of the content. `bound` fails a file that is larger, before it is sent."""
-    path = spelled(request)
-    offset = number(request, "offset", 0)
-    limit = optional_number(request, "limit")
-    bound = optional_number(request, "bound")
+    """Send a range of the content. A file larger than `bound` fails before it is sent."""
+    path = request_path(request)
+    offset = number_field(request, "offset", 0)
+    limit = optional_number_field(request, "limit")
+    bound = optional_number_field(request, "bound")
     descriptor = open_regular(path, workdir)
     try:
         size = os.fstat(descriptor).st_size
@@ -166,11 +166,11 @@ def _too_large(path: str, size: int, bound: int) -> Failure:
 
 
 def lines(request: Request, workdir: str) -> Steps:
-    """Whole lines, from the `start`-th on. Lines end with LF; a CR before it belongs to the line."""
-    path = spelled(request)
-    start = number(request, "start", 1, least=1)
-    count = number(request, "count", 2000, least=1)
-    bound = number(request, "bound", 64 << 20, least=1)
+    """Send whole lines from line `start` on. Lines end with LF; a CR before it belongs to the line."""
+    path = request_path(request)
+    start = number_field(request, "start", 1, least=1)
+    count = number_field(request, "count", 2000, least=1)
+    bound = number_field(request, "bound", 64 << 20, least=1)
     descriptor = open_regular(path, workdir)
     try:
         to_skip, to_send, sent = start - 1, count, 0
@@ -195,7 +195,7 @@ def lines(request: Request, workdir: str) -> Steps:
 
 
 def _after_lines(block: bytes, position: int, wanted: int) -> tuple[int, int]:
-    """Where the `wanted`-th line from `position` on ends, and how many lines are still missing after the block."""
+    """Return where the `wanted`-th line after `position` ends, and how many lines are missing after the block."""
     while wanted:
         found = block.find(b"\n", position)
         if found < 0:
@@ -206,7 +206,7 @@ def _after_lines(block: bytes, position: int, wanted: int) -> tuple[int, int]:
 
 
 def digest(request: Request, workdir: str) -> Steps:
-    path = spelled(request)
+    path = request_path(request)
     descriptor = open_regular(path, workdir)
     try:
         total = hashlib.sha256()
@@ -224,38 +224,38 @@ def digest(request: Request, workdir: str) -> Steps:
 
 
 def mkdir(request: Request, workdir: str) -> Reply:
-    path = spelled(request)
-    with located(path, workdir, "make directory", parents=bool(request.get("parents"))) as place:
+    path = request_path(request)
+    with locate(path, workdir, "make directory", parents=bool(request.get("parents"))) as location:
         try:
-            os.mkdir(place.name, dir_fd=place.directory)
+            os.mkdir(location.name, dir_fd=location.directory)
         except FileExistsError:
             if not request.get("exist_ok"):
                 raise
-            make_directories(place.directory, place.name)  # is it one?
+            make_directories(location.directory, location.name)  # fails if it is no directory
     return {}
 
 
 def remove(request: Request, workdir: str) -> Steps:
-    path = spelled(request)
-    if request.get("missing_ok") and not _is_there(path, workdir):
+    path = request_path(request)
+    if request.get("missing_ok") and not _exists(path, workdir):
         return {}
-    with located(path, workdir, "remove") as place:
-        info = os.stat(place.name, dir_fd=place.directory, follow_symlinks=False)
-        if place.name == ".":
+    with locate(path, workdir, "remove") as location:
+        info = os.stat(location.name, dir_fd=location.directory, follow_symlinks=False)
+        if location.name == ".":
             raise Failure("invalid", f"cannot remove {path!r}: name the directory itself, not a dot")
         if not modes.S_ISDIR(info.st_mode):
-            os.unlink(place.name, dir_fd=place.directory)
+            os.unlink(location.name, dir_fd=location.directory)
         elif request.get("recursive"):
-            yield from paced(remove_tree(place.directory, place.name))
+            yield from in_slices(remove_tree(location.directory, location.name))
         else:
-            os.rmdir(place.name, dir_fd=place.directory)
+            os.rmdir(location.name, dir_fd=location.directory)
     return {}
 
 
-def _is_there(path: str, workdir: str) -> bool:
+def _exists(path: str, workdir: str) -> bool:
     try:
-        with located(path, workdir, "remove") as place:
-            return place.lstat() is not None
+        with locate(path, workdir, "remove") as location:
+            return location.lstat() is not None
     except Failure as error:
         if error.code == "file_not_found":
             return False
@@ -263,31 +263,31 @@ def _is_there(path: str, workdir: str) -> bool:
 
 
 def move(request: Request, workdir: str) -> Steps:
-    source, target = spelled(request, "source"), spelled(request, "target")
+    source, target = request_path(request, "source"), request_path(request, "target")
     with (
-        located(source, workdir, "move") as old,
-        located(target, workdir, f"move {source!r} to", parents=True) as new,
+        locate(source, workdir, "move") as old,
+        locate(target, workdir, f"move {source!r} to", parents=True) as new,
     ):
         try:
             if request.get("overwrite"):
                 os.rename(old.name, new.name, src_dir_fd=old.directory, dst_dir_fd=new.directory)
             else:
-                rename_new(old, new)
+                rename_noreplace(old, new)
         except OSError as error:
             if error.errno != errno.EXDEV:
                 raise
         else:
             return {}
-        # Another mount, or a directory of an overlay's lower layer.
+        # The target is on another mount, or the source is a directory of an overlay's lower layer.
         if not request.get("overwrite") and new.lstat() is not None:
             raise OSError(errno.EEXIST, os.strerror(errno.EEXIST))
-        yield from _copy_over(old, new)
-        yield from paced(remove_tree(old.directory, old.name))
+        yield from _move_by_copy(old, new)
+        yield from in_slices(remove_tree(old.directory, old.name))
     return {}
 
 
-def _copy_over(old: Place, new: Place) -> Steps:
-    """Copy beside the target under another name, then rename: the target is there whole or not at all."""
+def _move_by_copy(old: Location, new: Location) -> Steps:
+    """Copy to a temporary name beside the target, then rename, so that the target appears whole or not at all."""
     draft = new._replace(name=temporary_name())
     unpacker = Unpacker(draft.directory, draft.name)
     try:
@@ -316,8 +316,8 @@ def _copy_over(old: Place, new: Place) -> Steps:
     return {}
 
 
-def paced(work: Iterator[None]) -> Steps:
-    """Give the loop back now and then."""
+def in_slices(work: Iterator[None]) -> Steps:
+    """Return to the loop regularly during long work."""
     pause = time.monotonic() + STEP_SECONDS
     for _ in work:
         if time.monotonic() >= pause:
@@ -327,7 +327,7 @@ def paced(work: Iterator[None]) -> Steps:
 
 
 def pack_request(request: Request, workdir: str) -> Steps:
-    path = spelled(request)
+    path = request_path(request)
     try:
         top = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, workdir)
     except OSError as error:
@@ -341,13 +341,13 @@ def pack_request(request: Request, workdir: str) -> Steps:
 
 
 class Unpack:
-    """A tree from the host, to `path`; parents are made."""
+    """Unpacks a tree from the host to `path`, creating its parents."""
 
     def __init__(self, request: Request, workdir: str) -> None:
-        path = spelled(request)
+        path = request_path(request)
         self._held = ExitStack()
-        place = self._held.enter_context(followed(path, workdir, "copy to", parents=True))
-        self._unpacker = Unpacker(place.directory, place.name, str(request.get("into") or ""))
+        location = self._held.enter_context(locate_target(path, workdir, "copy to", parents=True))
+        self._unpacker = Unpacker(location.directory, location.name, str(request.get("into") or ""))
 
     def data(self, content: bytes) -> None:
         self._unpacker.data(content)

@@ -1,4 +1,4 @@
-"""File operations on the loop: drives their steps, sends what they yield under credit, feeds what they consume."""
+"""Runs file operations on the loop: drives their steps, sends what they yield within credit, feeds them content."""
 
 from __future__ import annotations
 
@@ -24,25 +24,27 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
-def _served(operation: Operation) -> ChannelOperation:
+def _on_channel(operation: Operation) -> ChannelOperation:
     def serve(guest: Guest, channel: Channel, fields: Fields) -> None:
         work = operation(fields, guest.options.workdir)
         if isinstance(work, dict):
             channel.reply(work)
         elif isinstance(work, GeneratorType):
-            _Driver(guest.loop, channel, work).go_on()
+            _Driver(guest.loop, channel, work).run()
         else:
             _Feeder(guest.loop, channel, work)  # type: ignore[arg-type]
 
     return serve
 
 
-SERVED: dict[str, ChannelOperation] = {name: _served(operation) for name, operation in OPERATIONS.items()}
-"""Every file operation, as the connection's table wants it."""
+CHANNEL_OPERATIONS: dict[str, ChannelOperation] = {
+    name: _on_channel(operation) for name, operation in OPERATIONS.items()
+}
+"""Every file operation, in the form of the connection's table."""
 
 
-def _reported(error: BaseException) -> Failure:
-    """A failure has a code; anything else is a defect of ours, which must not take the guest along."""
+def _as_failure(error: BaseException) -> Failure:
+    """A failure has a code; any other exception is a defect, which must not end the guest."""
     return error if isinstance(error, Failure) else Failure("internal", f"{type(error).__name__}: {error}")
 
 
@@ -57,18 +59,18 @@ class _Driver:
         self._waiting_for: int | None = None
         self._timer: Timer | None = None
         self._scheduled = False
-        channel.on_room = self._room
-        channel.on_gone = self._gone
+        channel.on_writable = self._on_writable
+        channel.on_cancel = self._on_cancel
 
-    def go_on(self) -> None:
-        """Steps until the operation waits for something, or has had its time."""
+    def run(self) -> None:
+        """Run steps until the operation waits for something or has used its time."""
         self._scheduled = False
         pause = time.monotonic() + STEP_SECONDS
         while self._channel.open:
             if not self._send():
-                return  # on_room goes on
+                return  # on_writable continues
             if time.monotonic() >= pause:
-                self._later()
+                self._schedule()
                 return
             try:
                 step = next(self._steps)
@@ -76,7 +78,7 @@ class _Driver:
                 self._channel.reply(end.value)
                 return
             except Exception as error:
-                self._channel.fail(_reported(error))
+                self._channel.fail(_as_failure(error))
                 return
             if isinstance(step, Readable):
                 self._wait(step)
@@ -85,34 +87,34 @@ class _Driver:
                 self._unsent = memoryview(step)
 
     def _send(self) -> bool:
-        """False while something is left over."""
+        """Return False while something is left to send."""
         while self._unsent:
-            size = min(len(self._unsent), self._channel.room, MAX_PAYLOAD)
+            size = min(len(self._unsent), self._channel.writable, MAX_PAYLOAD)
             if size <= 0:
                 return False
             self._channel.send(DATA, self._unsent[:size])
             self._unsent = self._unsent[size:]
         return True
 
-    def _later(self) -> None:
+    def _schedule(self) -> None:
         if not self._scheduled:
             self._scheduled = True
-            self._loop.soon(self.go_on)
+            self._loop.call_soon(self.run)
 
-    def _room(self) -> None:
-        # Only a send that was stuck waits for room; a wait for a descriptor or a turn goes on by itself.
+    def _on_writable(self) -> None:
+        # Only a blocked send waits for credit; waiting for a descriptor or for the next round continues by itself.
         if self._unsent and not self._scheduled:
-            self.go_on()
+            self.run()
 
     def _wait(self, step: Readable) -> None:
         self._waiting_for = step.descriptor
-        self._loop.watch(step.descriptor, READ, self._woken)
+        self._loop.watch(step.descriptor, READ, self._on_ready)
         if step.until is not None:
-            self._timer = self._loop.at(step.until, self._woken)
+            self._timer = self._loop.call_at(step.until, self._on_ready)
 
-    def _woken(self, _events: int = 0) -> None:
+    def _on_ready(self, _events: int = 0) -> None:
         self._stop_waiting()
-        self.go_on()
+        self.run()
 
     def _stop_waiting(self) -> None:
         if self._waiting_for is not None:
@@ -122,18 +124,18 @@ class _Driver:
             self._timer.cancel()
             self._timer = None
 
-    def _gone(self) -> None:
+    def _on_cancel(self) -> None:
         self._stop_waiting()
         try:
             self._steps.close()
         except Exception as error:
-            self._channel.fail(_reported(error))
+            self._channel.fail(_as_failure(error))
             return
         self._channel.fail(Failure("cancelled", "the caller gave up"))
 
 
 class _Feeder:
-    """Gives a consumer what the host sends, and grants as much again once it is taken."""
+    """Passes content from the host to a consumer, and grants new credit for what it has consumed."""
 
     def __init__(self, loop: Loop, channel: Channel, consumer: Consumer) -> None:
         self._loop = loop
@@ -141,13 +143,13 @@ class _Feeder:
         self._consumer = consumer
         channel.on_data = self._data
         channel.on_end = self._end
-        channel.on_gone = self._gone
+        channel.on_cancel = self._on_cancel
 
     def _data(self, content: bytes) -> None:
         try:
             self._consumer.data(content)
         except Exception as error:
-            self._abort(_reported(error))
+            self._abort(_as_failure(error))
             return
         self._channel.grant(len(content))
 
@@ -156,14 +158,14 @@ class _Feeder:
         try:
             work: Reply | Steps = self._consumer.end()
         except Exception as error:
-            self._channel.fail(_reported(error))
+            self._channel.fail(_as_failure(error))
             return
         if isinstance(work, dict):
             self._channel.reply(work)
             return
-        _Driver(self._loop, self._channel, work).go_on()
+        _Driver(self._loop, self._channel, work).run()
 
-    def _gone(self) -> None:
+    def _on_cancel(self) -> None:
         self._abort(Failure("cancelled", "the caller gave up"))
 
     def _abort(self, failure: Failure) -> None:

@@ -1,4 +1,4 @@
-"""Where a path leads: relative to the workdir, through the box's own symlinks, never through a magic link of /proc."""
+"""Path resolution: relative to the workdir, through the box's own symlinks, never through a magic link of /proc."""
 
 import contextlib
 import ctypes
@@ -8,9 +8,9 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from hutch.guest.operations import Failure, Request, failure, text
+from hutch.guest.operations import Failure, Request, failure, text_field
 
-# Looked up once, before the box's root is entered: afterwards there may be no libc to find on disk.
+# This is looked up before the box's root is entered: afterwards there may be no libc on disk.
 _libc = ctypes.CDLL(None, use_errno=True)
 _syscall = _libc.syscall
 _syscall.restype = ctypes.c_long
@@ -23,24 +23,26 @@ _RENAME_NOREPLACE = 1
 
 DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 TEMPORARY = ".hutch-"
-"""Names of files that are being written begin so; a watch leaves them out."""
+"""Prefix of files that are being written; a watch leaves them out."""
 
 
-resolving = _RESOLVE_NO_MAGICLINKS
-"""How every path is resolved. The spawner alone changes it, for the control runs of the attack suite."""
+resolve_flags = _RESOLVE_NO_MAGICLINKS
+"""The openat2 flags for every path. Only the spawner changes them, for the control runs of the attack suite."""
+MAX_LINKS = 40  # the kernel's own limit, path_resolution(7)
+_COMPONENT = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class _OpenHow(ctypes.Structure):
     _fields_ = (("flags", ctypes.c_uint64), ("mode", ctypes.c_uint64), ("resolve", ctypes.c_uint64))
 
 
-class Place(NamedTuple):
-    """A name in a directory that is held open, so that nobody can swap the directories above it any more."""
+class Location(NamedTuple):
+    """A name in a directory that is held open, so that nobody can swap the directories above it."""
 
     directory: int
     name: str
     path: str
-    """As the caller wrote it, for messages and answers."""
+    """The path as the caller wrote it, for messages and answers."""
 
     def lstat(self) -> os.stat_result | None:
         try:
@@ -49,9 +51,9 @@ class Place(NamedTuple):
             return None
 
 
-def spelled(request: Request, key: str = "path") -> str:
-    """The path of a request, checked."""
-    path = text(request, key)
+def request_path(request: Request, key: str = "path") -> str:
+    """Return the checked path of a request."""
+    path = text_field(request, key)
     if "\0" in path:
         raise Failure("invalid", f"{key} {path!r} has a NUL byte, which no file name can have")
     if not path:
@@ -60,13 +62,13 @@ def spelled(request: Request, key: str = "path") -> str:
 
 
 def prefix_of(path: str) -> str:
-    """What comes before the names found in a directory, so that they are paths from where its own was."""
+    """The prefix that turns names in a directory into paths relative to where the directory's own path starts."""
     return "" if path == "." else path.rstrip("/") + "/"
 
 
 def open_at(directory: int, path: str, flags: int, mode: int = 0) -> int:
-    """openat2 without magic links; where the kernel or a filter does not know the call, name by name."""
-    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolving)
+    """Open without following magic links: by openat2, or component by component where that call is missing."""
+    how = _OpenHow(flags | os.O_CLOEXEC, mode, resolve_flags)
     encoded = os.fsencode(path)
     if b"\0" in encoded:  # C would see another, shorter path
         raise OSError(errno.EINVAL, os.strerror(errno.EINVAL), path)
@@ -87,7 +89,7 @@ def open_file(path: str, flags: int, workdir: str) -> int:
 
 
 def open_regular(path: str, workdir: str) -> int:
-    """To read its content. A FIFO or device is refused: opening one could wait for ever."""
+    """Open a file to read its content. A FIFO or device is refused, because reading it could block for ever."""
     # O_NONBLOCK keeps the open itself from waiting for a FIFO's other end.
     try:
         descriptor = open_file(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, workdir)
@@ -123,53 +125,53 @@ def kind_name(mode: int) -> str:
 
 
 @contextlib.contextmanager
-def located(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Place]:
-    """The directory that holds the path's last name, and that name. OSErrors inside become failures of `what`."""
+def locate(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Location]:
+    """Hold the parent directory of a path open. OSErrors inside become failures of `what`."""
     try:
-        place = _locate(AT_FDCWD, os.path.join(workdir, path), path, parents)
+        location = _open_parent(AT_FDCWD, os.path.join(workdir, path), path, parents)
         try:
-            yield place
+            yield location
         finally:
-            os.close(place.directory)
+            os.close(location.directory)
     except OSError as error:
         raise failure(error, what, path) from None
 
 
 @contextlib.contextmanager
-def followed(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Place]:
-    """As `located`, and while the last name is a symlink, the place it points to."""
+def locate_target(path: str, workdir: str, what: str, *, parents: bool = False) -> Iterator[Location]:
+    """Like `locate`, but follows the last name while it is a symlink."""
     try:
-        place = _locate(AT_FDCWD, os.path.join(workdir, path), path, parents)
+        location = _open_parent(AT_FDCWD, os.path.join(workdir, path), path, parents)
         try:
             for _ in range(MAX_LINKS):
-                info = place.lstat()
+                info = location.lstat()
                 if info is None or not stat.S_ISLNK(info.st_mode):
                     break
-                target = os.readlink(place.name, dir_fd=place.directory)
-                onward = _locate(place.directory, target, path, parents=False)
-                os.close(place.directory)
-                place = onward
+                target = os.readlink(location.name, dir_fd=location.directory)
+                next_location = _open_parent(location.directory, target, path, parents=False)
+                os.close(location.directory)
+                location = next_location
             else:
                 raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
-            yield place
+            yield location
         finally:
-            os.close(place.directory)
+            os.close(location.directory)
     except OSError as error:
         raise failure(error, what, path) from None
 
 
-def _locate(base: int, full: str, path: str, parents: bool) -> Place:
+def _open_parent(base: int, full: str, path: str, parents: bool) -> Location:
     head, name = os.path.split(full.rstrip("/") or "/")
     if name in ("", ".", ".."):
-        return Place(open_at(base, full, DIRECTORY), ".", path)
+        return Location(open_at(base, full, DIRECTORY), ".", path)
     head = head or "."
     if parents:
         make_directories(base, head)
-    return Place(open_at(base, head, DIRECTORY), name, path)
+    return Location(open_at(base, head, DIRECTORY), name, path)
 
 
 def make_directories(base: int, path: str) -> None:
-    """The directory and those above it, as far as they are missing."""
+    """Create the directory and those above it where they are missing."""
     missing: list[str] = []
     while True:
         try:
@@ -182,7 +184,7 @@ def make_directories(base: int, path: str) -> None:
                 raise
     try:
         for name in reversed(missing):
-            # FileExistsError: somebody was faster, or a symlink dangles there; opening it tells.
+            # FileExistsError: somebody else created it, or it is a dangling symlink; opening it shows which.
             with contextlib.suppress(FileExistsError):
                 os.mkdir(name, dir_fd=current)
             below = open_at(current, name, DIRECTORY)
@@ -192,8 +194,8 @@ def make_directories(base: int, path: str) -> None:
         os.close(current)
 
 
-def rename_new(source: Place, target: Place) -> None:
-    """Rename, but never over something: FileExistsError if the target is there."""
+def rename_noreplace(source: Location, target: Location) -> None:
+    """Rename without replacing anything; raises FileExistsError if the target exists."""
     if _RENAMEAT2 is not None:
         names = (ctypes.c_char_p(os.fsencode(source.name)), ctypes.c_char_p(os.fsencode(target.name)))
         flags = ctypes.c_uint(_RENAME_NOREPLACE)
@@ -202,7 +204,7 @@ def rename_new(source: Place, target: Place) -> None:
         number = ctypes.get_errno()
         if number not in (errno.ENOSYS, errno.EINVAL):
             raise OSError(number, os.strerror(number), target.path)
-    # A filesystem without the flag: the look and the rename are two steps there.
+    # On a filesystem without the flag, the check and the rename are two steps.
     if target.lstat() is not None:
         raise OSError(errno.EEXIST, os.strerror(errno.EEXIST), target.path)
     os.rename(source.name, target.name, src_dir_fd=source.directory, dst_dir_fd=target.directory)
@@ -212,12 +214,13 @@ def temporary_name() -> str:
     return TEMPORARY + os.urandom(8).hex()
 
 
-MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
-_HERE = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 def open_by_name(directory: int | None, path: str, flags: int, mode: int) -> int:
-    """As openat(2); `directory` None: the working directory."""
+    """Open component by component, like openat(2), where the kernel has no openat2 (before Linux 5.6, some of gVisor).
+
+    Every link is read and followed as text from the box's own root, so a magic link of /proc leads nowhere: its text is
+    a name like any other. A link that appears between the check and the open is not followed at all. A `directory` of
+    None is the working directory.
+    """
     current = _start(directory, path)
     names = _reversed_names(path)
     keeps_last = flags & os.O_NOFOLLOW or (flags & os.O_CREAT and flags & os.O_EXCL)
@@ -225,19 +228,19 @@ def open_by_name(directory: int | None, path: str, flags: int, mode: int) -> int
     try:
         while True:
             name = names.pop()
-            target = None if keeps_last and not names else _link(current, name)
+            target = None if keeps_last and not names else _read_link(current, name)
             if target is not None:
                 links += 1
                 if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
                 names += _reversed_names(target)
-                onward = _start(current, target)
+                next_location = _start(current, target)
             elif names:
-                onward = os.open(name, _HERE, dir_fd=current)
+                next_location = os.open(name, _COMPONENT, dir_fd=current)
             else:
                 return os.open(name, flags | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=current)
             os.close(current)
-            current = onward
+            current = next_location
     finally:
         os.close(current)
 
@@ -245,20 +248,20 @@ def open_by_name(directory: int | None, path: str, flags: int, mode: int) -> int
 def _start(directory: int | None, path: str) -> int:
     if not path:
         raise OSError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    return os.open("/" if path.startswith("/") else ".", _HERE | os.O_DIRECTORY, dir_fd=directory)
+    return os.open("/" if path.startswith("/") else ".", _COMPONENT | os.O_DIRECTORY, dir_fd=directory)
 
 
 def _reversed_names(path: str) -> list[str]:
-    """The next one last. A slash at the end asks for the directory itself."""
+    """Return the components with the next one last. A trailing slash asks for the directory itself."""
     names = [name for name in path.split("/") if name]
     return [*(["."] if path.endswith("/") else []), *reversed(names)]
 
 
-def _link(directory: int, name: str) -> str | None:
+def _read_link(directory: int, name: str) -> str | None:
     try:
         return os.readlink(name, dir_fd=directory)
     except FileNotFoundError:
-        return None  # the open tells, or makes it
+        return None  # the open fails, or creates it
     except OSError as error:
         if error.errno == errno.EINVAL:
             return None  # not a link

@@ -1,4 +1,5 @@
-"""Glob patterns: `**` any depth, `*`, `?`, `[...]`, `{a,b}`; a hidden name matches only a pattern that names the dot.
+"""Glob patterns: `**` for any depth, `*`, `?`, `[...]`, `{a,b}`; only a pattern with a leading dot matches hidden
+names.
 
 A pattern is compiled to lists of components, and a walk carries the set of positions it has reached in them, so that
 each directory is visited once however many alternatives there are.
@@ -20,7 +21,7 @@ class Wild(NamedTuple):
 
     matches: re.Pattern[str]
     hidden: bool
-    """It begins with a dot, so it may match hidden names."""
+    """Whether it begins with a dot and so may match hidden names."""
 
     def accepts(self, name: str) -> bool:
         return (self.hidden or not name.startswith(".")) and self.matches.fullmatch(name) is not None
@@ -29,7 +30,7 @@ class Wild(NamedTuple):
 Component = str | Wild
 """`ANY_DEPTH`, a literal name, or a component with wildcards."""
 State = tuple[int, int]
-"""Which alternative, and which component of it comes next."""
+"""The index of an alternative, and of its next component."""
 
 
 class Pattern:
@@ -53,16 +54,16 @@ class Pattern:
         return self._closed({(index, 0) for index in range(len(self._alternatives))})
 
     def literals(self, states: frozenset[State]) -> set[str]:
-        """Names that may be looked up instead of reading the directory."""
+        """Return names that can be looked up without reading the directory."""
         components = (self._component(state) for state in states)
         return {component for component in components if isinstance(component, str) and component != ANY_DEPTH}
 
     def wild(self, states: frozenset[State]) -> bool:
-        """Whether the directory must be read."""
+        """Return whether the directory must be read."""
         return any(not isinstance(part := self._component(state), str) or part == ANY_DEPTH for state in states)
 
     def after(self, states: frozenset[State], name: str, real_directory: bool) -> tuple[bool, bool, frozenset[State]]:
-        """Of an entry: is it a match, is it one if it is a directory, and the positions below it."""
+        """Return whether an entry matches, whether it matches if it is a directory, and the positions below it."""
         matched = matched_directory = False
         following: set[State] = set()
         for state in states:
@@ -73,7 +74,7 @@ class Pattern:
                 last = self._is_last(state)
                 matched |= last and not self._alternatives[state[0]][1]
                 matched_directory |= last and self._alternatives[state[0]][1]
-                if real_directory:  # through a symlink it could go round for ever
+                if real_directory:  # through a symlink the walk could loop for ever
                     following.add(state)
             elif component == name if isinstance(component, str) else component.accepts(name):
                 if self._is_last(state):
@@ -84,7 +85,7 @@ class Pattern:
         return matched, matched_directory, self._closed(following)
 
     def matches(self, path: str) -> bool:
-        """Whether a relative path of a file matches, without looking at the disk."""
+        """Return whether a relative path of a file matches, without looking at the disk."""
         states = self.start()
         *above, last = path.split("/")
         for name in above:
@@ -98,7 +99,7 @@ class Pattern:
         return state[1] == len(self._alternatives[state[0]][0]) - 1
 
     def _closed(self, states: set[State]) -> frozenset[State]:
-        """`**` also stands for no directory at all."""
+        """Add the positions after `**`, which also matches no directory at all."""
         closed = set(states)
         for index, position in states:
             components = self._alternatives[index][0]
@@ -121,7 +122,7 @@ def _compile(names: list[str]) -> list[Component]:
 
 
 def translate(name: str) -> tuple[str | None, str]:
-    """The literal name if there is no wildcard in it (else None), and a regular expression for it."""
+    """Return the literal name if it has no wildcard (else None), and a regular expression for it."""
     literal: list[str] = []
     parts: list[str] = []
     wild = False
@@ -150,7 +151,8 @@ def translate(name: str) -> tuple[str | None, str]:
 
 
 def _join(parts: list[str]) -> str:
-    """Each `*` takes as little as lets the fixed part after it match, and never reconsiders: no backtracking bomb."""
+    """Join the parts. Each `*` is an atomic group that matches as little as possible, so no pattern can backtrack
+    endlessly."""
     pieces: list[str] = []
     current: list[str] = []
     for part in parts:
@@ -166,7 +168,7 @@ def _join(parts: list[str]) -> str:
 
 
 def _class_end(name: str, position: int) -> int:
-    """Where the class that begins at `position` has its closing bracket; -1 if it has none."""
+    """Return the position of the closing bracket of the class that begins at `position`; -1 if it has none."""
     start = position
     if name[position : position + 1] in ("!", "^"):
         start += 1
@@ -192,7 +194,7 @@ def _class(body: str) -> str:
 
 
 def expand(pattern: str) -> list[str]:
-    """The alternatives of a pattern with braces; `{a}` and unbalanced braces stand for themselves."""
+    """Return the alternatives of a pattern with braces; `{a}` and unbalanced braces are literal."""
     done: list[str] = []
     pending = [("", pattern)]
     while pending:
@@ -209,7 +211,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def _first_braces(text: str) -> tuple[int, list[str], int] | None:
-    """Begin, choices and end of the first pair of braces that has a comma of its own."""
+    """Return begin, choices and end of the first pair of braces that has a comma of its own."""
     begin = -1
     while (begin := _find_open(text, begin + 1)) >= 0:
         depth, start, choices = 0, begin + 1, []

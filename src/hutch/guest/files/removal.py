@@ -1,4 +1,4 @@
-"""Removing a tree without ever following a symlink, of any depth, while others may rename in it."""
+"""Removing a tree of any depth, without following symlinks, while others may rename entries in it."""
 
 import errno
 import os
@@ -9,7 +9,7 @@ from itertools import islice
 
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _PASS = 4096
-"""Entries of one directory looked at in one go, so that a huge one does not fill the memory."""
+"""Number of entries of one directory read at a time, so that a huge directory does not fill the memory."""
 
 
 def enter(name: str, directory: int) -> int:
@@ -18,7 +18,7 @@ def enter(name: str, directory: int) -> int:
 
 
 class _Level:
-    """A directory on the way down: its name, the identity of the one it is in, and what is still below it."""
+    """A directory on the way down: its name, the identity of its parent, and the directories left in it."""
 
     __slots__ = ("below", "inside", "name")
 
@@ -31,8 +31,8 @@ class _Level:
 def remove_tree(parent: int, name: str, entering: Callable[[str, int], int] = enter) -> Iterator[None]:
     """Remove `name` in the directory `parent`, whatever it is. Yields after each entry.
 
-    One directory is open at a time, so depth costs no descriptors. The way back up is "..", which somebody may have
-    changed by moving the directory elsewhere: it is taken only if it leads to where we came from.
+    One directory is open at a time, so depth costs no descriptors. The way back up is "..", which another process can
+    redirect by moving the directory; it is used only if it leads to where we came from.
     """
     if not stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
         os.unlink(name, dir_fd=parent)
@@ -56,7 +56,7 @@ def remove_tree(parent: int, name: str, entering: Callable[[str, int], int] = en
             current = above
             if _identity(current) != level.inside:
                 raise OSError(errno.ESTALE, "moved while it was being removed")
-            # Below the top, a name that was moved away meanwhile is no loss: the next look sees what is there.
+            # Below the top, a name that was moved away meanwhile does not matter: the next pass sees what is there.
             with suppress(*((FileNotFoundError, NotADirectoryError) if trail else ())):
                 os.rmdir(level.name, dir_fd=current)
             yield
@@ -68,7 +68,7 @@ def _descend(current: int, name: str, trail: list[_Level], entering: Callable[[s
     try:
         below = entering(name, current)
     except OSError as error:
-        # No directory any more: the next look at `current` sees what it is now.
+        # It is no directory any more; the next pass over `current` sees what it is now.
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
             return None
         raise
@@ -77,7 +77,7 @@ def _descend(current: int, name: str, trail: list[_Level], entering: Callable[[s
 
 
 def _remove_files(directory: int) -> Generator[None, None, list[str]]:
-    """Unlink all that is not a directory; the directories that were seen are the result, none if it is empty."""
+    """Unlink all that is not a directory, and return the directories seen; none means that it is empty."""
     while True:
         with os.scandir(directory) as entries:
             seen = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in islice(entries, _PASS)]

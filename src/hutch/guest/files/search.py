@@ -1,4 +1,8 @@
-"""Finding files: by name with a glob pattern, and by content with a regular expression."""
+"""Search: files by name with a glob pattern, and lines by content with a regular expression.
+
+A regular expression cannot be interrupted but a process can be killed, so grep runs in a child. Its answer is lines of
+JSON: hits as they are found, `searched` from time to time, and at the end a line with `done`.
+"""
 
 import errno
 import json
@@ -12,7 +16,7 @@ from collections.abc import Iterator
 from itertools import islice
 from typing import Any, NamedTuple, NoReturn
 
-from hutch.guest.files.paths import open_at, open_file, prefix_of, spelled
+from hutch.guest.files.paths import open_at, open_file, prefix_of, request_path
 from hutch.guest.files.patterns import Pattern, State
 from hutch.guest.operations import (
     BLOCK,
@@ -23,15 +27,24 @@ from hutch.guest.operations import (
     Request,
     Steps,
     failure,
-    number,
-    text,
+    number_field,
+    text_field,
 )
 
 MAX_ENTRIES = 200_000
-"""Entries of one directory that a glob looks at."""
+"""Largest number of entries that a glob reads from one directory."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
 _MAX_DEPTH = 200  # each level of a walk holds a descriptor
+MAX_SECONDS = 3600
+MAX_LINE = 1000
+"""Characters of a line that a hit shows."""
+MAX_LINE_BYTES = 1 << 20
+"""A longer line is searched in pieces of this size."""
+BINARY_PROBE = 8 << 10
+"""A NUL among this many first bytes makes a file binary, and it is not searched."""
+SKIPPED_DIRECTORIES = frozenset({".git", ".hg", ".svn"})
+"""Version control directories: they hold history. Naming one as root searches it."""
 
 
 class _Level(NamedTuple):
@@ -42,10 +55,10 @@ class _Level(NamedTuple):
 
 
 def glob(request: Request, workdir: str) -> Steps:
-    """Paths that match, each by its components in order; a directory is read only where a wildcard asks for it."""
-    pattern = Pattern(text(request, "pattern"))
-    root = "/" if pattern.absolute else spelled(request, "root")
-    limit = number(request, "limit", 10_000, least=1)
+    """Send matching paths, ordered component by component; a directory is read only where a wildcard requires it."""
+    pattern = Pattern(text_field(request, "pattern"))
+    root = "/" if pattern.absolute else request_path(request, "root")
+    limit = number_field(request, "limit", 10_000, least=1)
     try:
         top = open_file(root, _DIRECTORY, workdir)
     except OSError as error:
@@ -63,10 +76,10 @@ def glob(request: Request, workdir: str) -> Steps:
                 found += 1
                 lines.append(json.dumps(path))
             if time.monotonic() >= pause:
-                yield _lines(lines)
+                yield _encode_lines(lines)
                 lines.clear()
                 pause = time.monotonic() + STEP_SECONDS
-        yield _lines(lines)
+        yield _encode_lines(lines)
         return {"notes": walk.notes}
     finally:
         walk.close()
@@ -78,12 +91,12 @@ class _Walk:
     def __init__(self, pattern: Pattern, top: int, prefix: str) -> None:
         self._pattern = pattern
         self._levels: list[_Level] = []
-        self._unread = 0
+        self._unreadable = 0
         self.notes: list[str] = []
         self._enter(top, prefix, pattern.start())
 
     def paths(self) -> Iterator[str | None]:
-        """None: nothing found, but time has passed."""
+        """Yield matching paths, and None when time has passed without a match."""
         while self._levels:
             level = self._levels[-1]
             name = next(level.names, None)
@@ -91,14 +104,14 @@ class _Walk:
                 os.close(self._levels.pop().descriptor)
                 continue
             yield self._visit(level, name)
-        if self._unread:
-            self.notes.append(f"{self._unread} directories could not be read")
+        if self._unreadable:
+            self.notes.append(f"{self._unreadable} directories could not be read")
 
     def _visit(self, level: _Level, name: str) -> str | None:
         try:
             info = os.stat(name, dir_fd=level.descriptor, follow_symlinks=False)
         except OSError:
-            return None  # gone since it was listed, or a literal name that is not there
+            return None  # removed since it was listed, or a literal name that does not exist
         real = stat.S_ISDIR(info.st_mode)
         matched, matched_directory, following = self._pattern.after(level.states, name, real)
         path = level.prefix + name
@@ -109,7 +122,7 @@ class _Walk:
         try:
             below = open_at(level.descriptor, name, _DIRECTORY)
         except OSError as error:
-            self._unread += not isinstance(error, FileNotFoundError | NotADirectoryError)
+            self._unreadable += not isinstance(error, FileNotFoundError | NotADirectoryError)
             return path if matched or (matched_directory and real) else None
         self._enter(below, path + "/", following)
         return path if matched or matched_directory else None
@@ -128,7 +141,7 @@ class _Walk:
         self._levels.append(_Level(directory, prefix, states, iter(sorted(names))))
 
     def _read(self, directory: int, prefix: str, names: set[str]) -> None:
-        """They are sorted, so all of them are in the guest's memory, which is the box's."""
+        """Add the entries of a directory. They are sorted, so all are in the guest's memory, which is the box's."""
         try:
             with os.scandir(directory) as entries:
                 for entry in islice(entries, MAX_ENTRIES):
@@ -136,7 +149,7 @@ class _Walk:
                 if next(entries, None) is not None:
                     self.notes.append(f"only {MAX_ENTRIES} entries of {prefix or '.'!r} were looked at")
         except OSError:
-            self._unread += 1
+            self._unreadable += 1
 
     def close(self) -> None:
         for level in self._levels:
@@ -144,34 +157,23 @@ class _Walk:
         self._levels.clear()
 
 
-def _lines(lines: list[str]) -> bytes | None:
+def _encode_lines(lines: list[str]) -> bytes | None:
     return ("\n".join(lines) + "\n").encode() if lines else None
 
 
-MAX_SECONDS = 3600
-MAX_LINE = 1000
-"""Characters of a line that a hit shows."""
-MAX_LINE_BYTES = 1 << 20
-"""A longer line is searched in pieces of this size."""
-BINARY_LOOK = 8 << 10
-"""A NUL among the first bytes makes a file binary, and it is not searched."""
-SKIPPED = frozenset({".git", ".hg", ".svn"})
-"""Stores of version control: history, not the files one looks for. Naming one as root searches it."""
-
-
 def grep(request: Request, workdir: str) -> Steps:
-    """Passes on what the child says, until it ends or its time is over."""
+    """Pass on the child's lines until it ends or the time is over."""
     seconds = request.get("timeout_sec", 10.0)
     if not isinstance(seconds, int | float) or not 0 < seconds <= MAX_SECONDS:
         raise Failure("invalid", f"timeout_sec must be more than 0 and at most {MAX_SECONDS}, not {seconds!r}")
     deadline = time.monotonic() + seconds
     search = _Grep(request, workdir)
-    reader, child = _forked(search)
+    reader, child = _fork_child(search)
     complete = False
     try:
         partial = b""
         while True:
-            block = _read_now(reader)
+            block = _read_available(reader)
             if block is None:
                 if time.monotonic() >= deadline:
                     break
@@ -180,7 +182,7 @@ def grep(request: Request, workdir: str) -> Steps:
             if not block:
                 complete = True
                 break
-            # Whole lines only: the child may be killed in the middle of one.
+            # Only whole lines are sent: the child may be killed in the middle of one.
             whole, newline, partial = (partial + block).rpartition(b"\n")
             if newline:
                 yield whole + newline
@@ -192,7 +194,7 @@ def grep(request: Request, workdir: str) -> Steps:
         child.kill()
 
 
-def _read_now(reader: int) -> bytes | None:
+def _read_available(reader: int) -> bytes | None:
     try:
         return os.read(reader, BLOCK)
     except BlockingIOError:
@@ -200,9 +202,9 @@ def _read_now(reader: int) -> bytes | None:
 
 
 class _Child(NamedTuple):
-    """A child by descriptor: its number may be another's once the guest's loop has reaped it.
+    """A child process by descriptor: another process may get its number once the guest's loop has reaped it.
 
-    Under a kernel that has no such descriptors (older gVisor) it is -1, and the child ends when it next writes.
+    On a kernel without such descriptors (older gVisor) it is -1, and the child ends when it next writes.
     """
 
     descriptor: int
@@ -218,7 +220,7 @@ class _Child(NamedTuple):
             os.close(self.descriptor)
 
 
-def _forked(search: "_Grep") -> tuple[int, _Child]:
+def _fork_child(search: "_Grep") -> tuple[int, _Child]:
     try:
         reader, writer = os.pipe2(os.O_CLOEXEC)
     except OSError as error:
@@ -232,7 +234,7 @@ def _forked(search: "_Grep") -> tuple[int, _Child]:
     except OSError as error:
         os.close(reader)
         if pid > 0:
-            os.kill(pid, signal.SIGKILL)  # nobody has reaped it yet: that happens on the loop
+            os.kill(pid, signal.SIGKILL)  # the loop has not reaped it yet
         raise failure(error, "search", search.root) from None
     finally:
         os.close(writer)
@@ -250,7 +252,8 @@ def _descriptor(pid: int) -> int:
 
 
 def _run_child(search: "_Grep", writer: int) -> NoReturn:
-    """Nothing of the guest may stay open here: a keeper would wait for a connection that only the child holds."""
+    """Run the search. Nothing of the guest may stay open: a keeper would wait for a connection that only the child
+    holds."""
     status = 1
     try:
         signal.set_wakeup_fd(-1)
@@ -264,25 +267,25 @@ def _run_child(search: "_Grep", writer: int) -> NoReturn:
 
 
 class _Grep:
-    """One search: what to look for, where, and where to say it."""
+    """One search: its pattern, its root and its output."""
 
     def __init__(self, request: Request, workdir: str) -> None:
-        self.root = spelled(request, "root")
+        self.root = request_path(request, "root")
         self._workdir = workdir
-        self._expression = os.fsencode(text(request, "pattern"))
+        self._expression = os.fsencode(text_field(request, "pattern"))
         self._flags = re.IGNORECASE if request.get("ignore_case") else 0
-        self._limit = number(request, "limit", 1000, least=1)
-        self._glob = Pattern(text(request, "glob")) if request.get("glob") else None
+        self._limit = number_field(request, "limit", 1000, least=1)
+        self._glob = Pattern(text_field(request, "glob")) if request.get("glob") else None
         self._by_name = "/" not in str(request.get("glob") or "")
         self._output = -1
-        self._found = self._searched = self._unread = 0
+        self._found = self._searched = self._unreadable = 0
 
     def run(self, output: int) -> None:
         self._output = output
         note = ""
         try:
             with warnings.catch_warnings():
-                # Advice about the expression would go to the guest's stderr, and import modules that are not there.
+                # Warnings about the expression would go to the guest's stderr, and import modules that are not there.
                 warnings.simplefilter("ignore")
                 expression = re.compile(self._expression, self._flags)
             for path, descriptor in self._files():
@@ -290,21 +293,21 @@ class _Grep:
                     note = f"stopped at the limit of {self._limit} lines"
                     break
         except (re.error, RecursionError, OverflowError) as error:
-            self._say({"failed": Failure("invalid", f"the pattern is no regular expression: {error}").to_wire()})
+            self._emit({"failed": Failure("invalid", f"the pattern is no regular expression: {error}").to_wire()})
         except Failure as error:
-            self._say({"failed": error.to_wire()})
+            self._emit({"failed": error.to_wire()})
         notes = [note] if note else []
-        if self._unread:
-            notes.append(f"{self._unread} files or directories could not be read")
-        self._say({"searched": self._searched, "notes": notes, "done": True})
+        if self._unreadable:
+            notes.append(f"{self._unreadable} files or directories could not be read")
+        self._emit({"searched": self._searched, "notes": notes, "done": True})
 
-    def _say(self, fields: dict[str, Any]) -> None:
+    def _emit(self, fields: dict[str, Any]) -> None:
         view = memoryview(json.dumps(fields).encode() + b"\n")
         while view:
             view = view[os.write(self._output, view) :]
 
     def _files(self) -> Iterator[tuple[str, int]]:
-        """Open regular files below the root, by name; symlinks are not followed."""
+        """Yield open regular files below the root, sorted by name; symlinks are not followed."""
         try:
             top = open_file(self.root, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY, self._workdir)
         except OSError as error:
@@ -326,8 +329,8 @@ class _Grep:
                 continue
             if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
                 yield prefix + path, descriptor
-            elif name in SKIPPED or len(levels) >= _MAX_DEPTH:
-                self._unread += name not in SKIPPED
+            elif name in SKIPPED_DIRECTORIES or len(levels) >= _MAX_DEPTH:
+                self._unreadable += name not in SKIPPED_DIRECTORIES
                 os.close(descriptor)
             else:
                 levels.append((descriptor, path + "/", iter(self._names(descriptor))))
@@ -336,13 +339,13 @@ class _Grep:
         try:
             return sorted(os.listdir(directory))
         except OSError:
-            self._unread += 1
+            self._unreadable += 1
             return []
 
     def _open(self, directory: int, name: str, path: str) -> int | None:
         try:
             info = os.stat(name, dir_fd=directory, follow_symlinks=False)
-            wanted = stat.S_ISREG(info.st_mode) and self._wanted(name, path)
+            wanted = stat.S_ISREG(info.st_mode) and self._matches_glob(name, path)
             if not wanted and not stat.S_ISDIR(info.st_mode):
                 return None
             flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -350,17 +353,17 @@ class _Grep:
         except FileNotFoundError:
             return None
         except OSError:
-            self._unread += 1
+            self._unreadable += 1
             return None
 
-    def _wanted(self, name: str, path: str) -> bool:
+    def _matches_glob(self, name: str, path: str) -> bool:
         return self._glob is None or self._glob.matches(name if self._by_name else path)
 
     def _search(self, path: str, descriptor: int, expression: re.Pattern[bytes]) -> bool:
-        """Whether the limit was met."""
+        """Search one file; return whether the limit is reached."""
         with open(descriptor, "rb") as file:
             try:
-                if not stat.S_ISREG(os.fstat(descriptor).st_mode) or b"\0" in file.peek(BINARY_LOOK)[:BINARY_LOOK]:
+                if not stat.S_ISREG(os.fstat(descriptor).st_mode) or b"\0" in file.peek(BINARY_PROBE)[:BINARY_PROBE]:
                     return False
                 line_number, fresh = 0, True
                 while line := file.readline(MAX_LINE_BYTES):
@@ -372,18 +375,18 @@ class _Grep:
                     if self._found == self._limit:
                         return True
                     self._found += 1
-                    self._say({"path": path, "line": line_number, "text": _shown(line, match)})
+                    self._emit({"path": path, "line": line_number, "text": _excerpt(line, match)})
             except OSError:
-                self._unread += 1
+                self._unreadable += 1
                 return False
         self._searched += 1
         if self._searched % 256 == 0:
-            self._say({"searched": self._searched})
+            self._emit({"searched": self._searched})
         return False
 
 
-def _shown(line: bytes, match: re.Match[bytes]) -> str:
-    """The line, or of a long one the part around the match."""
+def _excerpt(line: bytes, match: re.Match[bytes]) -> str:
+    """Return the line, or of a long line the part around the match."""
     if len(line) <= MAX_LINE:
         return line.rstrip(b"\r\n").decode(errors="replace")
     begin = max(0, match.start() - 200)

@@ -1,4 +1,4 @@
-"""Trees as a stream: what `copy_in` and `copy_out` send, made and taken apart by the same code on both ends.
+"""File trees as a stream, for `copy_in` and `copy_out`; both ends pack and unpack with this code.
 
 A stream is a sequence of entries, each one line of JSON and, for a file, its content:
 
@@ -11,9 +11,9 @@ The first entry has the path "" and is the file or directory itself; a directory
 `type (1) | length (8)`, little endian: DATA is followed by that many bytes, HOLE stands for that many zeros, END closes
 the content. Sizes are not announced, because a file may grow or shrink while it is read.
 
-The stream comes from the other side of the box's wall. Taking it apart never leaves the target: names are single
-components, directories are opened one by one without following symlinks, symlinks are made but never used, and setuid
-bits are dropped.
+The stream comes from the other side of the isolation. Unpacking never leaves the target: names are single components,
+directories are opened one by one without following symlinks, symlinks are created but never followed, and setuid bits
+are dropped.
 """
 
 import errno
@@ -30,18 +30,21 @@ from hutch.guest.operations import BLOCK, Failure, Reply, failure
 
 PIECE = struct.Struct("<BQ")
 DATA, HOLE, END = 1, 2, 0
-MODE = 0o777
-"""Bits of a mode that travel."""
+MODE_BITS = 0o777
+"""Mode bits that are transferred."""
 MAX_HEADER = 64 << 10
 MAX_DEPTH = 256
-"""Levels of directories: each costs an open descriptor while it is read or filled."""
-_MAX_LOOKS = 1000
+"""Deepest directory; each level costs an open descriptor while it is read or filled."""
+_MAX_RETRIES = 1000
 
 _SOURCE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+MAX_REPORTED = 1000
+"""Number of skipped entries whose names are reported."""
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def pack(top: int, path: str) -> Generator[bytes | None, None, None]:
-    """The stream of an open file or directory, which is closed at the end. None: nothing to send yet."""
+    """Yield the stream of an open file or directory and close it; None means nothing to send yet."""
     out = bytearray()
     levels: list[_Level] = []
     try:
@@ -92,9 +95,9 @@ class _Level(NamedTuple):
 def _entry(
     directory: int, name: str, path: str, out: bytearray, depth: int
 ) -> Generator[bytes | None, None, int | None]:
-    """Append one entry to `out`; an open directory is returned, to be entered."""
+    """Append one entry to `out`; return an open directory if there is one to enter."""
     try:
-        found = _look(directory, name, path)
+        found = _open_entry(directory, name, path)
     except FileNotFoundError:
         return None  # removed since it was listed
     if isinstance(found, bytes):
@@ -119,9 +122,9 @@ def _entry(
     return None
 
 
-def _look(directory: int, name: str, path: str) -> bytes | int:
-    """The entry of a symlink or special file, or the open file or directory. A name that changes is looked at again."""
-    for _ in range(_MAX_LOOKS):
+def _open_entry(directory: int, name: str, path: str) -> bytes | int:
+    """Return the entry of a symlink or special file, or an open file or directory. Retries if the name changes."""
+    for _ in range(_MAX_RETRIES):
         mode = os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
         try:
             if stat.S_ISLNK(mode):
@@ -137,12 +140,12 @@ def _look(directory: int, name: str, path: str) -> bytes | int:
 
 
 def _content(descriptor: int, out: bytearray) -> Iterator[bytes]:
-    """Append the pieces of a file to `out`, sending it whenever it is full. Holes are not read."""
+    """Append the pieces of a file to `out`, and yield it whenever it is full. Holes are not read."""
     position = 0
     while True:
         begin = _next_data(descriptor, position)
         if begin is None:
-            # Nothing but a hole is left, up to wherever the file ends now.
+            # Only a hole is left, up to the file's current end.
             begin = max(os.fstat(descriptor).st_size, position)
         if begin > position:
             out += PIECE.pack(HOLE, begin - position)
@@ -165,28 +168,22 @@ def _next_data(descriptor: int, position: int) -> int | None:
     except OSError as error:
         if error.errno == errno.ENXIO:
             return None
-        return position  # a filesystem without holes
+        return position  # the filesystem does not report holes
 
 
 def _header(path: str, kind: str, info: os.stat_result) -> bytes:
-    return _line({"path": path, "kind": kind, "mode": info.st_mode & MODE, "mtime": info.st_mtime_ns})
+    return _line({"path": path, "kind": kind, "mode": info.st_mode & MODE_BITS, "mtime": info.st_mtime_ns})
 
 
 def _line(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields).encode() + b"\n"
 
 
-MAX_REPORTED = 1000
-"""Names of skipped entries that are told."""
-
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
 class _OpenDirectory(NamedTuple):
     name: str
     descriptor: int
     made: tuple[int, int] | None
-    """Mode and mtime to give it when it is full; None: it was there before and keeps its own."""
+    """Mode and mtime to set when it is full; None if it existed before and keeps its own."""
 
 
 class _File(NamedTuple):
@@ -199,43 +196,43 @@ class _File(NamedTuple):
 
 
 class Unpacker:
-    """Makes in `directory` under `name` what a stream describes. A directory that is there is merged into.
+    """Creates in `directory` under `name` what a stream describes, merging into a directory that exists.
 
-    A file that is there is replaced; `into` is the name it gets if `name` is a directory. `directory` stays the
-    caller's. A stream that breaks the rules raises a Failure with the code `refused`.
+    An existing file is replaced; `into` is the name it gets if `name` is a directory. The caller keeps `directory`. A
+    stream that breaks the rules raises a Failure with the code `refused`.
     """
 
     def __init__(
-        self, directory: int, name: str, into: str = "", *, most: int | None = None, entries: int | None = None
+        self, directory: int, name: str, into: str = "", *, max_bytes: int | None = None, max_entries: int | None = None
     ) -> None:
-        """`most` bounds the bytes that are written, in which holes do not count, and `entries` the things made."""
-        self._most = most
-        self._entries = entries
+        """`max_bytes` bounds the bytes written (holes do not count), `max_entries` the entries created."""
+        self._max_bytes = max_bytes
+        self._max_entries = max_entries
         self._directory = directory
         self._name = name
         self._into = into
         self._levels: list[_OpenDirectory] = []
         self._file: _File | None = None
         self._buffer = bytearray()
-        self._missing = 0
+        self._expected = 0
         self._started = False
-        self._files = self._bytes = self._written = self._seen = 0
+        self._files = self._bytes = self._written = self._entry_count = 0
         self._skipped: list[str] = []
 
     def data(self, content: bytes) -> None:
         try:
-            self._take(content)
+            self._feed(content)
         except OSError as error:
-            raise failure(error, "copy to", self._where()) from None
+            raise failure(error, "copy to", self._current_path()) from None
 
     def end(self) -> Reply:
         try:
             if self._file or self._buffer or not self._started:
                 raise Failure("refused", "the stream of a copy ended too early")
             while self._levels:
-                self._leave()
+                self._leave_directory()
         except OSError as error:
-            raise failure(error, "copy to", self._where()) from None
+            raise failure(error, "copy to", self._current_path()) from None
         finally:
             self.abort()
         return {"files": self._files, "bytes": self._bytes, "skipped": self._skipped}
@@ -250,40 +247,40 @@ class Unpacker:
             os.close(level.descriptor)
         self._levels.clear()
 
-    def _where(self) -> str:
+    def _current_path(self) -> str:
         names = [level.name for level in self._levels] or [self._name]
         return "/".join([*names, self._file.name] if self._file else names)
 
-    def _take(self, content: bytes) -> None:
+    def _feed(self, content: bytes) -> None:
         view = memoryview(content)
         while view:
-            if self._missing:
-                view = self._take_data(view)
+            if self._expected:
+                view = self._handle_data(view)
                 continue
-            # Headers are short: they are put together in the buffer, and only content takes the fast way above.
+            # Headers are short and are collected in the buffer; only content takes the fast path above.
             wanted = PIECE.size - len(self._buffer) if self._file else MAX_HEADER + 1 - len(self._buffer)
             if self._file is None:
                 end = bytes(view[:wanted]).find(b"\n")
                 wanted = end + 1 if end >= 0 else wanted
             self._buffer += view[:wanted]
             view = view[wanted:]
-            self._take_buffer()
+            self._handle_buffer()
 
-    def _take_buffer(self) -> None:
+    def _handle_buffer(self) -> None:
         if self._file is None:
             if self._buffer.endswith(b"\n"):
                 line, self._buffer = bytes(self._buffer), bytearray()
-                self._take_header(line)
+                self._handle_header(line)
             elif len(self._buffer) > MAX_HEADER:
                 raise Failure("refused", "the stream of a copy has an entry with an endless header")
         elif len(self._buffer) == PIECE.size:
             kind, size = PIECE.unpack(self._buffer)
             self._buffer.clear()
-            self._take_piece(self._file, kind, size)
+            self._handle_piece(self._file, kind, size)
 
-    def _take_piece(self, file: _File, kind: int, size: int) -> None:
+    def _handle_piece(self, file: _File, kind: int, size: int) -> None:
         if kind == DATA:
-            self._missing = size
+            self._expected = size
         elif kind == HOLE:
             end = os.lseek(file.descriptor, 0, os.SEEK_CUR) + size
             if end >= 1 << 63:
@@ -296,15 +293,15 @@ class Unpacker:
         else:
             raise Failure("refused", f"the stream of a copy has a piece of unknown type {kind}")
 
-    def _take_data(self, view: memoryview) -> memoryview:
+    def _handle_data(self, view: memoryview) -> memoryview:
         assert self._file is not None
-        part = view[: self._missing]
-        self._missing -= len(part)
+        part = view[: self._expected]
+        self._expected -= len(part)
         self._bytes += len(part)
         self._written += len(part)
-        if self._most is not None and self._written > self._most:
+        if self._max_bytes is not None and self._written > self._max_bytes:
             raise Failure(
-                "too_large", f"the copy has more than {self._most} bytes, which is more than it may have",
+                "too_large", f"the copy has more than {self._max_bytes} bytes, which is more than it may have",
                 remedy="copy less at once, or say how much it may be; names of one file count each",
             )  # fmt: skip
         while part:
@@ -312,14 +309,14 @@ class Unpacker:
             part, view = part[written:], view[written:]
         return view
 
-    def _take_header(self, line: bytes) -> None:
+    def _handle_header(self, line: bytes) -> None:
         path, kind, fields = _parse(line)
-        self._seen += 1
-        if self._entries is not None and self._seen > self._entries:
-            raise Failure("too_large", f"the copy has more than {self._entries} files and directories")
+        self._entry_count += 1
+        if self._max_entries is not None and self._entry_count > self._max_entries:
+            raise Failure("too_large", f"the copy has more than {self._max_entries} files and directories")
         if not self._started:
             self._started = True
-            self._take_top(path, kind, fields)
+            self._handle_top(path, kind, fields)
             return
         if not self._levels:
             raise Failure("refused", "the stream of a copy has an entry outside its directory")
@@ -334,9 +331,9 @@ class Unpacker:
         elif kind == "symlink":
             _make_symlink(directory, names[-1], fields)
         else:
-            self._file = _begin_file(directory, names[-1], fields)
+            self._file = _create_draft(directory, names[-1], fields)
 
-    def _take_top(self, path: str, kind: str, fields: dict[str, Any]) -> None:
+    def _handle_top(self, path: str, kind: str, fields: dict[str, Any]) -> None:
         if path or kind not in ("file", "directory"):
             raise Failure("refused", "the stream of a copy does not begin with its file or directory")
         name = self._name
@@ -345,32 +342,32 @@ class Unpacker:
             with suppress(FileExistsError):
                 os.mkdir(name, 0o700, dir_fd=self._directory)
                 made = (fields["mode"], fields["mtime"])
-            # The target itself is the caller's word: a symlink there is followed.
+            # The caller chose the target itself, so a symlink there is followed.
             flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
             self._levels.append(_OpenDirectory(name, os.open(name, flags, dir_fd=self._directory), made))
             return
         if self._into and _is_directory(self._directory, name):
             top = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
             self._levels.append(_OpenDirectory(name, top, None))
-            self._file = _begin_file(top, _components(self._into)[-1], fields)
+            self._file = _create_draft(top, _components(self._into)[-1], fields)
             return
-        self._file = _begin_file(self._directory, name, fields)
+        self._file = _create_draft(self._directory, name, fields)
 
     def _enter(self, names: list[str]) -> int:
-        """The open directory of an entry: leave those it is not in, open those on its way."""
+        """Return the open directory of an entry: leave directories it is not in, open those on its way."""
         common = 0
         for level, name in zip(self._levels[1:], names, strict=False):
             if level.name != name:
                 break
             common += 1
         while len(self._levels) - 1 > common:
-            self._leave()
+            self._leave_directory()
         for name in names[common:]:
             descriptor = os.open(name, _DIRECTORY, dir_fd=self._levels[-1].descriptor)
             self._levels.append(_OpenDirectory(name, descriptor, None))
         return self._levels[-1].descriptor
 
-    def _leave(self) -> None:
+    def _leave_directory(self) -> None:
         level = self._levels.pop()
         try:
             if level.made is not None:
@@ -382,7 +379,7 @@ class Unpacker:
     def _finish_file(self, file: _File) -> None:
         os.fchmod(file.descriptor, file.mode)
         os.utime(file.descriptor, ns=(file.mtime, file.mtime))
-        # rename replaces a symlink that is there instead of following it.
+        # rename replaces an existing symlink instead of following it.
         os.rename(file.draft, file.name, src_dir_fd=file.directory, dst_dir_fd=file.directory)
         os.close(file.descriptor)
         self._file = None
@@ -401,12 +398,12 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, Any]]:
         mode, mtime = fields.get("mode"), fields.get("mtime")
         if not isinstance(mode, int) or not isinstance(mtime, int) or abs(mtime) >= 1 << 63:
             raise Failure("refused", "the stream of a copy has an entry without mode or time")
-        fields["mode"] = mode & MODE
+        fields["mode"] = mode & MODE_BITS
     return path, kind, fields
 
 
 def _is_name(value: object) -> bool:
-    """Whether the kernel could take it."""
+    """Return whether the kernel can take it as a name."""
     if not isinstance(value, str) or "\0" in value:
         return False
     try:
@@ -444,7 +441,7 @@ def _make_symlink(directory: int, name: str, fields: dict[str, Any]) -> None:
         raise
 
 
-def _begin_file(directory: int, name: str, fields: dict[str, Any]) -> _File:
+def _create_draft(directory: int, name: str, fields: dict[str, Any]) -> _File:
     draft = temporary_name()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(draft, flags, 0o600, dir_fd=directory)

@@ -1,4 +1,5 @@
-"""Changes below a directory, by inotify. Sent under credit: a reader that is too slow is told that it missed some."""
+"""Watching changes below a directory by inotify. A reader that is too slow for its credit is told that it missed
+some."""
 
 import ctypes
 import errno
@@ -9,13 +10,13 @@ import struct
 import time
 from collections.abc import Generator, Iterator
 
-from hutch.guest.files.paths import AT_FDCWD, DIRECTORY, TEMPORARY, open_at, prefix_of, spelled
+from hutch.guest.files.paths import AT_FDCWD, DIRECTORY, TEMPORARY, open_at, prefix_of, request_path
 from hutch.guest.operations import STEP_SECONDS, Operation, Readable, Request, Steps, failure
 
 MAX_WATCHES = 8192
-"""Directories of one watch; the kernel counts them per user (fs.inotify.max_user_watches)."""
+"""Most directories of one watch; the kernel counts them per user (fs.inotify.max_user_watches)."""
 
-# Looked up before the box's root is entered, where there may be no libc to find.
+# This is looked up before the box's root is entered, where there may be no libc.
 _libc = ctypes.CDLL(None, use_errno=True)
 
 _CREATE, _DELETE, _MODIFY, _ATTRIB = 0x100, 0x200, 0x2, 0x4
@@ -27,22 +28,22 @@ _KINDS = (
     (_MODIFY, "modified"), (_ATTRIB, "modified"),
 )  # fmt: skip
 _EVENT = struct.Struct("iIII")
-_MUCH = 64 << 10
+_FLUSH_BYTES = 64 << 10
 
 
 def watch(request: Request, workdir: str) -> Steps:
-    """Lines of JSON: {"kind": "ready"} once every directory is watched, then the changes, until it is cancelled."""
-    path = spelled(request)
+    """Send lines of JSON: {"kind": "ready"} once every directory is watched, then the changes until it is cancelled."""
+    path = request_path(request)
     watcher = _Watcher(os.path.join(workdir, path), path, bool(request.get("recursive")))
     try:
         watcher.add_top()
-        yield from _paced(watcher)
-        yield _line("ready", "", False) + watcher.told()
+        yield from _explore_in_slices(watcher)
+        yield _line("ready", "", False) + watcher.take_lines()
         while not watcher.ended:
             yield Readable(watcher.descriptor)
             watcher.read()
-            yield from _paced(watcher)
-            yield watcher.told() or None
+            yield from _explore_in_slices(watcher)
+            yield watcher.take_lines() or None
         return {}
     except OSError as error:
         raise failure(error, "watch", path) from None
@@ -50,12 +51,12 @@ def watch(request: Request, workdir: str) -> Steps:
         watcher.close()
 
 
-def _paced(watcher: "_Watcher") -> Generator[bytes | None, None, None]:
-    """Look into new directories, however much is in them, without holding the loop or the memory."""
+def _explore_in_slices(watcher: "_Watcher") -> Generator[bytes | None, None, None]:
+    """Explore new directories of any size without blocking the loop or filling the memory."""
     pause = time.monotonic() + STEP_SECONDS
     for _ in watcher.explore():
-        if watcher.has_much():
-            yield watcher.told()
+        if watcher.is_full():
+            yield watcher.take_lines()
         if time.monotonic() >= pause:
             yield None
             pause = time.monotonic() + STEP_SECONDS
@@ -68,13 +69,13 @@ def _line(kind: str, path: str, directory: bool) -> bytes:
 class _Watcher:
     """One inotify instance; its directories by watch number, as paths below the top.
 
-    Each is opened in the one way that paths are opened here, and watched by that descriptor: inotify_add_watch(2) takes
-    a path and follows whatever links were put on it meanwhile, magic ones too, which lead out of the box. Nothing is
-    held open: the end of a directory is not told while somebody holds it.
+    Each directory is opened without magic links and watched by that descriptor: inotify_add_watch(2) takes a path and
+    would follow any link placed there meanwhile, also magic ones that lead out of the box. Directories are closed
+    again, because the kernel does not report the end of one that is held open.
     """
 
     def __init__(self, top: str, path: str, recursive: bool) -> None:
-        """`path`: the top as the caller wrote it."""
+        """`path` is the top as the caller wrote it."""
         self.descriptor: int = _libc.inotify_init1(os.O_CLOEXEC | os.O_NONBLOCK)
         if self.descriptor < 0:
             raise failure(_error(), "watch", path)
@@ -84,28 +85,28 @@ class _Watcher:
         self._path = path
         self._recursive = recursive
         self._below: dict[int, str] = {}
-        self._new: list[tuple[str, bool]] = []
-        """Directories to watch; True: they appeared since, so whatever is found in them is told as created."""
-        self._full = False
+        self._unexplored: list[tuple[str, bool]] = []
+        """Directories to watch; True if they appeared later, so that their content is reported as created."""
+        self._overflow_reported = False
         self._out = bytearray()
 
     def close(self) -> None:
         os.close(self.descriptor)
 
-    def told(self) -> bytes:
+    def take_lines(self) -> bytes:
         out = bytes(self._out)
         self._out.clear()
         return out
 
-    def has_much(self) -> bool:
-        return len(self._out) >= _MUCH
+    def is_full(self) -> bool:
+        return len(self._out) >= _FLUSH_BYTES
 
     def add_top(self) -> None:
-        """A file, or a directory, whose turn comes with those that are found below it."""
+        """Watch a file, or queue a directory to be explored."""
         top = open_at(AT_FDCWD, self._top, os.O_PATH)
         try:
             if stat.S_ISDIR(os.fstat(top).st_mode):
-                self._new.append(("", False))
+                self._unexplored.append(("", False))
                 return
             self._prefix = self._path
             self._below[self._add(top, _MASK)] = ""
@@ -113,29 +114,29 @@ class _Watcher:
             os.close(top)
 
     def explore(self) -> Iterator[None]:
-        """Watch new directories and, if asked, those below them."""
-        while self._new:
+        """Watch new directories and, if recursive, those below them."""
+        while self._unexplored:
             yield
-            below, report = self._new.pop()
+            below, report = self._unexplored.pop()
             directory = self._open(below)
             if directory is None:
                 continue
             try:
                 if not self._add_directory(directory, below) or not self._recursive:
                     continue
-                # Listed after it is watched: what is made in between is seen twice rather than never.
+                # It is listed after it is watched: what is created in between is seen twice rather than never.
                 for name, is_directory in _entries(directory):
                     inside = os.path.join(below, name)
                     if report:
-                        self._say("created", inside, is_directory)
+                        self._report("created", inside, is_directory)
                     if is_directory:
-                        self._new.append((inside, report))
+                        self._unexplored.append((inside, report))
                     yield
             finally:
                 os.close(directory)
 
     def _open(self, below: str) -> int | None:
-        """The top, or a directory below it, which was none of the links that may now have its name."""
+        """Open the top, or a directory below it, which must not have become a link."""
         if not below:
             return open_at(AT_FDCWD, self._top, DIRECTORY)
         try:
@@ -152,32 +153,32 @@ class _Watcher:
         except OSError as error:
             if not below:
                 raise
-            # The user's watches are used up. Other errors: it is gone again, or may not be read.
+            # The user's watches are used up. Other errors: it is gone again, or is not readable.
             if error.errno == errno.ENOSPC:
                 self._overflow(below)
             return False
         return True
 
     def _overflow(self, below: str) -> None:
-        """Said once: from here on some changes are not seen."""
-        if not self._full:
-            self._full = True
-            self._say("overflow", below, True)
+        """Report once that some changes are no longer seen."""
+        if not self._overflow_reported:
+            self._overflow_reported = True
+            self._report("overflow", below, True)
 
     def _add(self, target: int, mask: int) -> int:
-        path = b"/proc/self/fd/%d" % target  # our own, and no other way leads from a descriptor to a watch
+        path = b"/proc/self/fd/%d" % target  # our own /proc; there is no other way from a descriptor to a watch
         number: int = _libc.inotify_add_watch(self.descriptor, path, ctypes.c_uint32(mask))
         if number < 0:
             raise _error()
         return number
 
-    def _say(self, kind: str, below: str, directory: bool) -> None:
+    def _report(self, kind: str, below: str, directory: bool) -> None:
         if os.path.basename(below).startswith(TEMPORARY):
             return
         self._out += _line(kind, self._prefix + below if below else self._prefix.rstrip("/") or ".", directory)
 
     def read(self) -> None:
-        """Take what happened since."""
+        """Read and handle the changes since the last read."""
         try:
             events = os.read(self.descriptor, 64 << 10)
         except BlockingIOError:
@@ -192,7 +193,7 @@ class _Watcher:
 
     def _take(self, number: int, mask: int, name: str) -> None:
         if mask & _OVERFLOW:
-            self._say("overflow", "", True)
+            self._report("overflow", "", True)
             return
         above = self._below.get(number)
         if above is None:
@@ -203,22 +204,22 @@ class _Watcher:
             return
         if mask & (_DELETE_SELF | _MOVE_SELF):
             if not above:
-                self._say("deleted" if mask & _DELETE_SELF else "moved_from", "", bool(mask & _ISDIR))
+                self._report("deleted" if mask & _DELETE_SELF else "moved_from", "", bool(mask & _ISDIR))
                 self.ended = True
             return
         inside = os.path.join(above, name) if name else above
         directory = bool(mask & _ISDIR)
         for bit, kind in _KINDS:
             if mask & bit:
-                self._say(kind, inside, directory)
+                self._report(kind, inside, directory)
         if directory and self._recursive:
             if mask & _MOVED_FROM:
                 self._forget(inside)
             if mask & (_CREATE | _MOVED_TO):
-                self._new.append((inside, True))
+                self._unexplored.append((inside, True))
 
     def _forget(self, below: str) -> None:
-        """A directory that was moved away would go on reporting under its old name."""
+        """Stop watching a directory that was moved away; it would go on reporting under its old name."""
         gone = [number for number, path in self._below.items() if path == below or path.startswith(below + "/")]
         for number in gone:
             del self._below[number]
@@ -229,7 +230,7 @@ def _entries(directory: int) -> Iterator[tuple[str, bool]]:
     try:
         readable = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     except OSError:
-        return  # gone again, or not readable: then nothing in it can be told
+        return  # gone again, or not readable: then nothing in it can be reported
     try:
         with os.scandir(readable) as entries:
             for entry in entries:

@@ -1,4 +1,4 @@
-"""Writing so that a reader sees the old content or the new, never half of it: write, append, edit."""
+"""Writing files so that a reader sees the old content or the new, never half of it: write, append, edit."""
 
 import hashlib
 import os
@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, suppress
 
 from hutch.guest.files.basic import describe
-from hutch.guest.files.paths import Place, followed, open_at, require_regular, spelled, temporary_name
+from hutch.guest.files.paths import Location, locate_target, open_at, request_path, require_regular, temporary_name
 from hutch.guest.operations import (
     BLOCK,
     Consumer,
@@ -17,36 +17,36 @@ from hutch.guest.operations import (
     Request,
     Steps,
     failure,
-    number,
-    optional_number,
+    number_field,
+    optional_number_field,
 )
 
 MAX_EDIT = 64 << 20
 """Largest file that `edit` changes."""
 MAX_TEXTS = 8 << 20
-"""Old and new text of an edit together."""
-_NEW_MODE = 0o666  # less the umask
+"""Largest size of an edit's old and new text together."""
+_NEW_MODE = 0o666  # the umask is subtracted
 _SPECIAL_BITS = 0o6000  # setuid and setgid, which the kernel itself drops when content changes
 
 
 class Draft:
-    """A temporary file beside the place it is written for."""
+    """A temporary file beside the location that it will replace."""
 
-    def __init__(self, place: Place, mode: int | None) -> None:
-        self._place = place
+    def __init__(self, location: Location, mode: int | None) -> None:
+        self._place = location
         self._name = temporary_name()
-        old = place.lstat()
+        old = location.lstat()
         if old is not None:
-            require_regular(old, "write", place.path)
-            # Replacing needs no right on the file itself, but a file that its user made read-only is meant so.
-            if not os.access(place.name, os.W_OK, dir_fd=place.directory):
+            require_regular(old, "write", location.path)
+            # Replacing needs no permission on the file itself, but a file that its user made read-only should stay.
+            if not os.access(location.name, os.W_OK, dir_fd=location.directory):
                 raise PermissionError(13, "not writable")
         first = _NEW_MODE if old is None else modes.S_IMODE(old.st_mode) & ~_SPECIAL_BITS
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-        self.descriptor = open_at(place.directory, self._name, flags, first)
+        self.descriptor = open_at(location.directory, self._name, flags, first)
         try:
             if old is not None and (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
-                # Only root may give a file away; for others the new file is theirs, as with any editor.
+                # Only root may change the owner; for others the new file belongs to them, as with any editor.
                 with suppress(PermissionError):
                     os.fchown(self.descriptor, old.st_uid, old.st_gid)
             if mode is not None or old is not None:
@@ -81,7 +81,7 @@ class Draft:
 
 
 def _sync_directory(directory: int) -> None:
-    # `directory` was opened with O_PATH, which fsync does not take.
+    # `directory` was opened with O_PATH, which fsync does not accept.
     descriptor = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.fsync(descriptor)
@@ -96,18 +96,18 @@ def write_all(descriptor: int, content: bytes) -> None:
 
 
 class Write:
-    """New content for a file: `path`, `mode`, `sync`, `parents`."""
+    """Replaces the content of a file: `path`, `mode`, `sync`, `parents`."""
 
     def __init__(self, request: Request, workdir: str) -> None:
-        self._path = spelled(request)
+        self._path = request_path(request)
         self._sync = bool(request.get("sync"))
         self._held = ExitStack()
         parents = bool(request.get("parents"))
         with ExitStack() as held:
-            place = held.enter_context(followed(self._path, workdir, "write", parents=parents))
-            if place.name == ".":
+            location = held.enter_context(locate_target(self._path, workdir, "write", parents=parents))
+            if location.name == ".":
                 raise failure(IsADirectoryError(21, ""), "write", self._path)
-            self._draft = Draft(place, optional_number(request, "mode"))
+            self._draft = Draft(location, optional_number_field(request, "mode"))
             self._held = held.pop_all()
 
     def data(self, content: bytes) -> None:
@@ -131,15 +131,15 @@ class Write:
 
 
 class Append:
-    """More content at the end of a file, which is made if it is not there."""
+    """Appends content to a file, which is created if it does not exist."""
 
     def __init__(self, request: Request, workdir: str) -> None:
-        self._path = spelled(request)
+        self._path = request_path(request)
         self._sync = bool(request.get("sync"))
-        mode = optional_number(request, "mode")
-        with followed(self._path, workdir, "append to", parents=bool(request.get("parents"))) as place:
+        mode = optional_number_field(request, "mode")
+        with locate_target(self._path, workdir, "append to", parents=bool(request.get("parents"))) as location:
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW
-            self._descriptor = open_at(place.directory, place.name, flags, _NEW_MODE)
+            self._descriptor = open_at(location.directory, location.name, flags, _NEW_MODE)
             try:
                 require_regular(os.fstat(self._descriptor), "append to", self._path)
                 if mode is not None:
@@ -169,12 +169,13 @@ class Append:
 
 
 class Edit:
-    """Replace an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text, then the new."""
+    """Replaces an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text, then the
+    new."""
 
     def __init__(self, request: Request, workdir: str) -> None:
-        self._path = spelled(request)
+        self._path = request_path(request)
         self._workdir = workdir
-        self._old_size = number(request, "old_size", 0, least=1)
+        self._old_size = number_field(request, "old_size", 0, least=1)
         self._replace_all = bool(request.get("replace_all"))
         self._expect = request.get("expect")
         self._given = bytearray()
@@ -187,8 +188,8 @@ class Edit:
             )
 
     def end(self) -> Steps:
-        with followed(self._path, self._workdir, "edit") as place:
-            source = open_at(place.directory, place.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        with locate_target(self._path, self._workdir, "edit") as location:
+            source = open_at(location.directory, location.name, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
             try:
                 before = os.fstat(source)
                 require_regular(before, "edit", self._path)
@@ -197,10 +198,10 @@ class Edit:
                         "too_large", f"{self._path!r} has {before.st_size} bytes, over the {MAX_EDIT} edit can change",
                         remedy="use a command such as sed", size=before.st_size, limit=MAX_EDIT,
                     )  # fmt: skip
-                draft = Draft(place, None)
+                draft = Draft(location, None)
                 try:
                     edited = yield from self._replace(source, draft)
-                    _same(before, place)
+                    _check_unchanged(before, location)
                     info = draft.publish(sync=False)
                 except BaseException:  # also GeneratorExit: the caller is gone
                     draft.discard()
@@ -241,7 +242,7 @@ class Edit:
 
 
 def _split(content: bytes, old: bytes, *, last: bool) -> tuple[list[bytes], bytes]:
-    """The content between matches, and the end of it in which a match may still begin."""
+    """Return the content between matches, and the rest in which a match may still begin."""
     parts: list[bytes] = content.split(old)
     if last:
         return parts, b""
@@ -264,10 +265,10 @@ def _no_match(path: str, found: int) -> Failure:
     )  # fmt: skip
 
 
-def _same(before: os.stat_result, place: Place) -> None:
-    now = place.lstat()
+def _check_unchanged(before: os.stat_result, location: Location) -> None:
+    now = location.lstat()
     if now is None or (now.st_ino, now.st_size, now.st_mtime_ns) != (before.st_ino, before.st_size, before.st_mtime_ns):
-        raise Failure("file_changed", f"{place.path!r} was changed during the edit", remedy="read it again")
+        raise Failure("file_changed", f"{location.path!r} was changed during the edit", remedy="read it again")
 
 
 def write(request: Request, workdir: str) -> Consumer:

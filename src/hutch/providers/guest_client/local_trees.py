@@ -40,7 +40,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     into = posixpath.basename(source.rstrip("/"))
     directory = await _in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
-    unpacker = Unpacker(directory, name, into, most=most, entries=entries_of(most))
+    unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=entries_of(most))
     try:
         async for content in pieces:
             await _in_thread(unpacker.data, content)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import HutchError
+from hutch.keeper.locks import whole
 from hutch.keeper.questions import Question
-from hutch.keeper.uncancelled import whole
 from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId

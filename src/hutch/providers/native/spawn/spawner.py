@@ -340,7 +340,7 @@ def main(fd: int) -> None:
         return
     options = received[0]
     if "magic links" in options["without"]:
-        paths.resolving = 0  # inherited by every guest
+        paths.resolve_flags = 0  # inherited by every guest
     uplink = None
     if options["network"]:
         from hutch.providers.native.network.uplink import NetworkUnavailable
