@@ -66,7 +66,7 @@ class Served:
 @contextlib.asynccontextmanager
 async def served(context: Context, name: str) -> AsyncIterator[Served]:
     state, run = context.state / name, context.run / name
-    state.mkdir()
+    state.mkdir(mode=0o700)
     (state / "hutch.toml").write_text(CONFIG)
     environ = dict(each.split("=", 1) for each in context.environment())
     environ |= {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run), "HUTCH_CONFIG": str(state / "hutch.toml")}
