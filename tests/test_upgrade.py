@@ -97,6 +97,11 @@ def test_persistent_boxes_start_with_their_files_and_environment(server: Upgrade
     alice.good("POST", f"/v1/boxes/{desk}/lease", {"takeover": True})
     assert run(alice, desk, "cat notes.txt d/inner; echo $REGION") == f"kept\ninner\n{server.facts['env']}\n"
     run(alice, desk, "echo more >> notes.txt")
+    exported = alice.call("GET", f"/v1/boxes/{desk}/export")
+    assert exported.status == 200, exported.body
+    moved = alice.good("POST", "/v1/boxes/import?name=moved", exported.body)["box"]["id"]
+    assert run(alice, moved, "cat notes.txt; echo $REGION") == f"kept\nmore\n{server.facts['env']}\n"
+    alice.good("DELETE", f"/v1/boxes/{moved}")
     spec = {"retention": "persistent", "limits": {"memory_mb": 64, "disk_mb": 16}}
     found = alice.good("POST", "/v1/scopes", {"template": "{chat}", "values": {"chat": "c-7"}, "spec": spec})
     assert found["box"]["id"] == server.facts["scoped"], "the conversation finds its box"
@@ -136,4 +141,5 @@ def test_what_was_open_is_closed_and_said(server: Upgraded) -> None:
     text = server.log.read_text()
     assert "others could look into a directory" in text
     assert "kept in the open by an earlier release, are sealed now" in text
+    assert "no root and no private ranges beyond their profile, and no image pulled" in text, "keys had no bounds then"
     assert os.path.exists(server.state / "first-key")

@@ -12,7 +12,8 @@ from hutch.config import Config, announcement
 from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
-    from hutch.client.heartbeat import Rhythm, Told
+    from hutch.client.heartbeat import ConnectionListener, Rhythm
+    from hutch.client.remote import RemoteHutch
     from hutch.keeper.keeper import Keeper
 
 P = ParamSpec("P")
@@ -48,18 +49,18 @@ class Hutch:
 
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-        told: "Told | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
+        told: "ConnectionListener | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
         self.config = Config.load(**configuration) if keeper is None else keeper.config
         if keeper is None:
-            self._inner = _chosen(self.config, url, key, ca, session, rhythm, told)
+            self._inner = _choose(self.config, url, key, ca, session, rhythm, told)
         else:
             self._inner = _embedded(keeper, session)
 
     @classmethod
     def launch(
         cls, state_dir: str | os.PathLike[str] | None = None, *, session: str = "", rhythm: "Rhythm | None" = None,
-        told: "Told | None" = None, **configuration: Any,
+        told: "ConnectionListener | None" = None, **configuration: Any,
     ) -> Self:  # fmt: skip
         """A private server as a child of this process, on a Unix socket, and its client (B22).
 
@@ -76,7 +77,7 @@ class Hutch:
             made._inner = OffHutch(config.origin("enabled"))
         else:
             home = Path(state_dir) if state_dir is not None else None
-            made._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, told=told)
+            made._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, on_change=told)
         return made
 
     async def __aenter__(self) -> Self:
@@ -137,24 +138,42 @@ class Hutch:
         return cast(api.Skills, self._inner.skills)
 
 
-def _chosen(
-    config: Config, url: str, key: str, ca: str, session: str, rhythm: "Rhythm | None", told: "Told | None"
+def client_of_server(
+    config: Config, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
+    told: "ConnectionListener | None" = None,
+) -> "RemoteHutch | None":  # fmt: skip
+    """Decide who keeps the boxes: make a client if that is a server, return None if it is this process.
+
+    A server keeps them if it was named, or if one owns the state directory.
+    """
+    url = url or config.server_url
+    owner = "" if url or config.store == "memory" else announcement.owner_of(config.state_dir)
+    if not url and not owner:
+        return None
+    from hutch.client.remote import RemoteHutch
+
+    key = key or ("" if owner else found_key(config))
+    ca = ca or str(config.server_ca or "")
+    place = url or f"unix:{owner}"
+    return RemoteHutch(place, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told, expected=bool(owner))
+
+
+def _choose(
+    config: Config,
+    url: str,
+    key: str,
+    ca: str,
+    session: str,
+    rhythm: "Rhythm | None",
+    told: "ConnectionListener | None",
 ) -> Any:
     if not config.enabled:
         from hutch.client.disabled import OffHutch
 
         return OffHutch(config.origin("enabled"))
-    url = url or config.server_url
-    owner = "" if url or config.store == "memory" else announcement.owner_of(config.state_dir)
-    if url or owner:
-        from hutch.client.remote import RemoteHutch
-
-        key = key or ("" if owner else found_key(config))
-        ca = ca or str(config.server_ca or "")
-        place = url or f"unix:{owner}"
-        return RemoteHutch(
-            place, key=key, ca=ca, session=session, rhythm=rhythm, told=told, expected=bool(owner)
-        )  # fmt: skip
+    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, told=told)
+    if client is not None:
+        return client
     if key or ca:
         raise Invalid("a key is for a server, and none was named", remedy="give its address: Hutch(url, key=…)")
     from hutch.keeper.embedded import opened

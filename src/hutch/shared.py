@@ -3,13 +3,14 @@
 Each process keeps the boxes that it made. A box of another live process is used through that process: every one
 listens on a Unix socket below the run directory, named after its keeper, and loads a server when the first other
 process connects. When a process ends, one of those that were connected takes its socket's place and takes over its
-boxes as they are asked for, so a handle goes on working: it only reconnects.
+boxes as they are asked for, so a handle goes on working: it only reconnects. Where yet another process adopted the
+box before, the handle follows it there.
 """
 
 import asyncio
 import importlib.util
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from hutch import api
 from hutch.client.heartbeat import Rhythm
 from hutch.client.remote import RemoteHutch
+from hutch.client.requests import Server
 from hutch.errors import BoxBusy, HeldElsewhere
 from hutch.keeper.access.leases import OF_A_PROCESS
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
 
 SUCCESSION_SECONDS = 0.02
 """Interval between looks whether a process that was lost has really ended, so that its place can be taken."""
-_RHYTHM = Rhythm(retry_sec=0.05, longest_retry_sec=1.0)
+_RHYTHM = Rhythm(retry_sec=0.05, max_retry_sec=1.0)
 _TRIES = 3
 """How often a box is looked for that changes hands meanwhile."""
 
@@ -122,7 +124,7 @@ class SharedHutch(EmbeddedHutch):
                 ) from elsewhere  # fmt: skip
             if not path.exists():
                 raise elsewhere  # a keeper that serves nobody: a command of `hutch`, or one on another machine
-            other = self._others[keeper] = Other(keeper, self._sockets)
+            other = self._others[keeper] = Other(keeper, self._sockets, lambda moved: self._other(moved).server)
         return other.hutch.for_session(self.session)
 
     async def _joint_session(self, error: HeldElsewhere | BoxBusy) -> str:
@@ -132,7 +134,9 @@ class SharedHutch(EmbeddedHutch):
         once, as two tasks of one process may.
         """
         record = await self._keeper.store.get(BoxId(str(error.details.get("box", ""))))
-        holder = record.lease.holder if record is not None and record.lease is not None else ""
+        # The lease may have ended with the process that kept the box before, and other handles may go on with it.
+        lease = record and (record.lease or record.left_lease)
+        holder = lease.holder if lease else ""
         unnamed = holder.startswith(OF_A_PROCESS) and self.session.startswith(OF_A_PROCESS)
         return holder if unnamed else self.session
 
@@ -211,12 +215,14 @@ class Sockets:
 class Other:
     """Another process whose boxes this one uses; when that process ends, this one may take its place."""
 
-    def __init__(self, keeper: str, sockets: Sockets) -> None:
+    def __init__(self, keeper: str, sockets: Sockets, elsewhere: Callable[[HeldElsewhere], Server]) -> None:
         self._keeper = keeper
         self._sockets = sockets
         self._succession: asyncio.Task[None] | None = None
         path = sockets.path(keeper)
-        self.hutch = RemoteHutch(f"unix:{path}", rhythm=_RHYTHM, told=self._changed, expected=True)
+        self.hutch = RemoteHutch(
+            f"unix:{path}", rhythm=_RHYTHM, on_change=self._changed, expected=True, elsewhere=elsewhere
+        )
 
     def _changed(self, there: bool, why: str) -> None:
         if there:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.cli.calling import HUTCH, PATIENCE, read_until, set_size
 from tests.cli.conftest import Home
-from tests.images.registries import Server, directory, image, serving, small, tar_of
+from tests.images.registry_server import Server, directory, image, serving, small, tar_of
 
 
 @pytest.fixture(scope="module")
@@ -193,7 +193,7 @@ def test_a_build_step_that_waits_for_ever_is_ended_and_says_for_what(home: Home,
 
 def test_copies_follow_the_links_of_the_image(home: Home, registry: Server, tmp_path: Path) -> None:
     """A file for /bin of an image whose /bin is a link must not turn the link into a directory."""
-    from tests.images.registries import TOOLS, busybox, symlink
+    from tests.images.registry_server import TOOLS, busybox, symlink
 
     members = [("usr/" + name if name != "bin" else "usr/bin", facts) for name, facts in busybox(*TOOLS)]
     name = registry.push("cli/linked", image(tar_of(directory("usr"), *members, symlink("bin", "usr/bin"))))

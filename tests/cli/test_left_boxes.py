@@ -1,6 +1,7 @@
 """Boxes that no process keeps: what holds them, what ends them, and what is told of them afterwards."""
 
 import time
+from pathlib import Path
 
 from tests.cli.calling import PATIENCE
 from tests.cli.conftest import Home
@@ -12,7 +13,7 @@ KEEP = 2.0
 def test_a_detached_job_keeps_its_box(home: Home) -> None:
     """DESIGN §5, B8: of two boxes that are left for as long, the idle one ends and the one at work does not; prune
     spares it too. Afterwards it is told what happened, whatever the box is asked for by (P4)."""
-    working, job = _at_work(home)
+    working, job = at_work(home)
     home.good("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")
     told = _gone(home, "idle")
     assert "(idle) has been destroyed: nobody used it for 2s" in told
@@ -20,14 +21,39 @@ def test_a_detached_job_keeps_its_box(home: Home) -> None:
     time.sleep(2 * KEEP)
     assert working not in home.good("prune")
     assert home.good("box", "logs", "working", job) == "begun\n"
-    assert [each["id"] for each in home.told("box", "list")["boxes"]] == [working]
+    assert working in [each["id"] for each in home.told("box", "list")["boxes"]]
     home.good("box", "exec", "working", "--", "sh", "-c", "rm go-on")
-    assert "(working) has been destroyed: nobody used it" in _gone(home, "working")
+    assert "(working) has been destroyed: nobody used it for 2s" in _gone(home, "working")
     done = home.hutch("box", "show", working[:8])
     assert f"box {working} (working) has been destroyed".encode() in done.stderr
 
 
-def _at_work(home: Home) -> tuple[str, str]:
+def test_every_command_says_that_a_box_was_destroyed(home: Home, tmp_path: Path) -> None:
+    """P4: by its name, its id or the beginning of its id, whatever is asked; nothing of it is shown any more. A later
+    box of that name is not taken for it."""
+    box = home.told("box", "create", "--name", "ended")["id"]
+    job = home.good("box", "exec", "--detach", "ended", "--", "sleep", "1000").strip()
+    home.good("box", "destroy", "ended")
+    for text in (box, box[:8], "ended"):
+        for words in (
+            ("show", text), ("exec", text, "--", "true"), ("exec", "--detach", text, "--", "true"), ("jobs", text),
+            ("logs", text, job), ("rename", text, "late"), ("pause", text), ("resume", text), ("stop", text),
+            ("lease", text), ("release", text), ("takeover", text), ("cp", f"{text}:f", str(tmp_path / "f")),
+            ("export", text, str(tmp_path / "box.tar")),
+        ):  # fmt: skip
+            code, told = home.answer("box", *words)
+            assert (code, told.get("error", {}).get("code")) == (125, "gone"), (words, told)
+            assert f"box {box} (ended) has been destroyed: destroyed by a call" in told["error"]["message"]
+        (error,) = home.answer("box", "destroy", text)[1]["errors"]
+        assert error["code"] == "gone" and "has been destroyed" in error["message"]
+    assert box not in [each["id"] for each in home.told("box", "list")["boxes"]]
+    again = home.told("box", "create", "--name", "ended")["id"]
+    assert home.told("box", "show", "ended")["id"] == again
+    assert home.answer("box", "show", box)[1]["error"]["code"] == "gone"
+    home.good("box", "destroy", "ended")
+
+
+def at_work(home: Home) -> tuple[str, str]:
     """A box and the job that runs in it until a file is removed. On a busy machine its clock may be the faster one."""
     command = "echo begun; touch go-on; while test -e go-on; do sleep 0.2; done"
     end = time.monotonic() + PATIENCE

@@ -3,6 +3,7 @@ server that owns the state directory and at one that is named (issue 4.5)."""
 
 import json
 import signal
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from tests.cli.test_box import (
     test_files_go_in_out_and_across,
     test_the_lease_between_sessions,
 )
+from tests.cli.test_left_boxes import KEEP, at_work, test_every_command_says_that_a_box_was_destroyed
 from tests.server.serving import Server, serving
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "test_a_persistent_box_stops_and_comes_back",
     "test_a_program_that_is_not_there",
     "test_a_terminal_job_is_joined_and_left",
+    "test_every_command_says_that_a_box_was_destroyed",
     "test_files_go_in_out_and_across",
     "test_the_lease_between_sessions",
 ]
@@ -66,6 +69,32 @@ def home(server: Server, hutch_directories: Path) -> Iterator[Home]:
 def either(request: pytest.FixtureRequest, server: Server, home: Home) -> Home:
     """The same, or commands on the state directory that the server owns, which are told nothing."""
     return home if request.param == "named" else ServedHome(server.state, server.run)
+
+
+def test_a_detached_job_keeps_its_box_at_a_server(home: Home) -> None:
+    """B8, P4: nobody holds either box any more; the idle one ends and the one at work does not, until its job has
+    ended. Afterwards it is told what happened."""
+    working, job = at_work(home)
+    home.good("box", "release", "working")
+    idle = home.told("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")["id"]
+    assert f"box {idle} (idle) has been destroyed: idle for 2 s" in ended(home, "idle")
+    time.sleep(2 * KEEP)
+    assert home.good("box", "logs", "working", job) == "begun\n"
+    home.good("box", "exec", "working", "--", "rm", "go-on")
+    home.good("box", "release", "working")
+    assert f"box {working} (working) has been destroyed: idle for 2 s" in ended(home, "working")
+    assert home.answer("box", "logs", working[:8], job)[1]["error"]["code"] == "gone"
+
+
+def ended(home: Home, name: str) -> str:
+    """What is told of a box when it has ended by itself. Looking does not keep it."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        code, told = home.answer("box", "show", name)
+        if code:
+            return str(told["error"]["message"])
+        time.sleep(0.2)
+    raise AssertionError(f"box {name} did not end")
 
 
 def test_boxes_are_the_servers(either: Home, server: Server) -> None:

@@ -14,7 +14,7 @@ HEAVY = frozenset({
     "bz2", "dataclasses", "difflib", "lzma", "shutil", "sqlite3", "tarfile", "tempfile", "typing_extensions", "yaml",
 })  # fmt: skip
 OTHERS_NEED = frozenset({
-    "hutch.api", "hutch.client", "hutch.guest.trees", "hutch.guest.unpack", "hutch.images.store",
+    "hutch.api", "hutch.client", "hutch.guest.files.trees", "hutch.images.store",
     "hutch.keeper.access.files", "hutch.keeper.access.observe", "hutch.keeper.access.scopes", "hutch.keeper.export",
     "hutch.keeper.questions", "hutch.keeper.receipts.chain", "hutch.keeper.receipts.ledger",
     "hutch.keeper.receipts.queue", "hutch.keeper.skills.builds", "hutch.keeper.skills.owner_skills",

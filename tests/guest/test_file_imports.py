@@ -7,15 +7,15 @@ from pathlib import Path
 
 SCRIPT = """
 import json, os, sys
-from hutch.guest import grep, transfers
-from hutch.guest.path_steps import Failure, Readable
+from hutch.guest.files import driver, search
+from hutch.guest.operations import Failure, Readable
 
 workdir = sys.argv[1]
 before = set(sys.modules)
 
 def run(op, content=b"", steps=50, **fields):
     try:
-        work = transfers.OPERATIONS["files." + op](fields, workdir)
+        work = driver.OPERATIONS["files." + op](fields, workdir)
         if hasattr(work, "data"):
             work.data(content)
             work = work.end()
@@ -42,7 +42,7 @@ for path in ("a/b", "missing", "\\udcff\\n", ".", "/proc/self/root/x"):
 run("write", b"text \\xff\\n", path="a")
 null = os.open("/dev/null", os.O_WRONLY)
 for pattern in ("te.t", "(", "\\udcff", "[[:odd", "(?i)\\\\bx|(?:y{2,3})+?"):
-    grep._Grep({"pattern": pattern, "root": ".", "glob": "*", "ignore_case": True}, workdir).run(null)
+    search._Grep({"pattern": pattern, "root": ".", "glob": "*", "ignore_case": True}, workdir).run(null)
 print(json.dumps(sorted(set(sys.modules) - before)))
 """
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guest.driving import rows, run
+from tests.guest.run_operation import rows, run
 
-from hutch.guest.files import OPERATIONS
-from hutch.guest.path_steps import Failure
-from hutch.guest.removal import remove_tree
+from hutch.guest.files.basic import OPERATIONS
+from hutch.guest.files.removal import remove_tree
+from hutch.guest.operations import Failure
 
 ODD_NAMES = [
     "with space", "new\nline", "-rf", "tab\there", "quote'\"", "ünïcödé", "🐇", "x" * 255, "\udcff\udc80bytes", "*",

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.guest.living import PATIENCE, instance_of, living, until
+from tests.guest.guest_process import PATIENCE, instance_of, living, until
 
 from hutch.errors import Conflict, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
 from hutch.model.results import Cause, JobState

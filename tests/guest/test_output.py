@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.living import PATIENCE, Living, instance_of, living, until
+from tests.guest.guest_process import PATIENCE, Living, instance_of, living, until
 
 from hutch.guest.output import HEAD, SLACK, TAIL, Output, Spill
 from hutch.model.results import Cause
@@ -43,7 +43,7 @@ class TestStore:
             assert output.total == len(whole)
             assert missing == output.dropped
             assert output.dropped == 0 or len(whole) > limit
-            assert output.held <= HEAD + TAIL + SLACK
+            assert output.in_memory <= HEAD + TAIL + SLACK
         finally:
             output.forget()
             os.close(directory)
@@ -54,8 +54,8 @@ class TestStore:
         output = Output(spill, "x")
         whole = os.urandom(2 * MB)
         output.append(whole)
-        output.park()
-        assert output.held == 0
+        output.move_to_file()
+        assert output.in_memory == 0
         assert output.ends(4 * MB) == [(0, 2 * MB)]
         assert output.ends(100) == [(0, 60), (2 * MB - 40, 2 * MB)]
         parts, cursor = [], 0
@@ -97,7 +97,7 @@ class TestStore:
         directory = os.open(tmp_path, os.O_RDONLY | os.O_DIRECTORY)
         output = Output(Spill(directory), "x")
         output.append(bytes(3 * MB))
-        output.rest()
+        output.close_file()
         (tmp_path / "guest.x").unlink()
         start, data = output.read(HEAD, 100)
         assert data

@@ -10,11 +10,24 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.guest.living import PATIENCE, Living, living, until
+from tests.guest.guest_process import PATIENCE, Living, living, until
 
 from hutch.errors import HutchError, Invalid, NotFound, Unsupported
 from hutch.guest import protocol
-from hutch.guest.protocol import CANCEL, CREDIT, DATA, END, HEADER, HEADER_SIZE, REQUEST, VERSION, WINDOW, frame
+from hutch.guest.protocol import (
+    CANCEL,
+    CREDIT,
+    DATA,
+    END,
+    HEADER,
+    HEADER_SIZE,
+    REQUEST,
+    VERSION,
+    WINDOW,
+    decode,
+    encode,
+    frame,
+)
 
 
 @pytest.fixture(scope="module")
@@ -202,3 +215,31 @@ async def test_the_keeper_pushes_its_clocks() -> None:
 def test_a_ttl_ends_a_box_that_nobody_ever_came_for() -> None:
     with living(ttl_deadline=time.monotonic() + 0.5) as guest:
         assert guest.process.wait(PATIENCE) == 0
+
+
+_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+_VALUES = st.recursive(_LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=20)
+
+
+@given(_VALUES)
+def test_what_is_encoded_is_the_json_of_the_standard_library(value: object) -> None:
+    assert json.loads(encode(value)) == value
+    assert decode(encode(value)) == value
+    assert decode(json.dumps(value).encode()) == value
+    assert decode(json.dumps(value, ensure_ascii=False, indent=1).encode()) == value
+
+
+@pytest.mark.parametrize("nonsense", [b"", b" ", b"{", b"nope", b'{"a":1}{"b":2}', b'{"a":1} x', b"\xff", b'"\n"'])
+def test_nonsense_is_a_value_error(nonsense: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode(nonsense)
+
+
+def test_a_nest_too_deep_for_the_interpreter_is_no_crash() -> None:
+    with pytest.raises(RecursionError):
+        decode(b"[" * 200_000)
+
+
+def test_what_json_has_no_form_for_is_refused() -> None:
+    with pytest.raises(TypeError, match="bytes"):
+        encode({"a": b"bytes"})

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.driving import rows, run
+from tests.guest.run_operation import rows, run
 
-from hutch.guest.path_steps import Failure, Readable
-from hutch.guest.patterns import Pattern, expand
-from hutch.guest.transfers import OPERATIONS
+from hutch.guest.files.driver import OPERATIONS
+from hutch.guest.files.patterns import Pattern, expand
+from hutch.guest.operations import Failure, Readable
 
 
 def make(base: Path, *paths: str) -> None:

@@ -14,9 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hutch.guest.path_steps import Failure
-from hutch.guest.trees import DATA, END, HOLE, PIECE, pack
-from hutch.guest.unpack import Unpacker
+from hutch.guest.files.trees import DATA, END, HOLE, PIECE, Unpacker, pack
+from hutch.guest.operations import Failure
 
 
 def packed(path: Path) -> bytes:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from hutch.guest import watch as module
-from hutch.guest.path_steps import Failure, Readable
-from hutch.guest.transfers import OPERATIONS
+from hutch.guest.files import watch as module
+from hutch.guest.files.driver import OPERATIONS
+from hutch.guest.operations import Failure, Readable
 
 Change = tuple[str, str]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
-from hutch.tools.catalogue import TOOLS
+from hutch.tools.toolbox import TOOLS
 
 GUIDE = (Path(__file__).parents[2] / "docs" / "guides" / "tools.md").read_text()
 

@@ -1,5 +1,6 @@
-"""One registry for each test process, and a store of its own for each test."""
+"""One registry for each test process, a store for each test, and what is left in a store."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import pytest
 from hutch.images.settings import ImageSettings
 from hutch.images.store import Store
 from tests.conftest import remove
-from tests.images.registries import Server, serving
+from tests.images.registry_server import Server, serving
 
 
 @pytest.fixture(scope="session")
@@ -21,3 +22,18 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def store(tmp_path: Path) -> Iterator[Store]:
     yield Store(tmp_path / "images", ImageSettings(tries=3))
     remove(tmp_path / "images")
+
+
+PARTS = ("blobs", "layers", "names", "steps", "partial", "drafts")
+
+
+def content(store: Store) -> dict[str, list[str]]:
+    """Everything but locks; empty lists: nothing was left behind."""
+    found = {}
+    for part in PARTS:
+        path = store.path(part)
+        found[part] = sorted(os.listdir(path)) if os.path.isdir(path) else []
+    return found
+
+
+NOTHING: dict[str, list[str]] = {part: [] for part in PARTS}

@@ -11,13 +11,13 @@ import pytest
 
 from hutch.errors import Conflict, NotFound
 from hutch.images import prune, uses
-from hutch.images.local_import import import_stream
+from hutch.images.archives import import_stream
 from hutch.images.pull import pull
 from hutch.images.store import Store
 from hutch.sync import Hutch
 from tests.conftest import remove
-from tests.images.registries import TOOLS, Server, busybox, directory, image, small, tar_of
-from tests.images.test_importing import layout, packed
+from tests.images.registry_server import TOOLS, Server, busybox, directory, image, small, tar_of
+from tests.images.test_archives import layout, packed
 
 
 @pytest.fixture

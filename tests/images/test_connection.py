@@ -9,8 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from hutch.errors import HutchError, Refused
-from hutch.images.connect import Rules, is_public
-from hutch.images.connection import request
+from hutch.images.connection import Rules, is_public, request
 from hutch.images.credentials import Credentials
 from hutch.images.pull import Pulling, pull
 from hutch.images.settings import ImageSettings, RegistrySettings

@@ -14,7 +14,7 @@ from hutch.images.store import Store
 from hutch.sync import Hutch
 from tests import proofs
 from tests.conftest import remove
-from tests.images.registries import Made, Server, digest_of, image, tar_of
+from tests.images.registry_server import Made, Server, digest_of, image, tar_of
 from tests.providers import daemons
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(1500)]

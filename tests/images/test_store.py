@@ -12,12 +12,12 @@ import pytest
 
 from hutch.errors import Conflict, EngineError, NotFound
 from hutch.images import build_cache, prune, uses
-from hutch.images.local_import import import_stream
+from hutch.images.archives import import_stream
 from hutch.images.store import Image, Store
 from hutch.model.ids import new_box_id
-from tests.images.looking import NOTHING, content
-from tests.images.registries import image, tar_of
-from tests.images.test_importing import layout, packed
+from tests.images.conftest import NOTHING, content
+from tests.images.registry_server import image, tar_of
+from tests.images.test_archives import layout, packed
 
 
 def make(store: Store, name: str, *tars: bytes) -> Image:
@@ -114,7 +114,7 @@ def test_a_layer_without_its_record_is_none(store: Store) -> None:
 KILLED = """
 import io, os, sys
 sys.path[:0] = {path!r}
-from hutch.images import layer_install as placing, unpack as unpacking
+from hutch.images.layers import unpack as unpacking
 from hutch.images.store import Store
 from tests.images.test_store import BASE, make
 real = unpacking.unpack

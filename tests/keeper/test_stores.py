@@ -2,17 +2,19 @@
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hutch.errors import Conflict, Unavailable
+from hutch.errors import Conflict, Gone, NotFound, Unavailable
+from hutch.keeper.access.lookup import find
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.store.schema import STEPS, migrate
 from hutch.keeper.store.sqlite import SqliteStore
-from hutch.keeper.store.store import MemoryStore, Store
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, MemoryStore, Store
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State
@@ -91,6 +93,42 @@ async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_i
     assert await store.buried("ada", graves[3].id[:12]) == graves[3]
     assert await store.buried("bob", graves[3].id[:12]) is None
     await store.close()
+
+
+async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
+    """P4: as long as somebody may ask what became of it; then its name and its id are as if they had never been."""
+    store = opened()
+    now = time.time()
+    graves = []
+    for at, name in ((now - TOMBSTONE_SECONDS - 60, "old"), (now - TOMBSTONE_SECONDS + 3600, "new"), (now, "last")):
+        box = record()
+        await store.insert(box, event(box, "created"))
+        graves.append(Tombstone(id=box.id, owner="ada", name=name, reason="done", at=at))
+        assert await store.remove(graves[-1], 1, event(box, "gone"))
+    old, *others = graves
+    assert (await store.tombstone(old.id), await store.buried("ada", "old")) == (None, None)
+    assert await store.buried("ada", old.id[:12]) is None
+    for grave in others:
+        assert await store.tombstone(grave.id) == await store.buried("ada", grave.name) == grave
+    await store.close()
+
+
+async def test_an_ended_box_is_known_to_the_next_process(tmp_path: Path) -> None:
+    """P4, lesson 2: what became of it is in the database, not in whoever ended it."""
+    path = tmp_path / "hutch.db"
+    first = SqliteStore(path)
+    box = record()
+    await first.insert(box, event(box, "created"))
+    grave = Tombstone(id=box.id, owner="ada", name="dev", reason="nobody used it for 2s", at=time.time())
+    assert await first.remove(grave, 1, event(box, "gone"))
+    await first.close()
+    second = SqliteStore(path)
+    for text in (box.id, box.id[:8], "dev"):
+        with pytest.raises(Gone, match=rf"box {box.id} \(dev\) has been destroyed: nobody used it for 2s"):
+            await find(second, text, "ada")
+        with pytest.raises(NotFound, match=f"no box {text}"):
+            await find(second, text, "bob")
+    await second.close()
 
 
 async def test_an_id_or_a_key_is_taken_once(opened: Open) -> None:

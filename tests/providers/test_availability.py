@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,22 @@ from tests.server.serving import Client, Server
 PLAIN = {"name": "plain", "definition": {"command": "true"}}
 
 
+@pytest.fixture(params=["docker", "podman"])
+def engine(request: pytest.FixtureRequest) -> Iterator[tuple[str, daemons.Daemon]]:
+    if request.param == "docker":
+        yield "docker", request.getfixturevalue("docker")
+        return
+    with daemons.podman() as daemon:
+        yield "podman", daemon
+
+
 def table(daemon: daemons.Daemon) -> dict[str, Any]:
     return {"host": daemon.host, "image": rootfs.NAME, "cgroup_parent": daemons.CGROUP, "lane": "api"}
+
+
+def lines(daemon: daemons.Daemon) -> str:
+    """The same in a configuration file."""
+    return "\n".join(f"{name} = {json.dumps(value)}" for name, value in table(daemon).items())
 
 
 async def schemas(hutch: Hutch) -> list[dict[str, Any]]:
@@ -49,8 +64,7 @@ def reports(client: Client, server: Server) -> dict[str, Any]:
 def test_after_failed_creations_nothing_says_that_boxes_can_be_made(docker: daemons.Daemon, short_tmp: Path) -> None:
     """Lesson 41: the probe was good, the daemon died; the first creation that fails makes every report ask anew."""
     config = short_tmp / "hutch.toml"
-    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table(docker).items())
-    config.write_text(f'provider = "docker"\n[providers.docker]\n{lines}\n')
+    config.write_text(f'provider = "docker"\n[providers.docker]\n{lines(docker)}\n')
     server = Server(HUTCH_CONFIG=str(config))
     try:
         server.start()
@@ -105,12 +119,38 @@ async def test_a_stand_in_that_works_is_seen(docker: daemons.Daemon, short_tmp: 
             assert ((await hutch.status()).state, (await hutch.status()).provider) == (Condition.READY, "docker")
 
 
-async def test_an_image_that_nobody_named_is_asked_for(docker: daemons.Daemon, short_tmp: Path) -> None:
+def test_a_stand_in_serves_at_every_door(docker: daemons.Daemon, short_tmp: Path) -> None:
+    """Lesson 42, S10: the engine that was asked for is dead; readiness, status, tools and hosted MCP servers all see
+    the one that stands in, before anybody has tried to make a box and afterwards."""
+    config = short_tmp / "hutch.toml"
+    config.write_text(f'provider = "docker"\nfallback = ["native"]\n[providers.docker]\n{lines(docker)}\n')
+    docker.kill()
+    server = Server(HUTCH_CONFIG=str(config))
+    try:
+        server.start()
+        client = server.unix()
+        for tried in (False, True):
+            told = reports(client, server)
+            assert (told.pop("usable"), set(told.values())) == (False, {True}), (tried, told)
+            status = client.good("GET", "/v1/status")
+            assert (status["state"], status["provider"]) == ("degraded", "native"), status
+            with client.box() as path:
+                assert client.good("GET", path)["provider"] == "native"
+        client.good("POST", "/v1/mcp-servers", PLAIN)
+        hosted = client.call("POST", "/v1/mcp-servers/plain/start")
+        assert "none can be made here" not in hosted.body.decode() and '"phase":"mcp_init"' in hosted.body.decode()
+    finally:
+        server.close()
+        docker.start()
+
+
+async def test_an_image_that_nobody_named_is_asked_for(engine: tuple[str, daemons.Daemon], short_tmp: Path) -> None:
     """P4: an engine of images without an image says what is missing, and status says so beforehand."""
     places = {"state_dir": str(short_tmp / "s"), "run_dir": str(short_tmp / "r")}
-    async with Hutch(**places, provider="docker", providers={"docker": {**table(docker), "image": ""}}) as hutch:
-        with pytest.raises(HutchError, match="docker makes boxes from images, and none is named") as refused:
+    name, daemon = engine
+    async with Hutch(**places, provider=name, providers={name: {**table(daemon), "image": ""}}) as hutch:
+        with pytest.raises(HutchError, match=f"{name} makes boxes from images, and none is named") as refused:
             await hutch.create()
-        assert "[providers.docker]" in (refused.value.remedy or "")
+        assert f"[providers.{name}]" in (refused.value.remedy or "")
         assert not (await hutch.status()).available
         assert "none is named" in (await hutch.status()).reason

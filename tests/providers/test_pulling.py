@@ -17,6 +17,7 @@ from hutch.providers.docker.images import HUB, Images, credentials, parse
 from hutch.providers.docker.settings import Pull
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, run
+from tests.server.serving import serving
 
 CONFIG = """
 version: 0.1
@@ -91,6 +92,35 @@ async def test_always_asks_the_registry(docker: daemons.Daemon, registry: str) -
         await store.ensure(reference)
     assert news.count("pulling") == 2
     await forgotten(docker, reference)
+
+
+def test_the_engine_pulls_nothing_for_a_key_that_may_not(
+    docker: daemons.Daemon, registry: str, short_tmp: Path
+) -> None:  # fmt: skip
+    """The engine pulls with the operator's login, from any registry: a box, and a hosted MCP server's."""
+    reference = f"{registry}/hutch/closed:1"
+    asyncio.run(pushed(docker, reference))
+    config = short_tmp / "hutch.toml"
+    table = {"host": docker.host, "image": rootfs.NAME, "cgroup_parent": daemons.CGROUP, "lane": "api"}
+    lines = "\n".join(f"{name} = {json.dumps(value)}" for name, value in table.items())
+    config.write_text(f'provider = "docker"\n[providers.docker]\n{lines}\n')
+    with serving(HUTCH_CONFIG=str(config)) as server:
+        user, admin = server.tcp(server.key("user", "team")), server.unix()
+        spec = {"image": f"oci:{reference}"}
+        answer = user.call("POST", "/v1/boxes", spec)
+        assert (answer.status, answer.json()["details"]["setting"]) == (403, "rights.team.pull"), answer.json()
+        definition = {"command": "true", "network": "off", **spec}
+        user.good("POST", "/v1/mcp-servers", {"name": "far", "definition": definition})
+        started = user.call("POST", "/v1/mcp-servers/far/start")
+        assert "may not have images pulled" in started.body.decode(), started
+        assert asyncio.run(daemons.engine_of(docker).image(reference)) is None
+        with user.box():  # of the operator's image
+            pass
+        with admin.box(**spec):
+            pass
+        with user.box(**spec):  # it is here by now
+            pass
+    asyncio.run(forgotten(docker, reference))
 
 
 @pytest.mark.parametrize(

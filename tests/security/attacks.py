@@ -127,7 +127,7 @@ class Arena:
 
     def _open(self, without: frozenset[str], name: str) -> Hutch:
         state, run = self.place / name / "s", self.place / name / "r"
-        state.mkdir(parents=True, exist_ok=True)
+        state.mkdir(mode=0o700, parents=True, exist_ok=True)
         # An empty file, or one of the machine's would be found.
         file = self.place / "hutch.toml"
         file.touch()

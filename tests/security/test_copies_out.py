@@ -12,7 +12,7 @@ from tests.server.serving import serving
 
 from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
-from hutch.guest.trees import DATA, HOLE, PIECE
+from hutch.guest.files.trees import DATA, HOLE, PIECE
 from hutch.keeper.system_archive import SLACK, SystemArchive
 from hutch.providers.guest_client.copy_bounds import most_of
 from hutch.providers.guest_client.local_trees import unpacked

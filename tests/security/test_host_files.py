@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from tests.mcp.hosting.hosting import QUICK
 from tests.server.serving import Client, Server, serving
-from tests.skills.making import skill
+from tests.skills.make_skill import skill
 
 from hutch import host_files
 from hutch.errors import FileMissing, Invalid, Refused, ServerFailed

@@ -1,7 +1,7 @@
 """Processes that outlive their command: they may stay, until they stand in the way or belong to what was given up.
 
 Lesson 16: a timeout costs the command, all of it, and nothing but it. B17: a bomb that is left behind does not own the
-box. See `hutch.guest.strays` for the rules.
+box. See `hutch.guest.processes` for the rules.
 """
 
 import time

@@ -4,23 +4,56 @@ The attacker is the author of a skill: every file of the package is his. The con
 without the defence, in a box of the same kind.
 """
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.skills.making import run_dir, skill
+from tests.skills.make_skill import run_dir, skill
 from tests.skills.wheels import wheel
 
 from hutch.keeper.embedded import Hutch
-from hutch.skills import dependencies
-from hutch.skills.collect import check
+from hutch.linux import landlock
+from hutch.skills import dependencies, tool_call
+from hutch.skills.content import check_package
 
 FAKE_PIP = """import pathlib, sys
 target = pathlib.Path(sys.argv[sys.argv.index("--target") + 1])
 target.mkdir(parents=True, exist_ok=True)
 (target / "tiny_dep.py").write_text("def answer():\\n    print('poisoned')\\n")
+"""
+HELPER = """import socket
+held = [socket.create_server(("127.0.0.1", 7007))]
+with socket.socket(socket.AF_UNIX) as door:
+    door.bind("/tmp/door")
+    door.listen()
+    print("ready", flush=True)
+    while True:
+        asker, _ = door.accept()
+        held.append(socket.socket())
+        socket.send_fds(asker, [b"x"], [held[-1].fileno()])
+"""
+"""A process of the same box that hands a fresh TCP socket to whoever asks."""
+TAKER = """#!/usr/bin/env python3
+import json, socket
+with socket.socket(socket.AF_UNIX) as door:
+    door.connect("/tmp/door")
+    taken = socket.socket(fileno=socket.recv_fds(door, 1, 1)[1][0])
+def tried(work, *words):
+    try:
+        work(*words)
+        return "yes"
+    except OSError as error:
+        return error.strerror
+try:
+    socket.socket()
+    own = "yes"
+except OSError as error:
+    own = error.strerror
+print(json.dumps({"own": own, "bind": tried(taken.bind, ("127.0.0.1", 7008)),
+                  "connect": tried(taken.connect, ("127.0.0.1", 7007))}))
 """
 ASK = "python3 -c 'import tiny_dep; tiny_dep.answer()'"
 
@@ -81,7 +114,32 @@ async def test_one_skill_prepares_nothing_for_another(tmp_path: Path) -> None:
 
 def test_the_key_of_prepared_dependencies_names_the_skill(tmp_path: Path) -> None:
     """Lesson 47: the same requirements in two packages are two keys, and one package has one key."""
-    one, two = (check(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
+    one, two = (check_package(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
     assert one.manifest.dependencies == two.manifest.dependencies
     assert dependencies.key_of(one) != dependencies.key_of(two)
-    assert dependencies.key_of(one) == dependencies.key_of(check(tmp_path / "one"))
+    assert dependencies.key_of(one) == dependencies.key_of(check_package(tmp_path / "one"))
+
+
+async def test_a_socket_that_was_handed_over_opens_no_network(tmp_path: Path) -> None:
+    """The filter of a skill without a network sees no socket being made that another process of the box made: there
+    Landlock's rules for TCP stand behind it. The control is a skill that gave nothing up."""
+    if landlock.abi() < 4:
+        pytest.skip("this kernel's Landlock has no rules for the network (Linux 6.7)")
+    async with opened(tmp_path) as hutch:
+        if "on" not in (await hutch.providers("native"))[0].networks:
+            pytest.skip("this machine has no network for boxes of this user")
+        for name, rule in {"closed": "{network: false}", "open": "{}"}.items():
+            more = f"hutch: {{tools: [{{name: take, command: [scripts/take]}}], permissions: {rule}}}\n"
+            await hutch.skills.install(skill(tmp_path, name, more, scripts__take=TAKER))
+        async with hutch.box(network="on", skills="all") as box:
+            helper = await box.start(["python3", "-c", HELPER])
+            assert (await helper.read(wait=60)).text == "ready\n"
+            told = {}
+            for name in ("closed", "open"):
+                info, place = await hutch.skills.get(name), await hutch.skills.prepare(name, box)
+                words = tool_call.words(info, tool_call.tool_of(info, "take"), place, box.spec)
+                result = await box.exec(words, env=place.env, stdin=tool_call.given({}))
+                assert result.ok, result
+                told[name] = json.loads(result.stdout)
+            assert set(told["closed"].values()) == {"Permission denied"}, told
+            assert set(told["open"].values()) == {"yes"}, told

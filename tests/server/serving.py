@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+import pytest
+
 from tests.conftest import remove
 
 T = TypeVar("T")
@@ -163,6 +165,19 @@ def serving(*options: str, **settings: str) -> Iterator[Server]:
         yield server
     finally:
         server.close()
+
+
+def certificate(directory: Path) -> tuple[Path, Path]:
+    """Of 127.0.0.1, signed by itself: its file and that of its key."""
+    cert, key = directory / "cert.pem", directory / "key.pem"
+    made = subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
+        capture_output=True,
+    )  # fmt: skip
+    if made.returncode:
+        pytest.skip(f"openssl cannot make a certificate: {made.stderr!r}")
+    return cert, key
 
 
 def until(found: Callable[[], T]) -> T:

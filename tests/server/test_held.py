@@ -221,6 +221,31 @@ def test_half_open_connections_keep_nobody_out() -> None:
         server.close()
 
 
+def test_streams_of_one_key_keep_nobody_out() -> None:
+    """Class: descriptors that a caller can use up. Streams are in use, so none of them makes room: a key has half of
+    the places, and the next is told so. Before, the 282nd stream shut out everybody else."""
+    server = Cramped()
+    opened = []
+    try:
+        server.start()
+        greedy, other = (server.tcp(server.key("user", owner)) for owner in ("greedy", "other"))
+        for _ in range(150):
+            opened.append(raw := socket.create_connection(server.tcp().address, timeout=60))  # type: ignore[arg-type]
+            head = f"GET /v1/events HTTP/1.1\r\nHost: localhost\r\nAuthorization: {greedy.headers['authorization']}\r\n"
+            raw.sendall(f"{head}Accept: text/event-stream\r\n\r\n".encode())
+            assert raw.recv(100).startswith(b"HTTP/1.1 200 ")
+        more = greedy.call("GET", "/v1/boxes")
+        assert (more.status, more.json()["details"]) == (429, {"connections": 150}), more
+        with other.box(memory_mb=64, disk_mb=8) as box:
+            assert other.good("POST", f"{box}/exec", {"command": ["true"]})["exit_code"] == 0
+        opened.pop().close()
+        until(lambda: greedy.call("GET", "/v1/boxes").status == 200)
+    finally:
+        for each in opened:
+            each.close()
+        server.close()
+
+
 def test_rows_in_pieces_are_whole(narrow: Server) -> None:
     """Lines, globs and greps in pieces are whole, also when a line is longer than a piece."""
     client = narrow.unix()

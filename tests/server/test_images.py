@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.images import registries
+from tests.images import registry_server
 from tests.server.serving import Server, serving
 
 PULLED = "progress/busybox"
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Server]:
-    with registries.serving(tmp_path_factory.mktemp("registry")) as started:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
+    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
         yield started
 
 
@@ -25,9 +25,9 @@ def place() -> Iterator[Server]:
         yield started
 
 
-def test_an_image_from_pull_to_removal(place: Server, registry: registries.Server) -> None:
+def test_an_image_from_pull_to_removal(place: Server, registry: registry_server.Server) -> None:
     """Issue 9: a missing image is not pulled behind anybody's back; pulled, it is everybody's to stand on."""
-    name = registry.push("whole/busybox", registries.small(Env=["COLOUR=blue"]))
+    name = registry.push("whole/busybox", registry_server.small(Env=["COLOUR=blue"]))
     admin, user = place.tcp(place.key("admin", "operators")), place.tcp(place.key("user", "team"))
     spec = {"image": f"oci:{name}", "memory_mb": 128}
     missing = user.call("POST", "/v1/boxes", spec)
@@ -60,26 +60,26 @@ def test_an_image_from_pull_to_removal(place: Server, registry: registries.Serve
     assert user.call("GET", f"/v1/images/{digest}").status == 404
 
 
-def test_a_pull_tells_how_far_it_is(place: Server, registry: registries.Server) -> None:
+def test_a_pull_tells_how_far_it_is(place: Server, registry: registry_server.Server) -> None:
     """Issue 9: progress as lines, the image at the end; what fails before the first line is told by the status."""
     admin = place.tcp(place.key("admin", "operators"), accept="application/x-ndjson")
-    name = registry.push(PULLED, registries.small())
+    name = registry.push(PULLED, registry_server.small())
     answer = admin.call("POST", "/v1/images", {"name": name})
     *progress, last = map(json.loads, answer.body.splitlines())
     assert answer.headers["content-type"] == "application/x-ndjson"
     assert {each["step"] for each in progress} <= {"waiting", "fetching", "unpacking", "done", "there"}
     assert {each["layer"] for each in progress if each["step"] in ("done", "there")} == {
-        registries.digest_of(layer) for layer in registries.small().layers
+        registry_server.digest_of(layer) for layer in registry_server.small().layers
     }
     assert last["image"]["names"] == [name]
     unknown = admin.call("POST", "/v1/images", {"name": f"{registry.address}/none"})
     assert (unknown.status, unknown.json()["code"]) == (404, "not_found")
 
 
-def test_names_go_one_by_one(place: Server, registry: registries.Server) -> None:
+def test_names_go_one_by_one(place: Server, registry: registry_server.Server) -> None:
     """An image is removed with all its names, or loses one of them; pruning leaves what has a name."""
     admin = place.tcp(place.key("admin", "operators"))
-    made = registries.small(Env=["OF=two"])
+    made = registry_server.small(Env=["OF=two"])
     first, second = (registry.push("two/names", made, tag) for tag in ("a", "b"))
     digest = admin.good("POST", "/v1/images", {"name": first})["digest"]
     assert set(admin.good("POST", "/v1/images", {"name": second})["names"]) == {first, second}
@@ -92,14 +92,38 @@ def test_names_go_one_by_one(place: Server, registry: registries.Server) -> None
     assert admin.call("GET", "/v1/images/busybox").status == 404
 
 
-def test_users_may_pull_where_the_operator_says_so(registry: registries.Server, tmp_path: Path) -> None:
+def test_users_may_pull_where_the_operator_says_so(registry: registry_server.Server, tmp_path: Path) -> None:
     """`server.pulls`, and `images.pull` for boxes whose image is not here."""
     config = tmp_path / "hutch.toml"
     config.write_text('[server]\npulls = "user"\n[images]\npull = "missing"\n')
-    name = registry.push("open/busybox", registries.small())
+    name = registry.push("open/busybox", registry_server.small())
     with serving(HUTCH_CONFIG=str(config)) as server:
         user = server.tcp(server.key("user", "team"))
         with user.box(image=f"oci:{name}", memory_mb=128) as box:
             assert user.good("POST", f"{box}/exec", {"command": "echo there"})["stdout"] == "there\n"
         assert user.good("POST", "/v1/images", {"name": name})["names"] == [name]
         assert server.tcp(server.key("observer", "team")).call("POST", "/v1/images", {"name": name}).status == 403
+
+
+def test_a_box_pulls_no_image_that_its_caller_may_not_pull(registry: registry_server.Server, tmp_path: Path) -> None:
+    """Class: a second door to what the first refuses. With `images.pull` a new box was as good as POST /v1/images."""
+    config = tmp_path / "hutch.toml"
+    theirs, own = (
+        registry.push(name, registry_server.small(Env=[f"OF={name}"])) for name in ("closed/theirs", "closed/own")
+    )
+    profile = f'[profiles.based]\ninherits = "default"\nimage = "oci:{own}"\n'
+    config.write_text(f'{profile}[images]\npull = "missing"\n[rights.trusted]\npull = true\n')
+    with serving(HUTCH_CONFIG=str(config)) as server:
+        user, trusted = (server.tcp(server.key("user", owner)) for owner in ("team", "trusted"))
+        spec = {"image": f"oci:{theirs}", "memory_mb": 128}
+        scope = {"template": "{chat}", "values": {"chat": "a"}, "spec": spec}
+        for path, body in (("/v1/boxes", spec), ("/v1/scopes", scope), ("/v1/images", {"name": theirs})):
+            answer = user.call("POST", path, body)
+            assert (answer.status, answer.json()["details"]["setting"]) == (403, "rights.team.pull"), answer
+        assert user.good("GET", "/v1/images")["images"] == []
+        with user.box(profile="based", memory_mb=128) as box:
+            assert user.good("GET", box)["spec"]["image"] == f"oci:{own}", "the operator named this one"
+        with trusted.box(**spec):
+            pass
+        with user.box(**spec):  # it is here by now
+            pass

@@ -14,7 +14,7 @@ import pytest
 from hutch.config import Config
 from hutch.errors import ConfigError
 from tests.cli.calling import HUTCH
-from tests.server.serving import Answer, Server, serving, until
+from tests.server.serving import Answer, Server, certificate, serving, until
 
 
 def test_boxes_and_jobs_outlive_a_restart() -> None:
@@ -107,14 +107,7 @@ def test_switched_off_it_still_answers() -> None:
 
 def test_tls(tmp_path: Path) -> None:
     """TCP speaks TLS when it has a certificate; the Unix socket stays as it is."""
-    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
-    made = subprocess.run(
-        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1",
-         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(cert)],
-        capture_output=True,
-    )  # fmt: skip
-    if made.returncode:
-        pytest.skip(f"openssl cannot make a certificate: {made.stderr!r}")
+    cert, key = certificate(tmp_path)
     with serving("--tls-cert", str(cert), "--tls-key", str(key)) as server:
         url = server.announcement["url"]
         assert url.startswith("https://")

@@ -71,6 +71,7 @@ def test_only_people_of_the_owner_answer(server: Server) -> None:
     with asking(agent) as (connection, question):
         assert waiting(foreign) == []
         assert waiting(admin) == []
+        assert (events(foreign, question), events(observer, question)) == ([], [("asked", "")])
         for client in (foreign, admin):
             real = client.call("POST", f"/v1/questions/{question}", {"answer": "allow"})
             none = client.call("POST", f"/v1/questions/{'0' * 16}", {"answer": "allow"})
@@ -118,3 +119,15 @@ def test_a_foreign_box_is_not_named(server: Server) -> None:
             "POST", "/v1/questions", {**ASKED, "box": box.rpartition("/")[2]}
         )
         assert (got.status, got.json()["code"]) == (404, "not_found")
+
+
+def test_a_question_concerns_the_owner_of_its_box(server: Server) -> None:
+    """Whoever asks past owners asks the people of the box's owner, and not his own."""
+    owner = server.tcp(server.key("user", "concerned"))
+    asker = server.tcp(server.key("admin", "operators"), hutch_admin="yes")
+    colleague = server.tcp(server.key("user", "operators"))
+    with owner.box() as box, asking(asker, box=box.rpartition("/")[2]) as (connection, question):
+        assert (waiting(colleague), [each["id"] for each in waiting(owner)]) == ([], [question])
+        assert colleague.call("POST", f"/v1/questions/{question}", {"answer": "allow"}).status == 404
+        owner.good("POST", f"/v1/questions/{question}", {"answer": "deny"})
+        assert answered(connection) == (200, {"answer": "deny"})

@@ -369,3 +369,58 @@ def test_keys_are_an_admin_s_to_give_rights(server: Server) -> None:
     made = server.unix().good("POST", "/v1/keys", body)["key"]
     listed = {each["id"]: each for each in server.unix().good("GET", "/v1/keys")["keys"]}
     assert listed[made["id"]]["rights"]["profiles"] == ["code"]
+
+
+async def test_jobs_and_terminals_end_by_the_caller_s_maximum(server: Server) -> None:
+    """A job without a timeout, or with a long one, was under no maximum, and `exec` only under that of the key that
+    made the box. Both doors of jobs, a terminal, and a command in a box of another key of the owner."""
+    full, admin = user(server, "patient"), server.unix(hutch_admin="yes")
+    text = key(server, "patient", maxima={"timeout_sec": 2})
+    narrow = server.tcp(text)
+    with full.box() as box:
+        full.good("DELETE", f"{box}/lease")
+        jobs = {}
+        for timeout in (None, 1000, 1):
+            asked = {"command": "sleep 1000", "timeout": timeout}
+            answer = narrow.call("POST", f"{box}/jobs", asked)
+            info = jobs[timeout] = answer.json()
+            assert info["timeout_sec"] == min(timeout or 2, 2), "what is given is shown"
+            notes = json.loads(answer.headers["hutch-notes"])
+            assert len(notes) == (timeout != 1) and all("maximum of rights.patient and key k" in each for each in notes)
+        control = admin.good("POST", f"{box}/jobs", {"command": "sleep 1000", "timeout": 1000})
+        assert control["timeout_sec"] == 1000
+        with attached(narrow, f"{box}/terminal?command=sleep+1000"):
+            listed = narrow.good("GET", f"{box}/jobs")["jobs"]
+            assert [each["timeout_sec"] for each in listed if each["name"] == "terminal"] == [2]
+        for info in jobs.values():
+            result = narrow.good("POST", f"{box}/jobs/{info['id']}/wait", {"timeout_sec": 60})
+            assert result["verdict"]["cause"] == "timeout", result
+        assert admin.good("GET", f"{box}/jobs/{control['id']}")["state"] == "running"
+        ran = narrow.good("POST", f"{box}/exec", {"command": "sleep 1000", "timeout": 100})
+        assert ran["verdict"]["cause"] == "timeout" and "maximum of rights.patient and key k" in ran["notes"][0], ran
+        narrow.good("DELETE", f"{box}/lease")
+    async with over_http(server, text)("legacy") as client:
+        begun = await client.call_tool("job", {"action": "start", "command": "sleep 1000"})
+        assert not begun.is_error, begun
+        shown = await client.call_tool("job", {"action": "list"})
+        assert "killed 2 s after its start" in str(shown.content) or "ended" in str(shown.content), shown
+
+
+def test_a_hosted_server_outlives_the_timeout_of_who_registered_it(server: Server) -> None:
+    """It is no command: it runs as long as its box."""
+    narrow = user(server, "open", maxima={"timeout_sec": 1})
+    definition = {"command": "sleep", "args": ["1000"], "profile": "mcp", "network": "off"}
+    narrow.good("POST", "/v1/mcp-servers", {"name": "long", "definition": definition})
+    connection = narrow.connect()
+    try:
+        connection.request("POST", "/v1/mcp-servers/long/start", b"", narrow.headers)
+
+        def running() -> list[dict[str, Any]]:
+            boxes = [each["id"] for each in narrow.good("GET", "/v1/boxes")["boxes"] if each["state"] == "running"]
+            return [job for box in boxes for job in narrow.good("GET", f"/v1/boxes/{box}/jobs")["jobs"]]
+
+        (job,) = until(running)
+        assert (job["name"], job["timeout_sec"]) == ("mcp-long", None)
+    finally:
+        connection.close()
+        narrow.good("DELETE", "/v1/mcp-servers/long")

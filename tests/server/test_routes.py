@@ -11,7 +11,7 @@ import pytest
 from hutch.errors import HutchError
 from hutch.server.error_status import STATUS
 from hutch.server.routes import ROUTES, May
-from tests.images import registries
+from tests.images import registry_server
 from tests.mcp.hosting.hosting import project
 from tests.server.serving import Answer, Client, Server
 from tests.server.test_questions import asking
@@ -21,12 +21,12 @@ SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Server]:
-    with registries.serving(tmp_path_factory.mktemp("registry")) as started:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
+    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
         yield started
 
 
-def test_every_route_answers(server: Server, client: Client, registry: registries.Server, tmp_path: Path) -> None:
+def test_every_route_answers(server: Server, client: Client, registry: registry_server.Server, tmp_path: Path) -> None:
     """B23, lesson 15: nothing is in the table that does not work end to end."""
     done: set[str] = set()
 
@@ -51,7 +51,7 @@ def test_every_route_answers(server: Server, client: Client, registry: registrie
         good("POST /v1/questions/{question}", f"/v1/questions/{question}", {"answer": "allow"})
         assert connection.getresponse().status == 200
         done.add("POST /v1/questions")
-    name = registry.push("routes", registries.image(registries.tar_of(("file", {"data": b"x"}))))
+    name = registry.push("routes", registry_server.image(registry_server.tar_of(("file", {"data": b"x"}))))
     image = good("POST /v1/images", "/v1/images", {"name": name})["digest"]
     good("GET /v1/images/{image}", f"/v1/images/{image}")
     good("DELETE /v1/images/{image}", f"/v1/images/{image}")

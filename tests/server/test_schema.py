@@ -20,7 +20,7 @@ from schemathesis.generation.modes import GenerationMode
 from hutch.keeper.keys import Role
 from hutch.server.routes import ROUTES, Route
 from tests import proofs
-from tests.images import registries
+from tests.images import registry_server
 from tests.server.serving import PATIENCE, Server, serving
 from tests.server.world import World
 
@@ -63,7 +63,7 @@ class Findings:
 class Visitor:
     """Sends the requests of one role."""
 
-    def __init__(self, server: Server, role: Role, registry: registries.Server) -> None:
+    def __init__(self, server: Server, role: Role, registry: registry_server.Server) -> None:
         owner = f"team-{role}"
         self._key = server.key(role, owner)
         self._url = server.announcement["url"]
@@ -187,15 +187,15 @@ def schema_server() -> Iterator[Server]:
 
 
 @pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registries.Server]:
+def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
     """Where images are pulled from: requests of a test leave this machine alone."""
-    with registries.serving(tmp_path_factory.mktemp("registry")) as started:
-        started.push("world", registries.image(registries.tar_of(("file", {"data": b"x"}))))
+    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
+        started.push("world", registry_server.image(registry_server.tar_of(("file", {"data": b"x"}))))
         yield started
 
 
 @pytest.mark.parametrize("role", list(Role))
-def test_requests_of_every_role(schema_server: Server, registry: registries.Server, role: Role) -> None:
+def test_requests_of_every_role(schema_server: Server, registry: registry_server.Server, role: Role) -> None:
     """Issue 4: no 5xx, no answer that the document does not describe, and nine of ten operations do their work."""
     found = Visitor(schema_server, role, registry).visit(150)
     assert not found.wrong, f"{len(found.wrong)} wrong:\n" + "\n\n".join(found.wrong[:5])
@@ -204,7 +204,7 @@ def test_requests_of_every_role(schema_server: Server, registry: registries.Serv
 
 
 @pytest.mark.proof
-def test_two_thousand_requests_of_every_role(registry: registries.Server) -> None:
+def test_two_thousand_requests_of_every_role(registry: registry_server.Server) -> None:
     """Issue 4: at least 2,000 cases for each role."""
     wanted = int(os.environ.get("HUTCH_SCHEMA_CASES", "2000"))
     with serving() as server:

@@ -12,10 +12,10 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from hutch.images.local_import import import_stream
+from hutch.images.archives import import_stream
 from hutch.images.store import Store
 from hutch.server.routes import Route
-from tests.images import registries
+from tests.images import registry_server
 from tests.server.serving import Server, until
 
 WORLD = "world"
@@ -36,7 +36,7 @@ def archive(name: str) -> bytes:
 class World:
     """One owner's things on a server, kept in order by an admin."""
 
-    def __init__(self, server: Server, owner: str, registry: registries.Server) -> None:
+    def __init__(self, server: Server, owner: str, registry: registry_server.Server) -> None:
         self.owner = owner
         self._images = Store(server.state / "images")
         self._registry = registry
@@ -162,7 +162,7 @@ class World:
     def image(self, _: Route) -> str:
         """One with a single file; another each time, because a request may remove it."""
         number = next(self._number)
-        archive = registries.tar_of((f"file-{self.owner}-{number}", {"data": b"x"}))
+        archive = registry_server.tar_of((f"file-{self.owner}-{number}", {"data": b"x"}))
         (made,) = import_stream(self._images, io.BytesIO(archive), f"world/{self.owner}:{number}")
         return made.digest
 

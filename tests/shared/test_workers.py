@@ -123,6 +123,55 @@ def test_a_handle_outlives_the_process_that_kept_its_box(places: Path, end: str)
         assert second.ask(do="hold", chat="a") == box
 
 
+def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -> None:
+    """P7, P16: a worker that is started in the place of a dead one adopts its boxes before those ask for them who hold
+    them. They go on all the same: with commands, files, jobs, what they know of the box, and its release."""
+    with workers(places, 2) as (first, second):
+        box = first.ask(do="hold", chat="a")
+        assert second.ask(do="hold", chat="a") == box
+        job = second.ask(do="start", chat="a", command="echo begun; exec sleep 1000")
+        first.kill()
+        with workers(places, 1) as (third,):
+            assert third.ask(do="adopted", box=box) == [False, "adopted"]
+            assert second.ask(do="write", chat="a", path="note", content="kept") == 4
+            assert second.ask(do="exec", chat="a", command="cat note") == "kept"
+            assert second.ask(do="read", chat="a", job=job) == "begun\n"
+            assert second.ask(do="info", chat="a") == box
+            assert third.ask(do="hold", chat="a") == box
+            third.send(do="exec", chat="a", command="sleep 0.3; echo one")
+            assert second.ask(do="exec", chat="a", command="echo two") == "two\n"
+            assert third.answer() == "one\n"
+            second.close()
+            assert third.ask(do="exec", chat="a", command="cat note") == "kept"
+
+
+def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(places: Path) -> None:
+    """P7: a worker that answers two messages of a chat at once has two handles; both go on at the process that adopted
+    the box, whichever is used first."""
+    with workers(places, 2) as (first, second):
+        box = first.ask(do="hold", chat="a")
+        assert second.ask(do="hold", chat="a") == box
+        first.kill()
+        with workers(places, 1) as (third,):
+            assert third.ask(do="adopted", box=box) == [False, "adopted"]
+            assert second.ask(do="hold", chat="a", name="next") == box
+            for chat in ("next", "a"):
+                assert second.ask(do="exec", chat=chat, command="echo here") == "here\n"
+
+
+def test_whoever_came_first_keeps_a_box_that_was_adopted(places: Path) -> None:
+    """P6, lesson 5: a handle whose lease ended with its keeper is refused once another session has had the box."""
+    with workers(places, 2) as (first, second):
+        box = first.ask(do="hold", chat="a")
+        assert second.ask(do="hold", chat="a") == box
+        first.kill()
+        with workers(places, 1) as (third,):
+            assert third.ask(do="adopted", box=box) == [False, "adopted"]
+            assert third.ask(do="attach", chat="mine", box=box) is True
+            assert third.ask(do="exec", chat="mine", command="echo mine") == "mine\n"
+            assert second.ask(do="exec", chat="a", command="true")["code"] == "lease_lost"
+
+
 def test_a_conversation_outlives_a_clean_restart(places: Path) -> None:
     """A clean exit keeps a conversation's box with its files and jobs, as a kill does; other boxes end with it."""
     with workers(places, 1) as (first,):

@@ -19,12 +19,21 @@ async def main() -> None:
                 match step["do"]:
                     case "hold":
                         box = await stack.enter_async_context(hutch.box_for("{chat}", chat=step["chat"]))
-                        boxes[step["chat"]] = box
+                        boxes[step.get("name", step["chat"])] = box
                         answer: object = box.id
                     case "exec":
                         answer = (await boxes[step["chat"]].exec(step["command"])).stdout
                     case "start":
                         answer = (await boxes[step["chat"]].start(step["command"])).id
+                    case "write":
+                        answer = (await boxes[step["chat"]].files.write(step["path"], step["content"])).size
+                    case "read":
+                        answer = (await (await boxes[step["chat"]].job(step["job"])).read(0, wait=20)).text
+                    case "info":
+                        answer = (await boxes[step["chat"]].info()).id
+                    case "adopted":
+                        told = [event.kind for event in await hutch.events() if event.box_id == step["box"]]
+                        answer = (await hutch.find(step["box"])).elsewhere, told[-1]
                     case "create":
                         boxes[step["chat"]] = await hutch.create()
                         answer = boxes[step["chat"]].id

@@ -15,7 +15,7 @@ from hutch.errors import FileTooLarge, HutchError, Refused
 from hutch.skills import content
 from hutch.skills.sources import Zip
 from hutch.skills.store import SkillStore
-from tests.skills.making import entry, good, manifest, zipped
+from tests.skills.make_skill import entry, good, manifest, zipped
 
 LINK, DEVICE, PIPE = ((kind | 0o777) << 16 for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO))
 

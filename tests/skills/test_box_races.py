@@ -14,7 +14,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.model.ids import BoxId
 from hutch.providers.native.provider import NativeProvider
 from tests.keeper.gates import GatedStore, Gates
-from tests.skills.making import run_dir, skill
+from tests.skills.make_skill import run_dir, skill
 from tests.skills.test_boxes import AT, Mountless, said
 
 

@@ -23,7 +23,7 @@ from hutch.providers.native.provider import NativeProvider
 from hutch.skills import tool_call
 from hutch.skills.sources import Directory
 from hutch.tools import Tools
-from tests.skills.making import manifest, run_dir, skill
+from tests.skills.make_skill import manifest, run_dir, skill
 from tests.skills.wheels import npm_archive, wheel
 
 AT = "/workspace/.skills"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Home
-from tests.skills.making import skill
+from tests.skills.make_skill import skill
 
 
 @pytest.fixture(scope="module")

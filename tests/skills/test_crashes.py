@@ -11,7 +11,7 @@ from hutch.model.skills import EVERY_SKILL
 from hutch.skills import content
 from hutch.skills.sources import Directory
 from hutch.skills.store import SkillStore
-from tests.skills.making import skill
+from tests.skills.make_skill import skill
 
 ROUNDS = 12
 SCRIPT = Path(__file__).with_name("killed_install.py")

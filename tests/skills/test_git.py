@@ -13,7 +13,7 @@ from hutch.keeper.skills.builds import fetched
 from hutch.skills import git, sources
 from hutch.skills.sources import Git
 from hutch.skills.store import SkillStore
-from tests.skills.making import run_dir, skill
+from tests.skills.make_skill import run_dir, skill
 
 ME = "me"
 

@@ -8,7 +8,7 @@ import pytest
 from hutch.client.remote import RemoteHutch
 from hutch.errors import Conflict, FileMissing, Invalid, NotFound, Refused
 from tests.server.serving import Server, serving
-from tests.skills.making import entry, good, skill, zipped
+from tests.skills.make_skill import entry, good, skill, zipped
 
 AT = "/workspace/.skills"
 

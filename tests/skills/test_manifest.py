@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from hutch.errors import HutchError, Invalid
 from hutch.skills.manifest import check_name, edited, is_skill_name, parse, split
-from tests.skills.making import manifest
+from tests.skills.make_skill import manifest
 
 FULL = b"""\xef\xbb\xbf---
 # a comment

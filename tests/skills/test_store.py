@@ -13,10 +13,10 @@ import pytest
 
 from hutch.errors import Conflict, FileMissing, HutchError, Invalid, NotFound, Refused
 from hutch.model.skills import EVERY_SKILL
-from hutch.skills import collect, content, sources
+from hutch.skills import content, sources
 from hutch.skills.sources import Directory, Zip
 from hutch.skills.store import SkillStore
-from tests.skills.making import manifest, skill
+from tests.skills.make_skill import manifest, skill
 
 ME, OTHER = "me", "other"
 
@@ -243,7 +243,7 @@ def test_directories_with_more_than_files_are_refused(store: SkillStore, tmp_pat
     with pytest.raises(HutchError):
         store.install(ME, Directory(str(place)))
     assert not list(tmp_path.glob("store/packages/*")) and not list(tmp_path.glob("store/staging/*"))
-    (found,) = collect.scan(tmp_path)
+    (found,) = content.scan(tmp_path)
     assert found.problem
 
 
@@ -256,7 +256,7 @@ def test_scan(tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "SKILL.md").symlink_to("/etc/passwd")
     skill(tmp_path / ".git", "hidden")
-    found = {os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in collect.scan(tmp_path)}
+    found = {os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in content.scan(tmp_path)}
     assert found == {"a/b/one": ("one", False), "bad": ("", True), "two": ("two", False)}
 
 

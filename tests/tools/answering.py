@@ -6,8 +6,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from hutch.tools import ToolResult
-from hutch.tools.catalogue import TOOLS
-from hutch.tools.schemas import answers
+from hutch.tools.schemas import output_schema
+from hutch.tools.toolbox import TOOLS
 
 _KINDS = {tool.name: tool.answers for tool in TOOLS}
 
@@ -24,7 +24,7 @@ def check_answer(tool: str, result: ToolResult) -> None:
 
 @cache
 def _validator(kind: type) -> Draft202012Validator:
-    return Draft202012Validator(_closed(answers(kind)))
+    return Draft202012Validator(_closed(output_schema(kind)))
 
 
 def _closed(schema: Any) -> Any:

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid
-from hutch.tools.attachments import Attachments, Bounds
-from hutch.tools.file_names import MAX_BYTES, distinct, safe_name
+from hutch.tools.attachments import MAX_NAME_BYTES, Attachments, Bounds, safe_name, unique_name
 from tests.tools.workshop import content, done, refused, workshop
 
 
@@ -48,13 +47,13 @@ def test_every_name_becomes_one_plain_name(name: str) -> None:
     assert safe not in (".", "..")
     assert not safe.startswith(".")
     assert safe.isprintable()
-    assert len(safe.encode()) <= MAX_BYTES
+    assert len(safe.encode()) <= MAX_NAME_BYTES
     assert safe_name(safe) == safe
 
 
 def test_names_that_meet_are_kept_apart() -> None:
     taken: set[str] = set()
-    assert [distinct(name, taken) for name in ("a.txt", "A.txt", "a.txt")] == ["a.txt", "A (2).txt", "a (3).txt"]
+    assert [unique_name(name, taken) for name in ("a.txt", "A.txt", "a.txt")] == ["a.txt", "A (2).txt", "a (3).txt"]
 
 
 async def test_files_go_in_and_come_out_once(tmp_path: Path) -> None:

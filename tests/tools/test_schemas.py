@@ -12,7 +12,7 @@ from hutch.errors import Invalid
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ProviderKit, Tool, ToolResult, Tools
 from hutch.tools.call import Call
-from hutch.tools.catalogue import TOOLS
+from hutch.tools.toolbox import TOOLS
 from tests.tools.workshop import done, refused, workshop
 
 NAMES = [
@@ -87,10 +87,10 @@ async def test_what_decides_isolation_is_in_no_schema() -> None:
 
 
 async def test_examples_are_valid_calls() -> None:
-    from hutch.tools.arguments import decoded
+    from hutch.tools.arguments import decode_arguments
 
     for tool in TOOLS:
-        decoded(tool, tool.example)
+        decode_arguments(tool, tool.example)
         assert len(tool.description) > 40
 
 

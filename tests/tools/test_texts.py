@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import Invalid, NoMatch
-from hutch.tools import text_encoding
-from hutch.tools.output import shown, whole_characters
-from hutch.tools.paging import by_bytes, by_lines
+from hutch.tools.builtin import text_encoding
+from hutch.tools.builtin.output import clip, whole_characters
+from hutch.tools.builtin.paging import by_bytes, by_lines
 
 NASTY = (bytes(range(256)), b"\xff\xfea\0b\0", b"+AAA-", b"", b"\x1b$B\xff", "gr\xfc\xdfe\r\n".encode("latin-1"))
 
@@ -21,28 +21,28 @@ NASTY = (bytes(range(256)), b"\xff\xfea\0b\0", b"+AAA-", b"", b"\x1b$B\xff", "gr
 )
 def test_every_encoding_python_knows_reads_and_edits_or_is_refused(name: str) -> None:
     try:
-        encoding = text_encoding.codec(name)
+        encoding = text_encoding.checked_codec(name)
     except Invalid:
         return
     for content in NASTY:
-        text_encoding.kind_of(content, encoding)
-        text_encoding.decoded(content, encoding)
+        text_encoding.detect_format(content, encoding)
+        text_encoding.decode_text(content, encoding)
         try:
-            plan = text_encoding.plan("f", content, "a", "ä€", replace_all=True, declared=encoding)
+            plan = text_encoding.plan_edit("f", content, "a", "ä€", replace_all=True, declared=encoding)
         except (Invalid, NoMatch):
             continue
-        assert plan.places == content.decode(encoding).count("a")
+        assert plan.occurrences == content.decode(encoding).count("a")
 
 
 @given(st.binary(max_size=200), st.text(min_size=1, max_size=5), st.text(max_size=5))
 def test_an_edit_replaces_exactly_what_it_says(content: bytes, old: str, new: str) -> None:
     """Lesson 19: whatever the bytes, what is not replaced is there afterwards."""
     try:
-        plan = text_encoding.plan("f", content, old, new, replace_all=True)
+        plan = text_encoding.plan_edit("f", content, old, new, replace_all=True)
     except (Invalid, NoMatch):
         return
     if plan.old != content:
-        assert content.count(plan.old) == plan.places
+        assert content.count(plan.old) == plan.occurrences
     after = content.replace(plan.old, plan.new)
     assert len(after) == len(content) + content.count(plan.old) * (len(plan.new) - len(plan.old))
 
@@ -87,7 +87,7 @@ def test_head_and_tail_are_whole_characters_and_add_up(text: str, kept: int) -> 
     content = text.encode()
     head = kept * 3 // 5
     given = content if len(content) <= kept else content[:head] + content[len(content) - (kept - head) :]
-    seen = shown(given, len(content), kept, "j1", "stdout")
+    seen = clip(given, len(content), kept, "j1", "stdout")
     if not seen.omitted:
         assert seen.text == text
         return

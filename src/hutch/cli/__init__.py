@@ -1,1 +1,1 @@
-"""`hutch …`: thin commands over the keeper. Each is one module with `add(parser)` and `run(arguments) -> exit code`."""
+"""The command line: thin commands over the public protocols of `hutch.api`. `commands.py` lists them."""

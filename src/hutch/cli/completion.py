@@ -1,7 +1,4 @@
-"""Print a completion script for your shell: commands, options and their values, generated from the parsers.
-
-bash: hutch completion bash > ~/.local/share/bash-completion/completions/hutch
-"""
+"""`hutch completion`: scripts for shells, generated from the parsers of the commands."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -9,38 +6,40 @@ from dataclasses import dataclass
 
 from hutch.cli.commands import COMMANDS, GROUPS
 from hutch.cli.output import emit_json
-from hutch.cli.parsers import parser_of
+from hutch.cli.parsers import CliCommand, parser_of
 
 SHELLS = ("bash", "zsh", "fish")
 
-EPILOG = """\
+_FILE_ARGUMENTS = ("config", "mount", "workspace", "image")
+_VALUE_COMMANDS = {
+    "profile": "hutch profiles --names",
+    "provider": "hutch providers --names",
+    "box": "hutch box list --names",
+    "boxes": "hutch box list --names",
+}
+"""Commands that list the values of an argument when it is completed: configuration and store decide them."""
+
+
+class Completion(CliCommand):
+    """Print a completion script for your shell: commands, options and their values, generated from the parsers."""
+
+    epilog = """\
 install:
   bash   hutch completion bash > ~/.local/share/bash-completion/completions/hutch
   zsh    hutch completion zsh > "${fpath[1]}/_hutch"
   fish   hutch completion fish > ~/.config/fish/completions/hutch.fish
 """
 
-_FILES = ("config", "mount", "workspace", "image")
-_ASKED = {
-    "profile": "hutch profiles --names",
-    "provider": "hutch providers --names",
-    "box": "hutch box list --names",
-    "boxes": "hutch box list --names",
-}
-"""Values that the configuration or the store decides: asked for when they are completed."""
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("shell", choices=SHELLS)
 
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=SHELLS)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    script = {"bash": bash, "zsh": zsh, "fish": fish}[arguments.shell]()
-    if arguments.json:
-        emit_json({"shell": arguments.shell, "script": script})
-    else:
-        print(script, end="")
-    return 0
+    def run(self, arguments: argparse.Namespace) -> int:
+        script = {"bash": bash, "zsh": zsh, "fish": fish}[arguments.shell]()
+        if arguments.json:
+            emit_json({"shell": arguments.shell, "script": script})
+        else:
+            print(script, end="")
+        return 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,12 @@ class Option:
     help: str
     takes_value: bool
     values: tuple[str, ...] = ()
-    ask: str = ""
+    value_command: str = ""
     files: bool = False
 
 
 def commands() -> list[str]:
-    """Every command that has options; one of a group as "box exec"."""
+    """List every command that has options; one of a group is written as "box exec"."""
     alone = [name for name in COMMANDS if name not in GROUPS]
     return alone + [f"{group} {action}" for group, actions in GROUPS.items() for action in actions]
 
@@ -70,8 +69,8 @@ def options(command: str) -> Iterator[Option]:
             help=(action.help or "").replace("'", "").replace("%%", "%"),
             takes_value=action.nargs != 0,
             values=tuple(map(str, action.choices or ())),
-            ask=_ASKED.get(name, ""),
-            files=name in _FILES,
+            value_command=_VALUE_COMMANDS.get(name, ""),
+            files=name in _FILE_ARGUMENTS,
         )
 
 
@@ -113,8 +112,8 @@ def _words(command: str) -> str:
     found: list[str] = []
     for option in options(command):
         found += option.flags or option.values
-        if option.ask and not option.flags:
-            found.append(f"$({option.ask} 2>/dev/null)")
+        if option.value_command and not option.flags:
+            found.append(f"$({option.value_command} 2>/dev/null)")
     return " ".join(found)
 
 
@@ -125,8 +124,8 @@ def _bash_values() -> Iterator[tuple[str, str]]:
             if not option.flags or option.flags[0] == "--config" or not option.takes_value:
                 continue
             pattern = "|".join(f"'{command} {flag}'" for flag in option.flags)
-            if option.ask:
-                yield pattern, f'COMPREPLY=($(compgen -W "$({option.ask} 2>/dev/null)" -- "$cur"))'
+            if option.value_command:
+                yield pattern, f'COMPREPLY=($(compgen -W "$({option.value_command} 2>/dev/null)" -- "$cur"))'
             elif option.values:
                 yield pattern, f'COMPREPLY=($(compgen -W "{" ".join(option.values)}" -- "$cur"))'
             else:
@@ -180,12 +179,12 @@ def _zsh_described(commands: Mapping[str, tuple[str, str]]) -> str:
 def _zsh_argument(option: Option) -> str:
     values = ""
     if option.takes_value:
-        choice = " ".join(option.values) or (f"$({option.ask} 2>/dev/null)" if option.ask else "")
+        choice = " ".join(option.values) or (f"$({option.value_command} 2>/dev/null)" if option.value_command else "")
         values = f":value:({choice})" if choice else ":value:_files" if option.files else ":value:"
     text = option.help.replace("[", "(").replace("]", ")").replace(":", " ")
     if not option.flags:
-        return f"'1{values}'" if option.values else f'"1{values}"' if option.ask else ""
-    quote = '"' if option.ask else "'"
+        return f"'1{values}'" if option.values else f'"1{values}"' if option.value_command else ""
+    quote = '"' if option.value_command else "'"
     text = text.replace("`", "")
     return " ".join(f"{quote}*{flag}[{text}]{values}{quote}" for flag in option.flags)
 
@@ -209,7 +208,7 @@ def _fish_line(command: str, option: Option) -> str:
         line += f" -l {flag[2:]}" if flag.startswith("--") else f" -s {flag[1:]}"
     if option.flags and option.takes_value:
         line += " -r" if option.files else " -x"
-    choice = " ".join(option.values) or (f"({option.ask} 2>/dev/null)" if option.ask else "")
+    choice = " ".join(option.values) or (f"({option.value_command} 2>/dev/null)" if option.value_command else "")
     if choice:
         line += f" -a '{choice}'"
     return f"{line} -d '{option.help}'" if option.help else line

@@ -152,7 +152,7 @@ def _dispatch(name: str, words: list[str]) -> int:
     if name == "help":
         return _help()
     if sys.platform == "win32" and name in KEEPS_BOXES:
-        from hutch.cli.embedded import not_linux
+        from hutch.cli.connect import not_linux
 
         raise not_linux()
     from hutch.cli.parsers import parser_of
@@ -163,13 +163,12 @@ def _dispatch(name: str, words: list[str]) -> int:
         if not action:
             return _group_help(name)
         words = [*leading, *rest]
-    module, parser = parser_of(name, action)
+    found, parser = parser_of(name, action)
     if "logging" in sys.modules:  # with asyncio; else nobody logs past us
         from hutch import logs
 
         logs.take_over()
-    code: int = module.run(parser.parse_args(words))
-    return code
+    return found.run(parser.parse_args(words))
 
 
 def _group_help(name: str) -> int:

@@ -1,4 +1,4 @@
-"""Serve the tools to an MCP client on standard input and output: `hutch mcp` in its configuration is enough."""
+"""`hutch mcp`: the tools for an MCP client on standard input and output."""
 
 import argparse
 import asyncio
@@ -10,9 +10,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from hutch.api import Hutch
-from hutch.cli.embedded import configuration
-from hutch.cli.keeper_choice import visit
+from hutch.cli.connect import load_config, open_hutch
 from hutch.cli.options import add_box_options, spec_of
+from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.logs import log
@@ -21,43 +21,43 @@ from hutch.policy.permissions import EVERYBODY, AgentPermissions, Others
 if TYPE_CHECKING:
     from hutch.mcp.serving.client_info import Client
 
-EPILOG = """\
+ASK = "ask"
+"""The name for rules that ask before everything that changes something."""
+
+
+class Mcp(CliCommand):
+    """Serve the tools to an MCP client on standard input and output: `hutch mcp` in its configuration is enough."""
+
+    epilog = """\
 A client finds its box again by its scope: its name and the directory it was started in, or --scope. A second live
 client of the same scope gets a box of its own. The directory itself is not shown in the box unless --workspace says so.
 When the client is gone its box lives on for 15 minutes (orphan_grace_sec).
 
   claude mcp add hutch -- hutch mcp
 """
+    json_help = "an error that keeps it from serving is one JSON object; then standard output is MCP's alone"
 
-JSON = "an error that keeps it from serving is one JSON object; then standard output is MCP's alone"
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("--scope", metavar="NAME", help="find the box by this name, whatever client and directory")
+        parser.add_argument("--tools", metavar="A,B", help="only these tools")
+        parser.add_argument(
+            "--permissions", metavar="NAME",
+            help="the rules of [permissions.NAME] in hutch.toml (default: the client's name), or `ask`",
+        )  # fmt: skip
+        parser.add_argument(
+            "--box", action="append", default=[], metavar="NAME", help="a box that it may use besides those it makes"
+        )
+        parser.add_argument(
+            "--allow", metavar="A,B",
+            help=f"what it may do to boxes of other sessions: {', '.join(Others)} (default: nothing)",
+        )  # fmt: skip
+        add_box_options(parser)
 
-ASK = "ask"
-"""Ask before everything that changes something."""
-
-
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--scope", metavar="NAME", help="find the box by this name, whatever client and directory")
-    parser.add_argument("--tools", metavar="A,B", help="only these tools")
-    parser.add_argument(
-        "--permissions", metavar="NAME",
-        help="the rules of [permissions.NAME] in hutch.toml (default: the client's name), or `ask`",
-    )  # fmt: skip
-    parser.add_argument(
-        "--box", action="append", default=[], metavar="NAME", help="a box that it may use besides those it makes"
-    )
-    parser.add_argument(
-        "--allow", metavar="A,B",
-        help=f"what it may do to boxes of other sessions: {', '.join(Others)} (default: nothing)",
-    )  # fmt: skip
-    add_box_options(parser)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    config = configuration(arguments)
-    permissions = _permissions(arguments, config)
-    spec = spec_of(arguments)
-    asyncio.run(_serve(arguments, config, spec, permissions))
-    return 0
+    async def run_async(self, arguments: argparse.Namespace) -> int:
+        config = load_config(arguments)
+        permissions = _permissions(arguments, config)
+        await _serve(arguments, config, spec_of(arguments), permissions)
+        return 0
 
 
 async def _serve(
@@ -65,8 +65,8 @@ async def _serve(
 ) -> None:
     _end_on_signals()
     async with AsyncExitStack() as stack:
-        opening = asyncio.create_task(_opened(stack, arguments))
-        await asyncio.to_thread(_import_sdk)  # a second of work, in which the engine can start
+        opening = asyncio.create_task(_open(stack, arguments))
+        await asyncio.to_thread(_import_sdk)  # takes about a second, in which the engine can start
         from hutch.mcp.serving.client_session import Desk
         from hutch.mcp.serving.render import world_of
         from hutch.mcp.serving.scopes import PlacesOfMachine, named, scope_of
@@ -85,10 +85,10 @@ async def _serve(
         await serve(desk)
 
 
-async def _opened(stack: AsyncExitStack, arguments: argparse.Namespace) -> Hutch:
+async def _open(stack: AsyncExitStack, arguments: argparse.Namespace) -> Hutch:
     try:
-        return await stack.enter_async_context(visit(arguments))
-    except HutchError as error:  # the client is told when it asks; people find it in the client's log
+        return await stack.enter_async_context(open_hutch(arguments))
+    except HutchError as error:  # the client gets the error with its first call; people find it in the client's log
         log("mcp").error("no boxes", why=error.message, remedy=error.remedy)
         raise
 
@@ -110,12 +110,12 @@ def _end_on_signals() -> None:
 
 
 def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, AgentPermissions]:
-    """By agent, which is the client's name."""
-    from hutch.mcp.serving import rules
+    """Collect the rules of each agent; an agent is known by its client's name."""
+    from hutch.mcp.serving import permissions
 
     table = dict(config.permissions)
     if arguments.permissions == ASK:
-        table = rules.asking()
+        table = permissions.asking()
     elif arguments.permissions:
         if arguments.permissions not in table:
             raise Invalid(
@@ -124,5 +124,5 @@ def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, Age
             )  # fmt: skip
         table = {EVERYBODY: table[arguments.permissions]}
     if arguments.allow:
-        table = rules.reaching(arguments.allow.split(","), table)
-    return table if arguments.tools is None else rules.only(arguments.tools.split(","), table)
+        table = permissions.reaching(arguments.allow.split(","), table)
+    return table if arguments.tools is None else permissions.only(arguments.tools.split(","), table)

@@ -1,4 +1,4 @@
-"""Options that describe a box, shared by `run`, `shell` and `box create`, and the spec they add up to."""
+"""Options that several commands share: which box, which session, and the spec of a new box."""
 
 import argparse
 import os
@@ -10,6 +10,26 @@ from hutch.model import durations
 
 _SIZE = r"(\d+(?:\.\d+)?)\s*(k|m|g|t)?i?b?"
 _MEGABYTES = {"k": 1 / 1024, "m": 1, "g": 1024, "t": 1024 * 1024}
+
+
+def add_box(parser: argparse.ArgumentParser, *, many: bool = False) -> None:
+    """Add the argument that names the box or boxes, and the session that the command works for."""
+    parser.add_argument(
+        "boxes" if many else "box",
+        metavar="BOX",
+        nargs="*" if many else None,
+        help="its name, its id, or at least the first four characters of its id",
+    )
+    add_session(parser)
+
+
+def add_session(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--session", metavar="NAME", help=f"who holds the lease (default: {session_name()})")
+
+
+def session_name() -> str:
+    """All commands of a user are one session, so that the next command holds the leases of this one."""
+    return f"cli-{os.getuid() if hasattr(os, 'getuid') else 'user'}"
 
 
 def add_box_options(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +67,7 @@ def add_limits(parser: argparse.ArgumentParser) -> None:
 
 
 def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Keyword arguments for `Hutch.create`; what was not asked is not there."""
+    """Collect the keyword arguments for `Hutch.create`; options that were not given are left out."""
     asked: dict[str, Any] = {
         "profile": arguments.profile,
         "provider": arguments.provider,
@@ -57,7 +77,7 @@ def spec_of(arguments: argparse.Namespace) -> dict[str, Any]:
         "workspace": _workspace(arguments.workspace),
         "skills": arguments.skills,
         "env": dict(variable(text) for text in arguments.env) or None,
-        "secrets": {name: _from_here(name) for name in arguments.secret} or None,
+        "secrets": {name: _from_environment(name) for name in arguments.secret} or None,
         "user": arguments.user,
         "workdir": arguments.workdir,
     }
@@ -83,7 +103,7 @@ def number(text: str) -> float:
 
 
 def duration(text: str) -> float:
-    """Seconds."""
+    """Parse a time such as `5m` to seconds."""
     try:
         return durations.seconds(text)
     except Invalid as error:
@@ -108,10 +128,10 @@ def variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name:
         raise Invalid(f"--env {text!r} names no variable", remedy="write NAME=VALUE, or NAME to take it from here")
-    return (name, value) if equals else (name, _from_here(name))
+    return (name, value) if equals else (name, _from_environment(name))
 
 
-def _from_here(name: str) -> str:
+def _from_environment(name: str) -> str:
     try:
         return os.environ[name]
     except KeyError:
@@ -123,7 +143,7 @@ def _mount(text: str) -> dict[str, str]:
     target, colon, mode = rest.partition(":")
     if not source or not target or (colon and not mode):
         raise Invalid(f"--mount {text!r} is not SRC:DST[:ro|rw]", remedy="for example --mount ./data:/data:ro")
-    return {"source": _here(source), "target": target, "mode": mode or "ro"}
+    return {"source": _absolute(source), "target": target, "mode": mode or "ro"}
 
 
 def _workspace(text: str | None) -> dict[str, str] | None:
@@ -133,14 +153,14 @@ def _workspace(text: str | None) -> dict[str, str] | None:
     if not colon or mode not in ("ro", "rw", "none"):
         source, mode = text, "rw"
     known = source == "own" or source.startswith("volume:")
-    return {"source": source if known else _here(source), "mode": mode}
+    return {"source": source if known else _absolute(source), "mode": mode}
 
 
 def _image(text: str | None) -> str | None:
     kind, colon, path = (text or "").partition(":")
-    return f"{kind}:{_here(path)}" if colon and path and kind in ("dir", "tar") else text
+    return f"{kind}:{_absolute(path)}" if colon and path and kind in ("dir", "tar") else text
 
 
-def _here(path: str) -> str:
-    """People write from where they stand, a spec holds absolute paths. Symlinks are policy's business."""
+def _absolute(path: str) -> str:
+    """Make a path absolute, as a spec needs it. Policy decides about symlinks."""
     return os.path.abspath(os.path.expanduser(path))

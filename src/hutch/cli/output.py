@@ -8,12 +8,12 @@ from hutch.logs import redact, redact_field
 
 
 def note(text: str) -> None:
-    """One line about what Hutch did, beside the command's own output."""
+    """Write one line about what Hutch did to standard error, beside the command's own output."""
     print(f"hutch: {text}", file=sys.stderr, flush=True)
 
 
 def emit_json(value: object) -> None:
-    """One object, one line."""
+    """Write one object as one line."""
     import msgspec
 
     sys.stdout.buffer.write(msgspec.json.encode(value) + b"\n")
@@ -21,7 +21,7 @@ def emit_json(value: object) -> None:
 
 
 def fail(error: HutchError, *, as_json: bool) -> None:
-    """An error with its remedy. As JSON it goes where the answer was expected."""
+    """Show an error with its remedy; as JSON on standard output, where the answer was expected."""
     if as_json:
         emit_json({"error": {name: redact_field("", value) for name, value in error.to_wire().items()}})
         return
@@ -31,15 +31,15 @@ def fail(error: HutchError, *, as_json: bool) -> None:
 
 
 def report_defect(error: Exception, *, as_json: bool, verbose: bool) -> None:
-    """An error that nobody foresaw: a defect of Hutch."""
+    """Show an error that no code expected, which is a defect of Hutch."""
     if verbose:
         import traceback
 
         sys.stderr.write(redact("".join(traceback.format_exception(error))))
-    told = HutchError(
+    defect = HutchError(
         f"internal error: {type(error).__name__}: {error}", remedy="run it again with --verbose and report what it says"
     )
-    fail(told, as_json=as_json)
+    fail(defect, as_json=as_json)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -48,12 +48,21 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 
 def columns(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """As wide as they need to be."""
+    """Lay out rows in columns, each as wide as its longest cell."""
     lines = [header, *rows]
     widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines]
 
 
 def printable(text: str) -> str:
-    """On one line, without what could move the cursor: names and commands come from boxes and their users."""
+    """Replace control characters: names and commands come from boxes, and could move the cursor."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def byte_size(count: float) -> str:
+    """Write a number of bytes with a unit."""
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"

@@ -1,10 +1,9 @@
-"""Parsers of the commands: the options all of them share, and errors that are raised instead of exiting."""
+"""The base class of commands, and their parsers: shared options, and errors that are raised instead of exiting."""
 
 import argparse
 import os
 from collections.abc import Iterable
 from importlib import import_module
-from types import ModuleType
 from typing import NoReturn
 
 from hutch.cli.commands import COMMANDS, GROUPS
@@ -13,17 +12,34 @@ from hutch.errors import Invalid
 SERVED = ("box", "volume", "events", "skill", "status", "mcp")
 """Commands that work at a server as they do without one."""
 
-_JSON = "one JSON object on standard output, errors too"
-"""A module whose `JSON` says otherwise means something else by it."""
-
 try:
     _WIDTH = max(40, min(os.get_terminal_size(1).columns - 2, 120))
 except OSError:
     _WIDTH = 100
 
 
+class CliCommand:
+    """One command. The first line of its docstring is its description in `--help`."""
+
+    epilog = ""
+    json_help = "one JSON object on standard output, errors too"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Add the options and arguments of this command; by default it has none."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do the command's work and return its exit code."""
+        import asyncio  # some commands need no event loop
+
+        return asyncio.run(self.run_async(arguments))
+
+    async def run_async(self, arguments: argparse.Namespace) -> int:
+        """The same for commands that talk to a keeper."""
+        raise NotImplementedError
+
+
 class Parser(argparse.ArgumentParser):
-    """An argparse parser whose complaint is a HutchError, so that it can be JSON like every other."""
+    """An argparse parser that raises a HutchError for a wrong command line, so that `--json` covers it too."""
 
     def error(self, message: str) -> NoReturn:
         remedy = f"`{self.prog} --help` shows the options"
@@ -34,15 +50,15 @@ class Parser(argparse.ArgumentParser):
         raise Invalid(message, op=self.prog, remedy=remedy)
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
-    """argparse makes one for each option it adds; told the width, it does not load shutil to ask for it."""
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """A formatter with a fixed width: argparse makes one per option, and would load shutil to find the width."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, width=_WIDTH)
 
 
-def parser_of(name: str, action: str = "") -> tuple[ModuleType, Parser]:
-    """The command's module and its parser; only this module is imported. `action` is the command of a group."""
+def parser_of(name: str, action: str = "") -> tuple[CliCommand, Parser]:
+    """Import one command and make its parser. `action` is the command of a group, such as `create` of `box`."""
     if name not in COMMANDS:
         raise Invalid(f"hutch has no command {name!r}", op="hutch", remedy=_nearest(name, COMMANDS, "hutch"))
     place, help_line = COMMANDS[name]
@@ -52,22 +68,23 @@ def parser_of(name: str, action: str = "") -> tuple[ModuleType, Parser]:
             raise Invalid(f"{op} has no command {action!r}", op=op, remedy=_nearest(action, actions, op))
         place, help_line = actions[action]
         name = f"{name} {action}"
-    module = import_module(place)
+    module, _, class_name = place.partition(":")
+    command: CliCommand = getattr(import_module(module), class_name)()
     parser = Parser(
         prog=f"hutch {name}",
-        description=(module.__doc__ or help_line).partition("\n")[0],
-        epilog=getattr(module, "EPILOG", None),
-        formatter_class=_Help,
+        description=(command.__doc__ or help_line).partition("\n")[0],
+        epilog=command.epilog or None,
+        formatter_class=_HelpFormatter,
         allow_abbrev=False,
     )
-    module.add(parser)
+    command.add_options(parser)
     shared = parser.add_argument_group("shared options")
     shared.add_argument("--config", metavar="FILE", help="read this hutch.toml instead of the usual ones")
     if name.split(" ")[0] in SERVED:
         shared.add_argument("--server", metavar="URL", help="work at this server: http(s)://HOST:PORT or unix:/PATH")
-    shared.add_argument("--json", action="store_true", help=getattr(module, "JSON", _JSON))
+    shared.add_argument("--json", action="store_true", help=command.json_help)
     shared.add_argument("--verbose", action="store_true", help="log to standard error what is done")
-    return module, parser
+    return command, parser
 
 
 def _nearest(name: str, known: Iterable[str], before: str) -> str:

@@ -1,15 +1,14 @@
-"""`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease; this end keeps it alive."""
+"""`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease, and this client keeps it alive."""
 
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hutch.client import export as moving
-from hutch.client.answers import answered, answered_plain
+from hutch.client import transfer
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
-from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.client.requests import Repeat, Server
+from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
+from hutch.client.requests import Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command
@@ -20,21 +19,20 @@ from hutch.model.state import State
 
 
 class RemoteBox:
-    """One session's handle on one box; with `observing` one that only looks."""
+    """One session's handle on one box. With `observing` it has no lease and may only read."""
 
     def __init__(
         self, server: Server, session: str, info: BoxInfo, notes: tuple[str, ...] = (), *, observing: bool = False
     ) -> None:
         self.notes = notes
         self._info = info
-        self._server = server
         lease = None if observing else info.lease
         if not observing and (lease is None or lease.holder != session):
             raise LeaseLost(f"box {info.id} was taken over by another session", remedy="attach to it again")
         self._handle = Handle(server, session, info.id, lease)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
         if lease is not None:
-            server.hold(session, info.id, lease)
+            server.add_handle(session, info.id, lease)
 
     @property
     def id(self) -> str:
@@ -57,8 +55,8 @@ class RemoteBox:
     ) -> Result:  # fmt: skip
         self._handle.refuse_if_observing("exec")
         body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
-        data, _ = await self._handle.once("/exec", body)
-        return answered(data, Ended).result()
+        data, _ = await self._handle.run_once("/exec", body)
+        return decode_answer(data, WireResult).result()
 
     def stream(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
@@ -76,19 +74,19 @@ class RemoteBox:
         self._handle.refuse_if_observing("start")
         body = _command(command, cwd, env, timeout, user)
         body |= {"pty": pty, "rows": rows, "cols": cols, "name": name, "follow": follow}
-        job, _ = await started(self._handle, body)
+        job, _ = await start_job(self._handle, body)
         return job
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         return await self._handle.ask(tuple[JobInfo, ...], "GET", "/jobs", part="jobs")
 
     async def job(self, job_id: str) -> RemoteJob:
-        found = await self._handle.ask(JobInfo, "GET", f"/jobs/{named(job_id, 'job')}")
+        found = await self._handle.ask(JobInfo, "GET", f"/jobs/{checked_name(job_id, 'job')}")
         return RemoteJob(self._handle, found.id)
 
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
-        await self._handle.ask(type(None), "DELETE", f"/jobs/{named(job_id, 'job')}", repeat=Repeat.UNSENT)
+        await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
 
     # --- the box --------------------------------------------------------------------------------------------
 
@@ -96,7 +94,7 @@ class RemoteBox:
         return await self._handle.ask(Usage, "GET", "/usage")
 
     async def info(self) -> BoxInfo:
-        self._info = await self._server.ask(BoxInfo, "GET", self._handle.path, headers=self._looking)
+        self._info = await self._handle.ask_as(self._looking, BoxInfo, "GET")
         return self._info
 
     @property
@@ -130,9 +128,9 @@ class RemoteBox:
         return await self._change({name: value for name, value in asked.items() if value not in (None, {})})
 
     async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
-        told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
-        self._info = answered_plain(told["box"], BoxInfo)
-        return tuple(told["refused"])
+        answer = await self._handle.ask(dict[str, Any], "PATCH", body=body)
+        self._info = convert_answer(answer["box"], BoxInfo)
+        return tuple(answer["refused"])
 
     async def renew(self) -> None:
         self._handle.refuse_if_observing("renew")
@@ -141,26 +139,26 @@ class RemoteBox:
     # --- the end of the handle ------------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
+        """Release the lease with the last handle of this session. The box lives on until its own timeouts."""
         if self._close():
-            await self._server.ask(dict[str, Any], "DELETE", f"{self._handle.path}/lease", headers=self._looking)
+            await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease")
 
     async def export(self, file: str | Path) -> Moved:
         self._handle.refuse_if_observing("export")
-        return await moving.export(self._handle, file)
+        return await transfer.export(self._handle, file)
 
     async def destroy(self) -> None:
         self._handle.refuse_if_observing("destroy")
         self._close()
-        await self._server.ask(type(None), "DELETE", self._handle.path, headers=self._handle.credentials(), force=True)
+        await self._handle.ask_as(self._handle.credentials(), type(None), "DELETE", force=True)
         self._handle.is_destroyed = True
 
     def _close(self) -> bool:
-        """Whether the session has no other handle on the box now."""
+        """Close the handle. Return whether it was the session's last one on the box."""
         if not self._handle.open or self._handle.observing:
             return False
         self._handle.open = False
-        return self._server.let_go(self._handle.session, self.id)
+        return self._handle.server.drop_handle(self._handle.session, self.id)
 
 
 def _command(
@@ -176,8 +174,8 @@ def _stdin(given: bytes | str | None) -> dict[str, Any]:
     return {"stdin": given} if isinstance(given, str) else {"stdin_base64": given}
 
 
-def named(text: str, what: str) -> str:
-    """For a path; what could never be the name of anything is not asked for."""
+def checked_name(text: str, what: str) -> str:
+    """Return the name for use in a path. A text that can be no name raises NotFound without a request."""
     if not text or not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
         raise NotFound(f"there is no {what} {text!r}")
     return text

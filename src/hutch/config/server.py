@@ -60,7 +60,8 @@ class ServerTable(Record, frozen=True, kw_only=True):
     answer_sec: float = 60.0
     """How long an agent waits until one of its owner's people has answered its question; 0: nobody is asked."""
     pulls: str = "admin"
-    """Who may have images pulled: `admin`, or `user` (then whoever has a key makes this machine call any registry)."""
+    """Who may have images pulled, by name or by a box that needs one: `admin`, or `user` (then whoever has a key makes
+    this machine call any registry). `pull` of rights says otherwise for an owner or a key."""
     drain_sec: float = 10.0
     """How long requests may take to finish when the server is told to end."""
 

@@ -215,7 +215,7 @@ class Config(Record, frozen=True, kw_only=True):
 
     def rights_of(self, owner: str) -> Rights:
         """What the owner's keys of role user may ask for."""
-        return of_owner(owner, self.rights, self.profile, self.profiles)
+        return of_owner(owner, self.rights, self.profile, self.profiles, pull=self.server.pulls == "user")
 
     def for_provider(self, name: str) -> dict[str, Any]:
         """What `Provider.configure` is given. The native engine's boxes live in our own directories."""

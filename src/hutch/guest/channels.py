@@ -1,7 +1,7 @@
-"""Connections and their channels, guest side: frames in, handlers called, frames out, credit kept.
+"""Connections and their channels on the guest's side: frames are received, handled and sent within their credit.
 
-An operation is a function `(guest, channel, fields) -> None` in a table that all guests share. It answers now or
-later with `channel.reply` or `channel.fail`, exactly once, and may set the channel's `on_*` callbacks while it is open.
+An operation is a function `(guest, channel, fields) -> None` in a table that all guests share. It answers exactly once,
+now or later, with `channel.reply` or `channel.fail`, and may set the channel's `on_*` callbacks while it is open.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from hutch.guest.loop import READ, WRITE
-from hutch.guest.path_steps import Failure
-from hutch.guest.payloads import decode, encode
+from hutch.guest.operations import Failure
 from hutch.guest.protocol import (
     CANCEL,
     CREDIT,
@@ -32,6 +31,8 @@ from hutch.guest.protocol import (
     WINDOW,
     ProtocolError,
     check_header,
+    decode,
+    encode,
     frame,
 )
 
@@ -42,17 +43,18 @@ Fields = dict[str, Any]
 Operation = Callable[["Guest", "Channel", Fields], None]
 
 MAX_CHANNELS = 4096
-BACKLOG = 1 << 20
-"""Unsent bytes past which a connection's requests are not read: a keeper that does not listen cannot fill the box."""
+MAX_BACKLOG = 1 << 20
+"""Unsent bytes above which a connection's requests are not read, so that a keeper that never reads cannot fill the box.
+"""
 
 _received = bytearray(1 << 16)
 _received_view = memoryview(_received)
 
 
 class Channel:
-    """One request and everything that belongs to it until its answer."""
+    """One request, its state, and its answer."""
 
-    __slots__ = ("_connection", "_granted", "credit", "number", "on_data", "on_end", "on_gone", "on_room", "open")
+    __slots__ = ("_connection", "_granted", "credit", "number", "on_cancel", "on_data", "on_end", "on_writable", "open")
 
     def __init__(self, connection: Connection, number: int) -> None:
         self._connection = connection
@@ -62,14 +64,14 @@ class Channel:
         self.open = True
         self.on_data: Callable[[bytes], None] | None = None
         self.on_end: Callable[[], None] | None = None
-        self.on_room: Callable[[], None] | None = None
-        """More may be sent: credit came, or the socket took what waited."""
-        self.on_gone: Callable[[], None] | None = None
-        """CANCEL or a lost connection. Whoever sets it answers the channel; without it the answer is `cancelled`."""
+        self.on_writable: Callable[[], None] | None = None
+        """Called when more may be sent: credit arrived, or the socket accepted the backlog."""
+        self.on_cancel: Callable[[], None] | None = None
+        """Called on CANCEL or a lost connection, and must then answer; without it the answer is `cancelled`."""
 
     @property
-    def room(self) -> int:
-        """Bytes that may be sent now without waiting anywhere."""
+    def writable(self) -> int:
+        """Number of bytes that can be sent now without waiting."""
         return 0 if self._connection.backlog else max(0, self.credit - FRAME_COST)
 
     @property
@@ -77,12 +79,12 @@ class Channel:
         return not self._connection.closed
 
     def send(self, kind: int, data: bytes | memoryview) -> None:
-        """DATA, OUT or ERR of at most MAX_PAYLOAD; the caller keeps within `room`."""
+        """Send DATA, OUT or ERR of at most MAX_PAYLOAD bytes; the caller must stay within `writable`."""
         self.credit -= len(data) + FRAME_COST
         self._connection.send_parts(HEADER.pack(len(data), kind, self.number), data)
 
     def event(self, fields: Fields) -> bool:
-        """False, and nothing sent, when the reader has granted no room: events count like data."""
+        """Send an event, or return False if the reader has not granted enough credit; events count like data."""
         payload = encode(fields)
         if len(payload) + FRAME_COST > self.credit:
             return False
@@ -91,13 +93,13 @@ class Channel:
         return True
 
     def grant(self, size: int) -> None:
-        """The other end may send so many bytes more."""
+        """Allow the other end to send `size` more bytes."""
         if size and self.open:
             self._granted += size
             self._connection.send(frame(CREDIT, self.number, CREDIT_SIZE.pack(size)))
 
     def reply(self, fields: Fields | None = None, before: bytes = b"") -> None:
-        """The end of the channel; `before` are whole frames that go out in the same write."""
+        """Answer and close the channel; `before` holds complete frames that go out in the same write."""
         payload = encode(fields or {})
         self._finish(before + HEADER.pack(len(payload), REPLY, self.number) + payload)
 
@@ -108,31 +110,31 @@ class Channel:
         if not self.open:
             return
         self.open = False
-        self.on_data = self.on_end = self.on_room = self.on_gone = None
+        self.on_data = self.on_end = self.on_writable = self.on_cancel = None
         self._connection.channels.pop(self.number, None)
         self._connection.send(frames)
 
-    def take(self, data: bytes) -> None:
+    def receive(self, data: bytes) -> None:
         self._granted -= len(data)
         if self._granted < 0:
             raise ProtocolError(f"channel {self.number} sent more than it was granted")
         if self.on_data is not None:
             self.on_data(data)
 
-    def lose(self) -> None:
-        on_gone, self.on_gone = self.on_gone, None
-        if on_gone is not None:
-            on_gone()
+    def cancel(self) -> None:
+        on_cancel, self.on_cancel = self.on_cancel, None
+        if on_cancel is not None:
+            on_cancel()
         else:
             self.fail(Failure("cancelled", "the caller gave up"))
 
 
 class Connection:
-    """One keeper, at the other end of the stream socket `fd`. A malformed frame ends this connection, nothing else."""
+    """A connection to one keeper over the stream socket `fd`. A malformed frame ends only this connection."""
 
     __slots__ = (
-        "_fd", "_filled", "_guest", "_large", "_loop", "_operations", "_partial", "_waiting", "backlog", "channels",
-        "closed",
+        "_fd", "_filled", "_guest", "_incomplete", "_large", "_loop", "_operations", "_unsent", "backlog",
+        "channels", "closed",
     )  # fmt: skip
 
     def __init__(self, guest: Guest, fd: int, operations: dict[str, Operation]) -> None:
@@ -143,63 +145,63 @@ class Connection:
         self._loop = guest.loop
         self._fd = fd
         self._operations = operations
-        self._partial = b""
+        self._incomplete = b""
         self._large: bytearray | None = None
         self._filled = 0
-        self._waiting: deque[bytes] = deque()
+        self._unsent: deque[bytes] = deque()
         os.set_blocking(fd, False)
         self._loop.watch(fd, READ, self._ready)
 
-    def greet(self, fields: Fields) -> None:
+    def send_hello(self, fields: Fields) -> None:
         self.send(frame(HELLO, 0, encode(fields)))
 
-    # --- out -------------------------------------------------------------------------------------------------
+    # --- sending ---------------------------------------------------------------------------------------------
 
     def send(self, data: bytes) -> None:
         self.send_parts(data, b"")
 
     def send_parts(self, head: bytes, body: bytes | memoryview) -> None:
-        """Straight into the socket if nothing waits; only what it does not take is copied."""
+        """Write directly to the socket if nothing is queued; only what the socket does not accept is copied."""
         if self.closed:
             return
         sent = 0
-        if not self._waiting:
+        if not self._unsent:
             try:
                 sent = os.writev(self._fd, (head, body)) if body else os.write(self._fd, head)
             except BlockingIOError:
                 sent = 0
             except OSError:
-                self._loop.soon(self.close)  # not here: the caller is in the middle of something
+                self._loop.call_soon(self.close)  # not now: the caller is in the middle of an operation
                 return
             if sent == len(head) + len(body):
                 return
         rest = head[sent:] + bytes(body) if sent < len(head) else bytes(body[sent - len(head) :])
-        if not self._waiting:
-            self._waiting.append(rest)
+        if not self._unsent:
+            self._unsent.append(rest)
             self.backlog += len(rest)
-            self._attend()
+            self._update_events()
             return
-        self._waiting.append(rest)
+        self._unsent.append(rest)
         self.backlog += len(rest)
-        if self.backlog - len(rest) <= BACKLOG < self.backlog:
-            self._attend()
+        if self.backlog - len(rest) <= MAX_BACKLOG < self.backlog:
+            self._update_events()
 
-    def _attend(self) -> None:
-        """Tell epoll what this connection waits for."""
-        events = WRITE if self._waiting else 0
-        if self.backlog <= BACKLOG:
+    def _update_events(self) -> None:
+        """Tell epoll which events this connection waits for."""
+        events = WRITE if self._unsent else 0
+        if self.backlog <= MAX_BACKLOG:
             events |= READ
         self._loop.change(self._fd, events)
 
     def _flush(self) -> None:
         try:
-            while self._waiting:
-                sent = os.write(self._fd, self._waiting[0])
+            while self._unsent:
+                sent = os.write(self._fd, self._unsent[0])
                 self.backlog -= sent
-                if sent < len(self._waiting[0]):
-                    self._waiting[0] = self._waiting[0][sent:]
+                if sent < len(self._unsent[0]):
+                    self._unsent[0] = self._unsent[0][sent:]
                     break
-                self._waiting.popleft()
+                self._unsent.popleft()
         except BlockingIOError:
             return
         except OSError:
@@ -207,16 +209,16 @@ class Connection:
             return
         finally:
             if not self.closed:
-                self._attend()
-        if self._waiting:
+                self._update_events()
+        if self._unsent:
             return
         for channel in tuple(self.channels.values()):
-            if self._waiting:
+            if self._unsent:
                 break
-            if channel.on_room is not None:
-                channel.on_room()
+            if channel.on_writable is not None:
+                channel.on_writable()
 
-    # --- in --------------------------------------------------------------------------------------------------
+    # --- receiving -------------------------------------------------------------------------------------------
 
     def _ready(self, events: int) -> None:
         try:
@@ -248,25 +250,25 @@ class Connection:
         if self._large is not None:
             self._filled += size
             if self._filled == len(self._large):
-                whole, self._large = self._large, None
-                self._take_frames(memoryview(whole))
+                complete, self._large = self._large, None
+                self._handle_frames(memoryview(complete))
             return
-        # A copy: a handler may lead back here and overwrite the shared buffer.
-        rest = self._take_frames(memoryview(self._partial + _received_view[:size]))
-        self._partial = b""
+        # This copies, because a handler may lead back here and overwrite the shared buffer.
+        rest = self._handle_frames(memoryview(self._incomplete + _received_view[:size]))
+        self._incomplete = b""
         if self.closed or not rest:
             return
         wanted = HEADER_SIZE + HEADER.unpack_from(rest)[0] if len(rest) >= HEADER_SIZE else 0
         if wanted <= len(_received):
-            self._partial = bytes(rest)
+            self._incomplete = bytes(rest)
             return
-        # What is large is received where it will stay, or every piece would copy all before it.
+        # A large frame is received into its final buffer; otherwise every read would copy all earlier ones.
         self._large = bytearray(wanted)
         self._large[: len(rest)] = rest
         self._filled = len(rest)
 
-    def _take_frames(self, view: memoryview) -> memoryview:
-        """Handle every whole frame; what is left over is the beginning of the next, its header already checked."""
+    def _handle_frames(self, view: memoryview) -> memoryview:
+        """Handle every complete frame and return the rest: the start of the next frame, whose header was checked."""
         start, end = 0, len(view)
         while end - start >= HEADER_SIZE and not self.closed:
             length, kind, number = HEADER.unpack_from(view, start)
@@ -274,30 +276,30 @@ class Connection:
             stop = start + HEADER_SIZE + length
             if stop > end:
                 break
-            self._take(kind, number, bytes(view[start + HEADER_SIZE : stop]))
+            self._handle_frame(kind, number, bytes(view[start + HEADER_SIZE : stop]))
             start = stop
         return view[start:]
 
-    def _take(self, kind: int, number: int, payload: bytes) -> None:
+    def _handle_frame(self, kind: int, number: int, payload: bytes) -> None:
         if kind == REQUEST:
             self._open(number, payload)
             return
         channel = self.channels.get(number)
         if channel is None:
-            return  # answered while this frame was on its way
+            return  # the channel was answered while this frame was on its way
         if kind == DATA:
-            channel.take(payload)
+            channel.receive(payload)
         elif kind == CREDIT:
             if len(payload) != CREDIT_SIZE.size:
                 raise ProtocolError("credit of a wrong size")
             channel.credit += CREDIT_SIZE.unpack(payload)[0]
-            if channel.on_room is not None and not self._waiting:
-                channel.on_room()
+            if channel.on_writable is not None and not self._unsent:
+                channel.on_writable()
         elif kind == END:
             if channel.on_end is not None:
                 channel.on_end()
         elif kind == CANCEL:
-            channel.lose()
+            channel.cancel()
 
     def _open(self, number: int, payload: bytes) -> None:
         if number == 0 or number in self.channels:
@@ -316,7 +318,7 @@ class Connection:
             channel.fail(Failure("unsupported", f"the guest has no operation {name!r}"))
             return
         self.channels[number] = channel
-        _answer(self._guest, channel, operation, fields)
+        _run_operation(self._guest, channel, operation, fields)
 
     def close(self) -> None:
         if self.closed:
@@ -324,14 +326,14 @@ class Connection:
         self.closed = True
         self._loop.unwatch(self._fd)
         os.close(self._fd)
-        self._waiting.clear()
+        self._unsent.clear()
         for channel in tuple(self.channels.values()):
-            channel.lose()
-        self._guest.closed(self)
+            channel.cancel()
+        self._guest.connection_closed(self)
 
 
-def _answer(guest: Guest, channel: Channel, operation: Operation, fields: Fields) -> None:
-    """Run an operation; whatever it raises is its answer, because the guest must outlive every request."""
+def _run_operation(guest: Guest, channel: Channel, operation: Operation, fields: Fields) -> None:
+    """Run an operation and turn whatever it raises into its answer, because the guest must survive every request."""
     try:
         operation(guest, channel, fields)
     except Failure as failure:

@@ -1,7 +1,7 @@
-"""Jobs: started, read, reaped, timed out, killed, remembered within bounds.
+"""Jobs: they are started, read, reaped, timed out, killed, and remembered within bounds.
 
-A job has *ended* when its process was reaped, and is *settled* when what it wrote has been read. Descendants that hold
-its output open are not waited for: the job is `lingering`, and what they write is still read while they live.
+A job has *ended* when its process was reaped, and is *settled* when what it wrote has been read. Nobody waits for
+descendants that hold its output open: the job is `lingering`, and what they write is still read while they live.
 """
 
 import errno
@@ -12,13 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
-from hutch.guest import terminal
-from hutch.guest.loop import Loop, Timer, guarded
+from hutch.guest.loop import Loop, Timer, run_guarded
+from hutch.guest.operations import Failure
 from hutch.guest.output import Output, Spill
-from hutch.guest.path_steps import Failure
 from hutch.guest.pipes import Input, Pump
-from hutch.guest.start_process import OomScore, environment, find_shell, kill_session, spawn
-from hutch.guest.strays import Strays
+from hutch.guest.processes import Strays
+from hutch.guest.spawn import OomScore, environment, find_shell, kill_session, open_terminal, spawn, terminal_actions
 
 MAX_ENDED = 4096
 MAX_LINGERING = 64
@@ -26,18 +25,18 @@ MAX_LINGERING = 64
 ENDED_MEMORY = 8 << 20
 """Output of ended jobs that stays in memory; the oldest moves to the spill file first."""
 MAX_SESSIONS = 4096
-"""Sessions of ended jobs that are still known; what an older one left behind counts as nobody's."""
-AFTERMATH = 0.5
-"""How long a killed job's descendants may take to let go of its output before it settles without them."""
+"""Sessions of ended jobs that are remembered; what older jobs left behind belongs to no job."""
+KILL_SETTLE_SECONDS = 0.5
+"""Seconds that a killed job's descendants have to close its output before it settles without them."""
 
 
 class Job:
-    """One process and what it wrote."""
+    """One process and its output."""
 
     __slots__ = (
         "argv", "began", "cancelled", "cleared", "duration", "err", "exit_code", "followed", "id", "input", "killed",
-        "lingering", "name", "on_news", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
-        "started_at", "timed_out", "timer", "usage",
+        "lingering", "listeners", "name", "out", "pid", "pty", "pumps", "seen", "settled", "shared", "signal",
+        "started_at", "timed_out", "timeout", "timer", "usage",
     )  # fmt: skip
 
     def __init__(self, job_id: str, argv: list[str], name: str, out: Output, err: Output) -> None:
@@ -51,39 +50,41 @@ class Job:
         self.pumps: tuple[Pump, ...] = ()
         self.input: Input | None = None
         self.timer: Timer | None = None
+        self.timeout: float | None = None
         self.started_at = time.time()
         self.began = time.monotonic()
         self.duration: float | None = None
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.usage = (0.0, 0.0, 0)
-        """User and system seconds, largest resident set in kB; never below the guest's, which it was until its exec."""
+        """User seconds, system seconds, largest resident set in kB. The set is at least the guest's, which it was until
+        exec."""
         self.timed_out = False
         self.cancelled = False
         self.killed = False
         self.lingering = False
         self.settled = False
         self.followed = False
-        """Its reader, for whom it waits, has come."""
+        """Whether the live reader that the job waits for has connected."""
         self.cleared = 0
-        """Processes left behind by earlier jobs that were killed so that it could start."""
+        """Number of stray processes that were killed so that this job could start."""
         self.shared = False
-        """Another job ran at some time during this one: what happened to the box may have been its doing."""
+        """Whether another job ran at some time during this one, and so may have caused what happened to the box."""
         self.seen = False
-        """Its output was read to the end by somebody."""
-        self.on_news: list[Callable[[], None]] = []
-        """Called after output came, the input closed, or the job settled."""
+        """Whether somebody has read the output to its end."""
+        self.listeners: list[Callable[[], None]] = []
+        """Called after output arrived, the input closed, or the job settled."""
 
     @property
     def ended(self) -> bool:
         return self.duration is not None
 
-    def news(self) -> None:
-        for listener in tuple(self.on_news):
-            guarded(listener)
+    def notify(self) -> None:
+        for listener in tuple(self.listeners):
+            run_guarded(listener)
 
-    def let_go(self) -> None:
-        """Whoever read along is gone: the process no longer waits for anybody."""
+    def detach_reader(self) -> None:
+        """Stop pausing the process for a live reader, because that reader is gone."""
         for pump in self.pumps:
             if pump.reader_at is not None:
                 pump.reader_at = None
@@ -96,10 +97,10 @@ class Job:
 
 
 class Jobs:
-    """The table of a guest's jobs."""
+    """All jobs of a guest."""
 
     DESCRIPTORS = 3
-    """How many it opens when it is made."""
+    """Number of descriptors that the constructor opens."""
 
     def __init__(
         self,
@@ -108,17 +109,18 @@ class Jobs:
         prefix: str,
         oom_fd: int | None,
         strays: Strays,
-        hidden: Sequence[int] = (),
+        private_fds: Sequence[int] = (),
     ) -> None:
         self.by_id: dict[str, Job] = {}
         self._by_pid: dict[int, Job] = {}
         self._ended: dict[str, Job] = {}
         self._lingering: dict[str, Job] = {}
-        self._left: dict[int, None] = {}
-        """Sessions of ended jobs, oldest first: what is in one of them is that job's, whoever else ends."""
-        self._held = 0
-        """Bytes of `_ended` in memory when they settled, as `_weights` has them one by one."""
-        self._weights: dict[str, int] = {}
+        self._ended_sessions: dict[int, None] = {}
+        """Sessions of ended jobs, oldest first. A process in one of them belongs to that job, whichever job is killed.
+        """
+        self._held_bytes = 0
+        """Bytes in memory of `_ended` jobs when they settled: the sum of `_held_by_job`."""
+        self._held_by_job: dict[str, int] = {}
         self._loop = loop
         self._spill = spill
         self._prefix = prefix
@@ -128,15 +130,16 @@ class Jobs:
         self._shell = ""
         self._score = OomScore(oom_fd)
         self._strays = strays
-        # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../..,
-        # which from a directory of the host leads all over the host: close-on-exec comes too late for that.
-        self._hide = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in hidden)
-        self._nothing = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
-        spill.make_room = self._make_room
+        # Until its exec a child has the guest's descriptors, and its program may be named /proc/self/fd/N/../.., which
+        # leads
+        # from a directory of the host to anywhere on the host. Close-on-exec would come too late.
+        self._close_actions = tuple((os.POSIX_SPAWN_CLOSE, fd) for fd in private_fds)
+        self._dev_null = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
+        spill.free_space = self._free_spill
         loop.on_child(self.reap)
 
     def begin(self, workdir: str, env: Mapping[str, str], shell: str) -> None:
-        """Where commands run, and with what; `shell` is for those that are a text, empty: the one there is."""
+        """Set the commands' directory, environment and shell (for commands given as text; empty finds one)."""
         self._workdir = workdir
         self._env = environment({}, env)
         self._shell = shell
@@ -163,7 +166,7 @@ class Jobs:
         timeout: float | None = None,
         with_input: bool = False,
         pty: tuple[int, int] | None = None,
-        patient: bool = False,
+        wait_for_reader: bool = False,
     ) -> Job:
         argv = self._in_shell(command) if isinstance(command, str) else command
         if not argv or not command:
@@ -171,40 +174,41 @@ class Jobs:
         self._number += 1
         job_id = f"{self._prefix}{self._number}"
         job = Job(job_id, argv, name, Output(self._spill, f"{job_id}.out"), Output(self._spill, f"{job_id}.err"))
-        where = os.path.join(self._workdir, cwd) if cwd else self._workdir
-        whole_env = environment(self._env, env)
+        directory = os.path.join(self._workdir, cwd) if cwd else self._workdir
+        full_env = environment(self._env, env)
         try:
-            self._launch(job, where, whole_env, with_input, pty)
+            self._launch(job, directory, full_env, with_input, pty)
         except Failure as failure:
             if failure.details.get("errno") != "EAGAIN":
                 raise
-            job.cleared = self.make_room()
+            job.cleared = self.kill_strays()
             if not job.cleared:
                 raise
-            self._launch(job, where, whole_env, with_input, pty)
-        self._left.pop(job.pid, None)
+            self._launch(job, directory, full_env, with_input, pty)
+        self._ended_sessions.pop(job.pid, None)
         if self._by_pid or self._lingering:
             job.shared = True
             for other in self._by_pid.values():
                 other.shared = True
         self._by_pid[job.pid] = job
         self.by_id[job_id] = job
-        if patient:
+        if wait_for_reader:
             for pump in job.pumps:
                 pump.reader_at = 0
                 pump.output.discard = True
         if timeout is not None:
-            job.timer = self._loop.after(timeout, lambda: self._time_out(job))
+            job.timeout = timeout
+            job.timer = self._loop.call_later(timeout, lambda: self._time_out(job))
         return job
 
     def _in_shell(self, command: str) -> list[str]:
-        # Not before: a box need not wait for it.
+        # The shell is looked up only now, so that the start of a box does not wait for it.
         self._shell = self._shell or find_shell()
         return [self._shell, "-c", command]
 
-    def make_room(self) -> int:
-        """Kill what ended jobs have left behind; how many that were."""
-        return self._strays.make_room(self._by_pid, self.reap)
+    def kill_strays(self) -> int:
+        """Kill what ended jobs left behind, and return the number of processes."""
+        return self._strays.kill_all(self._by_pid, self.reap)
 
     def _launch(
         self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool, pty: tuple[int, int] | None
@@ -228,10 +232,10 @@ class Jobs:
             if with_input:
                 fds += os.pipe()
             actions = (
-                (os.POSIX_SPAWN_DUP2, fds[4] if with_input else self._nothing, 0),
+                (os.POSIX_SPAWN_DUP2, fds[4] if with_input else self._dev_null, 0),
                 (os.POSIX_SPAWN_DUP2, fds[1], 1),
                 (os.POSIX_SPAWN_DUP2, fds[3], 2),
-                *self._hide,
+                *self._close_actions,
             )
             job.pid = spawn(job.argv, env, cwd, actions, self._score)
         except BaseException:
@@ -246,14 +250,14 @@ class Jobs:
             os.close(fds[4])
             os.set_blocking(fds[5], False)
             job.input = Input(self._loop, fds[5])
-        self._attend(job, fds[0], fds[2])
+        self._watch_output(job, fds[0], fds[2])
 
     def _start_in_terminal(self, job: Job, cwd: str, env: Mapping[bytes, bytes], rows: int, cols: int) -> None:
-        master, slave = terminal.open_pair(rows, cols)
+        master, slave = open_terminal(rows, cols)
         ours = [master]
         try:
             ours.append(os.dup(master))
-            job.pid = spawn(job.argv, env, cwd, (*terminal.child_actions(slave), *self._hide), self._score)
+            job.pid = spawn(job.argv, env, cwd, (*terminal_actions(slave), *self._close_actions), self._score)
         except BaseException:
             for fd in ours:
                 os.close(fd)
@@ -261,29 +265,29 @@ class Jobs:
         finally:
             os.close(slave)
         job.pty = True
-        job.input = Input(self._loop, ours[1], farewell=b"\x04")
-        self._attend(job, master)
+        job.input = Input(self._loop, ours[1], end_bytes=b"\x04")
+        self._watch_output(job, master)
 
-    def _attend(self, job: Job, *fds: int) -> None:
-        def progress() -> None:
+    def _watch_output(self, job: Job, *fds: int) -> None:
+        def on_progress() -> None:
             if job.ended and not job.settled:
                 self._settle(job)
-            elif job.on_news:
-                job.news()
+            elif job.listeners:
+                job.notify()
             for pump in job.pumps:
-                if pump.hung and job.settled:
+                if pump.hung_up and job.settled:
                     pump.close()
             if job.lingering and not any(pump.open for pump in job.pumps):
                 self._lingering.pop(job.id, None)
 
         job.pumps = tuple(
-            Pump(self._loop, fd, output, progress) for fd, output in zip(fds, (job.out, job.err), strict=False)
+            Pump(self._loop, fd, output, on_progress) for fd, output in zip(fds, (job.out, job.err), strict=False)
         )
 
     # --- ending ------------------------------------------------------------------------------------------------
 
     def reap(self) -> None:
-        """Every child that has ended: ours, and as PID 1 also the orphans of the box."""
+        """Reap every child that has ended: jobs and, for PID 1, also the orphans of the box."""
         while True:
             try:
                 pid, status, usage = os.wait4(-1, os.WNOHANG)
@@ -294,9 +298,9 @@ class Jobs:
             job = self._by_pid.pop(pid, None)
             if job is None:
                 continue
-            self._left[pid] = None
-            if len(self._left) > MAX_SESSIONS:
-                del self._left[next(iter(self._left))]
+            self._ended_sessions[pid] = None
+            if len(self._ended_sessions) > MAX_SESSIONS:
+                del self._ended_sessions[next(iter(self._ended_sessions))]
             job.duration = time.monotonic() - job.began
             job.usage = (usage.ru_utime, usage.ru_stime, usage.ru_maxrss)
             if os.WIFSIGNALED(status):
@@ -307,20 +311,20 @@ class Jobs:
                 job.timer.cancel()
             if job.input is not None:
                 job.input.close()
-                job.news()  # writers must know before anybody hears that the job has ended
+                job.notify()  # writers must see the closed input before anybody learns that the job has ended
             if job.killed:
-                job.timer = self._loop.after(AFTERMATH, partial(self._settle, job, patience=False))
+                job.timer = self._loop.call_later(KILL_SETTLE_SECONDS, partial(self._settle, job, may_wait=False))
             self._settle(job)
 
-    def _settle(self, job: Job, patience: bool = True) -> None:
-        """Take what it wrote. Settled, unless a reader or the death of killed descendants has to be waited for."""
+    def _settle(self, job: Job, may_wait: bool = True) -> None:
+        """Read what is left, and settle unless a reader or dying descendants must be waited for."""
         if job.settled:
             return
         for pump in job.pumps:
             pump.drain()
         waiting = any(pump.open for pump in job.pumps)
-        if waiting and (any(pump.paused for pump in job.pumps) or (job.killed and patience)):
-            job.news()
+        if waiting and (any(pump.paused for pump in job.pumps) or (job.killed and may_wait)):
+            job.notify()
             return
         if job.timer is not None:
             job.timer.cancel()
@@ -329,43 +333,44 @@ class Jobs:
         self._ended[job.id] = job
         if waiting:
             self._lingering[job.id] = job
-            job.let_go()
-        job.news()
-        job.on_news.clear()
+            job.detach_reader()
+        job.notify()
+        job.listeners.clear()
         if job.id in self._ended:
-            self._weights[job.id] = job.out.held + job.err.held
-            self._held += self._weights[job.id]
-            self._keep_bounds()
+            self._held_by_job[job.id] = job.out.in_memory + job.err.in_memory
+            self._held_bytes += self._held_by_job[job.id]
+            self._enforce_bounds()
 
     def _time_out(self, job: Job) -> None:
         if not job.ended:
             job.timed_out = True
-            self._end(job)
+            self._kill_with_escaped(job)
 
     def cancel(self, job: Job) -> None:
         if not job.ended:
             job.cancelled = True
-            self._end(job)
+            self._kill_with_escaped(job)
 
-    def _end(self, job: Job) -> None:
-        """The session, and whatever has left it."""
+    def _kill_with_escaped(self, job: Job) -> None:
+        """Kill the session and the processes that left it."""
         job.kill()
-        others = self._left.keys() | self._by_pid.keys()
+        others = self._ended_sessions.keys() | self._by_pid.keys()
         others.discard(job.pid)
-        self._strays.end_with(job.pid, others)
+        self._strays.kill_escaped(job.pid, others)
 
     def signal(self, job: Job, number: int) -> None:
-        """To the process group; SIGKILL to all that is the job's. Nothing happens to a job that has ended alone."""
+        """Signal the process group; SIGKILL reaches everything of the job. A job that ended with no descendants is
+        ignored."""
         if job.ended and job.id not in self._lingering:
             return
         if number == signal.SIGKILL:
-            job.kill() if job.ended else self._end(job)
+            job.kill() if job.ended else self._kill_with_escaped(job)
             return
         with suppress(ProcessLookupError):
             os.killpg(job.pid, number)
 
     def kill_all(self, everything: bool) -> None:
-        """`everything`: all processes of the pid namespace but the guest, if it is its init."""
+        """Kill all jobs, and with `everything` all processes of the pid namespace if the guest is its init."""
         if everything and os.getpid() == 1:
             with suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
@@ -377,12 +382,12 @@ class Jobs:
 
     def forget(self, job: Job) -> None:
         self._release(job)
-        job.pumps = ()  # a cycle through its callback: without it the job goes at once, no collector needed
+        job.pumps = ()  # the pumps' callbacks refer to the job; this cycle would need the collector
         job.out.forget()
         job.err.forget()
         self.by_id.pop(job.id, None)
         self._ended.pop(job.id, None)
-        self._held -= self._weights.pop(job.id, 0)
+        self._held_bytes -= self._held_by_job.pop(job.id, 0)
 
     def _release(self, job: Job) -> None:
         """Stop reading what its descendants write."""
@@ -390,19 +395,19 @@ class Jobs:
         for pump in job.pumps:
             pump.close()
 
-    def _keep_bounds(self) -> None:
+    def _enforce_bounds(self) -> None:
         if len(self._ended) > MAX_ENDED:
             self.forget(next((job for job in self._ended.values() if job.seen), next(iter(self._ended.values()))))
         if len(self._lingering) > MAX_LINGERING:
             self._release(next(iter(self._lingering.values())))
-        while self._held > ENDED_MEMORY:
-            job_id = next(iter(self._weights))
-            self._held -= self._weights.pop(job_id)
-            self._ended[job_id].out.park()
-            self._ended[job_id].err.park()
+        while self._held_bytes > ENDED_MEMORY:
+            job_id = next(iter(self._held_by_job))
+            self._held_bytes -= self._held_by_job.pop(job_id)
+            self._ended[job_id].out.move_to_file()
+            self._ended[job_id].err.move_to_file()
 
-    def _make_room(self, size: int) -> None:
-        """Newer output is worth more than an ended job's: first what was read, then the oldest."""
+    def _free_spill(self, size: int) -> None:
+        """Drop spilled output of ended jobs until `size` bytes are free: first what was read, then the oldest."""
         for job in sorted(self._ended.values(), key=lambda job: not job.seen):
             if self._spill.left >= size:
                 return

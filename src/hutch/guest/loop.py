@@ -1,4 +1,4 @@
-"""One epoll loop: descriptors, timers and child signals of the guest, in one thread."""
+"""The guest's event loop: descriptors by epoll, timers and child signals, in one thread."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from contextlib import suppress
 READ = select.EPOLLIN
 WRITE = select.EPOLLOUT
 
-_handling = False
+_child_signals_handled = False
 
-_CROWDED = 256
-"""Timers past which the cancelled ones are thrown out: most commands end long before their timeout."""
+_COMPACT_TIMERS = 256
+"""Number of timers at which cancelled ones are removed: most commands end long before their timeout."""
 
 
 class Timer:
-    """A callback at a time. Cancelling is free: the heap forgets it when its time comes, or when it is crowded."""
+    """A callback at a point in time. A cancelled timer stays in the heap until it is due or the heap is compacted."""
 
     __slots__ = ("callback", "when")
 
@@ -36,14 +36,14 @@ class Timer:
 
 
 class Loop:
-    """Callbacks by descriptor. A callback must not block: it is everybody's time."""
+    """Calls back when descriptors are ready. A callback must not block, because it would block the whole guest."""
 
     def __init__(self) -> None:
         self._epoll = select.epoll()
         self._callbacks: dict[int, Callable[[int], None]] = {}
         self._timers: list[Timer] = []
-        self._soon: list[Callable[[], None]] = []
-        self._crowded = _CROWDED
+        self._callbacks_due: list[Callable[[], None]] = []
+        self._compact_at = _COMPACT_TIMERS
         self._stopped = False
 
     def watch(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -54,25 +54,25 @@ class Loop:
         self._epoll.modify(fd, events)
 
     def unwatch(self, fd: int) -> None:
-        """Before the descriptor is closed: its number may be another file's in the same round."""
+        """Must be called before the descriptor is closed: another file may get its number in the same round."""
         if self._callbacks.pop(fd, None) is not None:
             self._epoll.unregister(fd)
 
-    def after(self, seconds: float, callback: Callable[[], None]) -> Timer:
-        return self.at(time.monotonic() + seconds, callback)
+    def call_later(self, seconds: float, callback: Callable[[], None]) -> Timer:
+        return self.call_at(time.monotonic() + seconds, callback)
 
-    def at(self, when: float, callback: Callable[[], None]) -> Timer:
-        if len(self._timers) >= self._crowded:
+    def call_at(self, when: float, callback: Callable[[], None]) -> Timer:
+        if len(self._timers) >= self._compact_at:
             self._timers = [timer for timer in self._timers if timer.callback is not None]
             heapq.heapify(self._timers)
-            self._crowded = max(_CROWDED, 2 * len(self._timers))
+            self._compact_at = max(_COMPACT_TIMERS, 2 * len(self._timers))
         timer = Timer(when, callback)
         heapq.heappush(self._timers, timer)
         return timer
 
-    def soon(self, callback: Callable[[], None]) -> None:
-        """In the next round, after descriptors that are ready now: how long work is done in slices."""
-        self._soon.append(callback)
+    def call_soon(self, callback: Callable[[], None]) -> None:
+        """Call back in the next round, after descriptors that are ready now, so that long work can run in slices."""
+        self._callbacks_due.append(callback)
 
     def on_child(self, callback: Callable[[], None]) -> None:
         """Call back whenever a child may have ended."""
@@ -83,7 +83,7 @@ class Loop:
         def woken(_events: int) -> None:
             with suppress(BlockingIOError):
                 os.read(reader, 4096)
-            guarded(callback)
+            run_guarded(callback)
 
         self.watch(reader, READ, woken)
 
@@ -94,7 +94,7 @@ class Loop:
         poll = self._epoll.poll
         callbacks = self._callbacks
         while not self._stopped:
-            for fd, events in poll(self._patience(), 64):
+            for fd, events in poll(self._poll_timeout(), 64):
                 callback = callbacks.get(fd)
                 if callback is None:  # an earlier callback of this round closed it
                     continue
@@ -105,8 +105,8 @@ class Loop:
                     _report(error)
             self._run_due()
 
-    def _patience(self) -> float | None:
-        if self._soon:
+    def _poll_timeout(self) -> float | None:
+        if self._callbacks_due:
             return 0
         while self._timers and self._timers[0].callback is None:
             heapq.heappop(self._timers)
@@ -115,31 +115,31 @@ class Loop:
         return max(0.0, self._timers[0].when - time.monotonic())
 
     def _run_due(self) -> None:
-        if self._soon:
-            due, self._soon = self._soon, []
+        if self._callbacks_due:
+            due, self._callbacks_due = self._callbacks_due, []
             for callback in due:
-                guarded(callback)
+                run_guarded(callback)
         if not self._timers:
             return
         now = time.monotonic()
         while self._timers and self._timers[0].when <= now:
             timer = heapq.heappop(self._timers)
             if timer.callback is not None:
-                guarded(timer.callback)
+                run_guarded(timer.callback)
 
 
 def _handle_child_signals() -> None:
-    """Only a signal with a handler wakes the descriptor; the work is done by the loop, not in the handler.
+    """Install a SIGCHLD handler: only a signal with a handler wakes the descriptor, and the loop does the work.
 
-    Once: a fork that becomes a guest has it from its parent.
+    A forked guest inherits the handler from its parent, so this happens once.
     """
-    global _handling
-    if not _handling:
-        signal.signal(signal.SIGCHLD, _nothing)
-        _handling = True
+    global _child_signals_handled
+    if not _child_signals_handled:
+        signal.signal(signal.SIGCHLD, _on_child_signal)
+        _child_signals_handled = True
 
 
-def guarded(callback: Callable[[], None]) -> None:
+def run_guarded(callback: Callable[[], None]) -> None:
     try:
         callback()
     except Exception as error:
@@ -147,9 +147,9 @@ def guarded(callback: Callable[[], None]) -> None:
 
 
 def _report(error: Exception) -> None:
-    """A defect costs the descriptor or timer it happened on. The guest is PID 1: if it ended, the box would."""
+    """Report a defect, which costs only its descriptor or timer: if PID 1 exited, the box would end."""
     os.write(2, f"guest: {type(error).__name__}: {error}\n".encode(errors="replace"))
 
 
-def _nothing(_number: int, _frame: object) -> None:
-    """A handler must exist for the signal to be delivered at all."""
+def _on_child_signal(_number: int, _frame: object) -> None:
+    """Do nothing; the signal is delivered only if it has a handler."""

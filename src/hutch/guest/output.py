@@ -1,4 +1,4 @@
-"""What a job wrote: the head and the tail in memory, the middle spilled to a file, past every bound only counted.
+"""A job's stored output: head and tail are in memory, the middle is in a spill file, and the excess is only counted.
 
 Positions are bytes since the job's start. `[0, len(head))` and `[total - len(tail), total)` are in memory, `pieces` are
 in the spill file; what is in none of them is lost.
@@ -10,62 +10,63 @@ from contextlib import suppress
 
 HEAD = (1 << 20) * 3 // 5
 TAIL = (1 << 20) - HEAD
-"""Together the default of what `run` returns, in its proportion: a result rarely needs the file."""
+"""Together the default size of a result of `run`, in its proportion, so that a result rarely needs the file."""
 SLACK = 1 << 18
-"""The tail may grow by so much before its oldest bytes move on, so that they move in large writes."""
+"""The tail may grow by this much before its oldest bytes are written to the file in one large write."""
 SPILL_LIMIT = 256 << 20
-"""Of a box, whoever of its users wrote it."""
-_COUNTED_AFTER = 1 << 20
+"""Limit for a whole box, whichever of its users wrote the output."""
+_RECOUNT_BYTES = 1 << 20
 """Bytes that a guest may store before it counts again what the box's other guests have stored."""
 
 
 class Spill:
-    """The box's directory for output, outside the user's view, and what may still be written there.
+    """The box's directory for output, outside the user's view, and the space left in it.
 
     A box has one directory and one limit. Each of its guests (one for every user that commands run as) knows what it
-    has stored itself, and counts the files of the others; so together they pass the limit by a megabyte each at most.
+    stored itself and counts the files of the others, so each can exceed the limit by a megabyte at most.
     """
 
     def __init__(self, directory: int | None, limit: int = SPILL_LIMIT, owner: str = "guest") -> None:
-        """`directory`: O_PATH will do. `owner` begins the names of this guest's files, and of no other's."""
+        """`directory` may be an O_PATH descriptor. The names of this guest's files, and of no other's, begin with
+        `owner`."""
         self._directory = directory
-        self._mark = f"{owner}."
-        self._others = 0
-        self._uncounted = _COUNTED_AFTER
+        self._prefix = f"{owner}."
+        self._used_by_others = 0
+        self._bytes_since_count = _RECOUNT_BYTES
         self.left = limit if directory is not None else 0
-        self.make_room: Callable[[int], None] | None = None
-        """Asked to free so many bytes, by letting go of older output."""
+        self.free_space: Callable[[int], None] | None = None
+        """Called to free this many bytes by dropping older output."""
 
     def claim(self, size: int) -> int:
-        """How many of `size` bytes have room; older output of this guest makes way for them."""
-        self._uncounted += size
-        if self._uncounted >= _COUNTED_AFTER and self._directory is not None:
-            self._uncounted = 0
+        """Return how many of `size` bytes may be stored; older output of this guest is dropped for them."""
+        self._bytes_since_count += size
+        if self._bytes_since_count >= _RECOUNT_BYTES and self._directory is not None:
+            self._bytes_since_count = 0
             others = self._count_others()
-            self.left -= others - self._others
-            self._others = others
-        if self.left < size and self.make_room is not None:
-            self.make_room(size)
+            self.left -= others - self._used_by_others
+            self._used_by_others = others
+        if self.left < size and self.free_space is not None:
+            self.free_space(size)
         return max(0, min(size, self.left))
 
     def open(self, name: str, flags: int) -> int:
-        return os.open(self._mark + name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
+        return os.open(self._prefix + name, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600, dir_fd=self._directory)
 
     def remove(self, name: str) -> None:
-        os.unlink(self._mark + name, dir_fd=self._directory)
+        os.unlink(self._prefix + name, dir_fd=self._directory)
 
     def clear(self) -> None:
-        """Remove what an earlier guest of the same owner has left: nobody can read it any more."""
+        """Remove the files of an earlier guest of the same owner, which nobody can read any more."""
         for entry in self._entries():
-            if entry.name.startswith(self._mark):
-                with suppress(OSError):  # it counts as another's then, which is the safe side
+            if entry.name.startswith(self._prefix):
+                with suppress(OSError):  # then it counts as another guest's file, which is safe
                     os.unlink(entry.name, dir_fd=self._directory)
 
     def _count_others(self) -> int:
         sizes = 0
         for entry in self._entries():
-            if not entry.name.startswith(self._mark):
-                with suppress(OSError):  # removed this moment
+            if not entry.name.startswith(self._prefix):
+                with suppress(OSError):  # it was removed just now
                     sizes += entry.stat(follow_symlinks=False).st_size
         return sizes
 
@@ -73,7 +74,7 @@ class Spill:
         try:
             listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self._directory)
         except OSError:
-            return  # no descriptor is free, or the box is being removed: then nothing can be stored either
+            return  # no descriptor is free, or the box is being removed; then nothing can be stored either
         try:
             with os.scandir(listing) as entries:
                 yield from entries
@@ -94,26 +95,26 @@ class Output:
         self.head = bytearray()
         self.tail = bytearray()
         self.pieces: list[tuple[int, int, int]] = []
-        """(first position, end, offset in the file), in order."""
+        """(start position, end position, offset in the file), in order."""
         self.total = 0
         self.dropped = 0
         self.discard = False
-        """A reader reads along and has already been given what leaves the tail."""
+        """Whether to drop what leaves the tail, because a live reader has already received it."""
 
     def append(self, data: bytes | memoryview) -> None:
         self.total += len(data)
         if not self.tail and len(self.head) < HEAD and self.total - len(data) == len(self.head):
-            room = HEAD - len(self.head)
-            self.head += data[:room]
-            data = data[room:]
+            space = HEAD - len(self.head)
+            self.head += data[:space]
+            data = data[space:]
             if not data:
                 return
         self.tail += data
         if len(self.tail) > TAIL + SLACK:
-            self._shorten()
+            self._trim_tail()
 
-    def _shorten(self) -> None:
-        """Move the oldest bytes of the tail to the file, or let them go."""
+    def _trim_tail(self) -> None:
+        """Move the oldest bytes of the tail to the file, or drop them."""
         excess = len(self.tail) - TAIL
         if not self.discard:
             start = self.total - len(self.tail)
@@ -122,7 +123,7 @@ class Output:
         del self.tail[:excess]
 
     def _store(self, position: int, data: memoryview) -> int:
-        """Append to the spill file; returns how many bytes found room."""
+        """Append to the spill file and return how many bytes were stored."""
         wanted = self._spill.claim(len(data))
         if not wanted:
             return 0
@@ -147,7 +148,7 @@ class Output:
         return stored
 
     def read(self, cursor: int, limit: int) -> tuple[int, bytes]:
-        """The first bytes at or after `cursor` that are still there, and where they begin; no bytes at the end."""
+        """Return the first bytes at or after `cursor` that are still stored, and their position; none at the end."""
         if cursor < len(self.head):
             return cursor, bytes(self.head[cursor : cursor + limit])
         for start, end, offset in self.pieces:
@@ -178,28 +179,28 @@ class Output:
             os.close(file)
 
     def _lose_file(self) -> None:
-        """Somebody on the host has taken the file away."""
+        """Count spilled output as dropped, because somebody on the host removed the file."""
         self.dropped += sum(end - start for start, end, _ in self.pieces)
         self.pieces.clear()
 
     def ends(self, keep: int) -> list[tuple[int, int]]:
-        """What a result of `keep` bytes shows: everything, or 60 % from the beginning and 40 % from the end."""
+        """Ranges for a result of `keep` bytes: everything, or 60 % from the start and 40 % from the end."""
         if self.total <= keep:
             return [(0, self.total)] if self.total else []
         head = keep * 3 // 5
         return [(0, head), (self.total - (keep - head), self.total)]
 
     @property
-    def held(self) -> int:
-        """Bytes in memory."""
+    def in_memory(self) -> int:
+        """Number of bytes in memory."""
         return len(self.head) + len(self.tail)
 
     @property
     def spilled(self) -> int:
         return self._size
 
-    def park(self) -> None:
-        """Give the memory back: everything that is left goes to the file, or is lost."""
+    def move_to_file(self) -> None:
+        """Free the memory: everything goes to the file, or is lost."""
         tail_start = self.total - len(self.tail)
         stored = self._store(tail_start, memoryview(self.tail)) if self.tail else 0
         self.dropped += len(self.tail) - stored
@@ -209,17 +210,17 @@ class Output:
             self.dropped += len(self.head) - stored
             self.head = bytearray()
             self.pieces.sort()
-        self.rest()
+        self.close_file()
 
-    def rest(self) -> None:
-        """No more will be written for now: hold no descriptor."""
+    def close_file(self) -> None:
+        """Close the spill file until it is needed again."""
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
     def forget(self) -> None:
-        """Everything written so far is lost from here on; its count stays."""
-        self.rest()
+        """Drop everything written so far; only its count stays."""
+        self.close_file()
         if self._size:
             self._spill.left += self._size
             self._size = 0

@@ -1,4 +1,4 @@
-"""A job's descriptors: output pipes that are read into an Output, and input that is written as the process takes it."""
+"""A job's pipes: output is read into an Output, and input is written as fast as the process reads it."""
 
 import errno
 import fcntl
@@ -11,8 +11,8 @@ from hutch.guest.loop import READ, WRITE, Loop
 from hutch.guest.output import TAIL, Output
 
 PIPE_SIZE = 1 << 20
-LAG = TAIL // 2
-"""How far a reader who reads along may be behind before the process has to wait for it."""
+MAX_LAG = TAIL // 2
+"""How far a live reader may be behind before the process has to wait for it."""
 
 _scratch = bytearray(1 << 18)
 _scratch_view = memoryview(_scratch)
@@ -21,41 +21,41 @@ _scratch_view = memoryview(_scratch)
 class Pump:
     """Reads one pipe (or terminal) into an output."""
 
-    __slots__ = ("_grown", "_loop", "_progress", "_watching", "fd", "hung", "open", "output", "reader_at")
+    __slots__ = ("_enlarged", "_loop", "_on_progress", "_watching", "fd", "hung_up", "open", "output", "reader_at")
 
-    def __init__(self, loop: Loop, fd: int, output: Output, progress: Callable[[], None]) -> None:
+    def __init__(self, loop: Loop, fd: int, output: Output, on_progress: Callable[[], None]) -> None:
         self._loop = loop
-        self._progress = progress
-        self._grown = False
-        self.hung = False
-        """Nobody holds the terminal any more, but the process may not have ended yet."""
+        self._on_progress = on_progress
+        self._enlarged = False
+        self.hung_up = False
+        """Whether nobody holds the terminal any more; the process may still be running."""
         self._watching = True
         self.fd = fd
         self.open = True
         self.output = output
         self.reader_at: int | None = None
-        """Position of the reader who reads along; None: nobody waits, the process never does either."""
+        """Position of the live reader; None if there is none, and then the process never waits."""
         loop.watch(fd, READ, self._ready)
 
     @property
     def paused(self) -> bool:
-        """Waiting for the reader who reads along."""
-        return self.open and not self._watching and not self.hung
+        """Whether reading is paused for the live reader."""
+        return self.open and not self._watching and not self.hung_up
 
     def _ready(self, _events: int) -> None:
         self.read_once()
-        self._progress()
+        self._on_progress()
 
     def read_once(self) -> bool:
-        """One read; False when there is nothing more now, or ever."""
-        room = len(_scratch)
+        """Read once; return False when nothing more is available, now or ever."""
+        limit = len(_scratch)
         if self.reader_at is not None:
-            room = min(room, LAG - (self.output.total - self.reader_at))
-            if room <= 0:
+            limit = min(limit, MAX_LAG - (self.output.total - self.reader_at))
+            if limit <= 0:
                 self._pause()
                 return False
         try:
-            size = os.readv(self.fd, (_scratch_view[:room],))
+            size = os.readv(self.fd, (_scratch_view[:limit],))
         except BlockingIOError:
             return False
         except OSError as error:
@@ -68,29 +68,29 @@ class Pump:
         if size == 0:
             self.close()
             return False
-        if size >= 1 << 16 and not self._grown:
-            self._grown = True
-            _grow(self.fd)
+        if size >= 1 << 16 and not self._enlarged:
+            self._enlarged = True
+            _enlarge_pipe(self.fd)
         self.output.append(_scratch_view[:size])
         return True
 
     def drain(self) -> None:
-        """Read until there is nothing more now; after the writer's end that is all it wrote."""
+        """Read all that is available; after the writer's end that is everything it wrote."""
         while self.open and self.read_once():
             continue
-        if self.hung:
+        if self.hung_up:
             self.close()
 
     def _hang_up(self) -> None:
-        """The last holder of a terminal has closed it. Many programs do that just before they exit, and closing our
-        end now would end them by SIGHUP instead: it stays open until the process was reaped."""
-        self.hung = True
+        """Stop reading, but keep the terminal open until the process is reaped: many programs close it just before they
+        exit, and closing our end now would kill them by SIGHUP."""
+        self.hung_up = True
         if self._watching:
             self._watching = False
             self._loop.unwatch(self.fd)
 
     def resume(self) -> None:
-        """The reader has moved on, or is gone."""
+        """Continue reading; the live reader has advanced or is gone."""
         if self.paused:
             self._watching = True
             self._loop.watch(self.fd, READ, self._ready)
@@ -107,20 +107,20 @@ class Pump:
         if self._watching:
             self._loop.unwatch(self.fd)
         os.close(self.fd)
-        self.output.rest()
+        self.output.close_file()
 
 
 class Input:
-    """Writes to a process's input as fast as it reads; how much waits here is bounded by the senders' credit."""
+    """Writes to a process's input as fast as it reads; the senders' credit bounds what is queued."""
 
-    __slots__ = ("_ending", "_farewell", "_loop", "_queue", "_watching", "fd", "open")
+    __slots__ = ("_end_bytes", "_ending", "_loop", "_queue", "_watching", "fd", "open")
 
-    def __init__(self, loop: Loop, fd: int, farewell: bytes = b"") -> None:
+    def __init__(self, loop: Loop, fd: int, end_bytes: bytes = b"") -> None:
         self._loop = loop
         self._queue: deque[tuple[memoryview, Callable[[int], None]]] = deque()
         self._ending = False
-        self._farewell = farewell
-        """What ends the input of a terminal, which nobody can close for the program alone."""
+        self._end_bytes = end_bytes
+        """Sent to end the input of a terminal, which cannot be closed in one direction only."""
         self._watching = False
         self.fd = fd
         self.open = True
@@ -130,7 +130,7 @@ class Input:
         return self.open and not self._ending
 
     def write(self, data: bytes, written: Callable[[int], None]) -> None:
-        """`written` is told how many bytes were taken, now or later."""
+        """Queue data; `written` is called with the number of bytes written, now or later."""
         if not self.accepting:
             written(len(data))
             return
@@ -139,9 +139,9 @@ class Input:
             self._push()
 
     def end(self) -> None:
-        """Close after what waits has been written."""
-        if self._farewell and self.accepting:
-            self.write(self._farewell, _ignored)
+        """Close once everything queued has been written."""
+        if self._end_bytes and self.accepting:
+            self.write(self._end_bytes, _no_credit)
         self._ending = True
         if not self._queue:
             self.close()
@@ -174,7 +174,7 @@ class Input:
     def _wait(self) -> None:
         if not self._watching:
             self._watching = True
-            _grow(self.fd)
+            _enlarge_pipe(self.fd)
             self._loop.watch(self.fd, WRITE, self._ready)
 
     def close(self) -> None:
@@ -189,11 +189,11 @@ class Input:
             written(len(data))
 
 
-def _grow(fd: int) -> None:
-    """Only for a pipe that was seen full: pipe memory is counted against its user, pipe(7)."""
-    with suppress(OSError):  # a terminal, or over the user's allowance: the small pipe works as well
+def _enlarge_pipe(fd: int) -> None:
+    """Enlarge a pipe that was seen full; not every pipe, because pipe memory counts against its user, pipe(7)."""
+    with suppress(OSError):  # a terminal, or the user's limit is reached: the small pipe works too
         fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, PIPE_SIZE)
 
 
-def _ignored(_size: int) -> None:
-    """Nobody granted credit for these bytes."""
+def _no_credit(_size: int) -> None:
+    """Ignore the count; nobody granted credit for these bytes."""

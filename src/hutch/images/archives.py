@@ -1,17 +1,35 @@
-"""Files by name, in a directory or in an archive: what an image comes in when it does not come from a registry."""
+"""Images in files: import of OCI layouts, `docker save` archives (old and new) and plain roots, and export.
 
+The archive may be packed. What it says about itself is checked as if it had come from a registry.
+"""
+
+import hashlib
 import io
 import os
 import posixpath
-from typing import BinaryIO, NamedTuple, Protocol
+import stat
+import tarfile
+import time
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
-from hutch.errors import HutchError, Invalid, NotFound
-from hutch.images import manifests, tar_entries
+import msgspec
+
+from hutch.errors import HutchError, Invalid, NotFound, Refused
+from hutch.images import manifests, prune
+from hutch.images.layers import tar_entries, unpack
+from hutch.images.layers.decompression import Unpacked
+from hutch.images.layers.install import assemble, assemble_bytes, described, place, plain_config
+from hutch.images.layers.tar_entries import Reader
+from hutch.images.layers.unpack import clean
+from hutch.images.manifests import Descriptor, Index, Platform, Stored
+from hutch.images.references import is_digest
 from hutch.images.settings import Bounds
-from hutch.images.tar_entries import Reader
-from hutch.images.unpack import clean
+from hutch.images.store import Image, Store
 
 _MOST_LINKS = 8
+_PIECE = 1 << 20
+_NAME = "io.containerd.image.name"
+_TAG = "org.opencontainers.image.ref.name"
 
 
 class Bundle(Protocol):
@@ -132,3 +150,222 @@ class _Part(io.RawIOBase):
     def close(self) -> None:
         self._file.close()
         super().close()
+
+
+def import_path(store: Store, path: str, name: str = "", platform: Platform | None = None) -> tuple[Image, ...]:
+    """Every image of the file or directory. `name` is for archives that hold one and do not say how it is called."""
+    if not os.path.isdir(path):
+        with open_file(path) as file:
+            return import_stream(store, file, name, platform)
+    with prune.tidied(store), store.adding():
+        return _import(store, DirectoryBundle(path), name, platform)
+
+
+def open_file(path: str) -> BinaryIO:
+    try:
+        file = open(path, "rb")  # noqa: SIM115  # the caller closes it
+    except OSError as error:
+        raise NotFound(f"{path} cannot be read: {error.strerror}", op="import") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise Invalid(f"{path} is no file", op="import", remedy="`-` reads from standard input")
+    return file
+
+
+def import_stream(store: Store, file: BinaryIO, name: str = "", platform: Platform | None = None) -> tuple[Image, ...]:
+    """The same from an open file, which need not be one that can be sought in."""
+    with prune.tidied(store), store.adding():
+        prune.sweep(store)
+        with store.draft() as work:
+            spool = os.path.join(work, "archive")
+            _spool(file, spool, store)
+            bundle = TarBundle(spool, store.settings.bounds)
+            if bundle.has("index.json") or bundle.has("manifest.json"):
+                return _import(store, bundle, name, platform)
+            return (_import_root(store, spool, work, name),)
+
+
+def _spool(file: BinaryIO, path: str, store: Store) -> None:
+    """Unpacked, so that its parts can be found again."""
+    stream = Unpacked(file, store.settings.bounds)
+    with open(path, "xb") as spool:
+        while data := stream.read(_PIECE):
+            spool.write(data)
+            if stream.size > store.settings.bounds.unpacked_mb << 20:
+                raise Refused(
+                    f"the archive holds more than {store.settings.bounds.unpacked_mb} MB",
+                    remedy="if you trust it, raise images.bounds.unpacked_mb",
+                )
+
+
+def _import(store: Store, bundle: Bundle, name: str, platform: Platform | None) -> tuple[Image, ...]:
+    wanted = platform or manifests.here()
+    if bundle.has("index.json"):
+        found = [(_named(each), _from_layout(store, bundle, each, wanted)) for each in _top(bundle, wanted)]
+    elif bundle.has("manifest.json"):
+        found = _from_docker(store, bundle)
+    else:
+        raise Invalid("this directory is no OCI layout: it has no index.json", op="import", remedy="use dir:PATH")
+    if name and len({digest for _, digest in found}) > 1:
+        raise Invalid(f"the archive holds {len(found)} images, and one name was given", remedy="leave the name out")
+    images = [_finish(store, name or told, digest) for told, digest in found]
+    return tuple({image.stored.name: image for image in images}.values())
+
+
+def _finish(store: Store, name: str, digest: str) -> Image:
+    if not name:
+        raise Invalid("the archive does not say how its image is called", op="import", remedy="give it a name")
+    stored = Stored(name=str(store.reference(name)), manifest=digest, source="import", at=time.time())
+    image = store.load(stored)  # before the name: it is whole
+    store.name(stored)
+    return image
+
+
+# --- OCI layouts ---------------------------------------------------------------------------------------------
+
+
+def _top(bundle: Bundle, wanted: Platform) -> list[Descriptor]:
+    index = manifests.decode(Index, read(bundle, "index.json"), "index.json")
+    if not index.manifests:
+        raise Invalid("index.json names no image", op="import")
+    fitting = [each for each in index.manifests if each.platform is None or manifests.fits(each.platform, wanted)]
+    if not fitting:
+        manifests.choose(index, wanted)  # which says what there is
+    return fitting
+
+
+def _named(descriptor: Descriptor) -> str:
+    """A tag alone is no name: a layout with only those leaves the name to whoever imports it."""
+    told = [(descriptor.annotations or {}).get(key, "") for key in (_NAME, _TAG)]
+    return next((text for text in told if "/" in text or ":" in text), "")
+
+
+def _from_layout(store: Store, bundle: Bundle, descriptor: Descriptor, wanted: Platform) -> str:
+    data = _document(bundle, descriptor.digest)
+    if manifests.kind_of(data) in manifests.INDEXES:
+        chosen = manifests.choose(manifests.decode(Index, data, "index"), wanted)
+        return _from_layout(store, bundle, chosen, wanted)
+    manifest = manifests.manifest_of(data, store.settings.bounds.layers)
+    config = manifests.config_of(_document(bundle, manifest.config.digest), manifest)
+    store.add_document(_document(bundle, manifest.config.digest))
+    for layer, diff_id in zip(manifest.layers, config.rootfs.diff_ids, strict=True):
+        if not store.has_blob(layer.digest):
+            with bundle.open(_blob_name(layer.digest)) as file:
+                _take(store, file, layer.digest)
+        place(store, layer.digest, diff_id)
+    return store.add_document(data)
+
+
+def _document(bundle: Bundle, digest: str) -> bytes:
+    data = read(bundle, _blob_name(digest))
+    if manifests.digest_of(data) != digest:
+        raise Refused(f"{digest} of the archive is {manifests.digest_of(data)}", op="import", remedy="do not use it")
+    return data
+
+
+def _blob_name(digest: str) -> str:
+    if not is_digest(digest):
+        raise Invalid(f"the archive names a blob by {digest[:80]!r}", remedy="only sha256 is used")
+    return f"blobs/sha256/{digest.partition(':')[2]}"
+
+
+# --- docker save, before it wrote OCI layouts ----------------------------------------------------------------
+
+
+class _Saved(msgspec.Struct, rename="pascal"):
+    config: str
+    layers: list[str]
+    repo_tags: list[str] | None = None
+
+
+def _from_docker(store: Store, bundle: Bundle) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for saved in manifests.decode(list[_Saved], read(bundle, "manifest.json"), "manifest.json"):
+        data = read(bundle, saved.config)
+        layers = []
+        for name in saved.layers:
+            with bundle.open(name) as file:
+                digest, size = _take(store, file)
+            layers.append(Descriptor(media_type=manifests.LAYER, digest=digest, size=size))
+        digest = assemble_bytes(store, data, layers)
+        found += [(tag, digest) for tag in saved.repo_tags or [""]]
+    return found
+
+
+# --- a plain root --------------------------------------------------------------------------------------------
+
+
+def _import_root(store: Store, spool: str, work: str, name: str) -> Image:
+    """One layer with everything in it: `docker export`, debootstrap's --make-tarball and the like."""
+    root = os.path.join(work, "root")
+    os.mkdir(root, 0o755)
+    with open(spool, "rb") as file:
+        facts = unpack.unpack(Unpacked(file, store.settings.bounds), root, store.settings.bounds)
+    size = os.stat(spool).st_size
+    with store.working_on(facts.diff_id):
+        if not store.has_blob(facts.diff_id):
+            store.add_file(spool, facts.diff_id)  # it is not packed, so its digest is its diff id
+        if store.layer(facts.diff_id) is None:
+            store.add_layer(facts.diff_id, root, described(facts.diff_id, facts))
+    config = plain_config([facts.diff_id])
+    layer = Descriptor(media_type=manifests.LAYER, digest=facts.diff_id, size=size)
+    return _finish(store, name, assemble(store, config, [layer]))
+
+
+def _take(store: Store, file: BinaryIO, wanted: str = "") -> tuple[str, int]:
+    """Into the store, hashed on the way; Refused if it is not what was wanted."""
+    with store.draft() as work:
+        path = os.path.join(work, "blob")
+        sha: Any = hashlib.sha256()
+        size = 0
+        with open(path, "xb") as out:
+            while data := file.read(_PIECE):
+                sha.update(data)
+                out.write(data)
+                size += len(data)
+                if size > store.settings.bounds.blob_mb << 20:
+                    raise Refused("a layer of the archive is larger than images.bounds.blob_mb")
+        digest = f"sha256:{sha.hexdigest()}"
+        if wanted and digest != wanted:
+            raise Refused(f"{wanted} of the archive is {digest}", op="import", remedy="do not use it")
+        if not store.has_blob(digest):
+            store.add_file(path, digest)
+    return digest, size
+
+
+def export(store: Store, image: Image, out: BinaryIO) -> None:
+    """Byte by byte the same for the same image: digests stay what they are."""
+    with store.adding(), tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        _add(tar, "oci-layout", b'{"imageLayoutVersion": "1.0.0"}')
+        _add(tar, "index.json", msgspec.json.encode(_index(store, image)))
+        parts = (image.digest, image.manifest.config.digest, *(layer.digest for layer in image.manifest.layers))
+        for digest in dict.fromkeys(parts):
+            info = tarfile.TarInfo(f"blobs/sha256/{digest.partition(':')[2]}")
+            with store.open_blob(digest) as file:
+                info.size = os.fstat(file.fileno()).st_size
+                info.mode = 0o644
+                tar.addfile(info, file)
+
+
+def _index(store: Store, image: Image) -> Index:
+    config = image.config
+    platform = manifests.Platform(architecture=config.architecture, os=config.os, variant=config.variant)
+    annotations: dict[str, str] = {}
+    if not is_digest(image.stored.name):
+        annotations = {_NAME: image.stored.name, _TAG: store.reference(image.stored.name).tag}
+    size = len(store.read_blob(image.digest))
+    media_type = image.manifest.media_type or manifests.MANIFEST
+    return Index(
+        manifests=[
+            Descriptor(
+                media_type=media_type, digest=image.digest, size=size, annotations=annotations, platform=platform
+            )
+        ]
+    )
+
+
+def _add(tar: tarfile.TarFile, name: str, data: bytes) -> None:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    info.mode = 0o644
+    tar.addfile(info, io.BytesIO(data))

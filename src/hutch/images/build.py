@@ -8,9 +8,9 @@ from typing import BinaryIO
 
 import msgspec
 
-from hutch.images import build_cache, local_import, manifests
+from hutch.images import build_cache, manifests
 from hutch.images.build_cache import Step
-from hutch.images.layer_install import place
+from hutch.images.layers.install import assemble, place
 from hutch.images.manifests import Config, Descriptor, RootFs, RunConfig, Stored
 from hutch.images.store import Image, Store
 
@@ -75,7 +75,7 @@ class Site:
 
     def state(self) -> str:
         """The digest of the image as it is now."""
-        return local_import.assemble(self.store, self._config, self._layers)
+        return assemble(self.store, self._config, self._layers)
 
     def finish(self, name: str) -> Image:
         stored = Stored(name=str(self.store.reference(name)), manifest=self.state(), source="build", at=time.time())

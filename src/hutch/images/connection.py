@@ -1,13 +1,143 @@
-"""One HTTP request to a registry: TLS or, where allowed, plain; through the proxy that the environment names."""
+"""One HTTP request to a registry: TLS or, where allowed, plain; through the proxy that the environment names.
 
+A host in the configuration may be anywhere; a host that only a registry named must have a public address. A registry
+may redirect us, or send us elsewhere for a token. If that led to this machine, its network or a cloud's metadata
+service, we would send requests there on the registry's behalf. So the address of such a host is resolved and checked
+once, and the connection goes to that address: a name that is resolved twice may mean another machine the second time.
+"""
+
+import contextlib
 import http.client
+import ipaddress
 import socket
 import ssl
-from urllib.parse import urljoin, urlsplit
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import SplitResult, urljoin, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
 from hutch import __version__
-from hutch.errors import EngineError, HutchError, Refused, Unavailable
-from hutch.images.connect import Rules, dial
+from hutch.errors import ConfigError, EngineError, HutchError, Refused, Unavailable
+from hutch.images.settings import RegistrySettings
+
+_NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+
+
+class Rules(NamedTuple):
+    """How a registry may be reached."""
+
+    timeout: float
+    known: Mapping[str, RegistrySettings]
+    """By HOST[:PORT]: the registry itself, and what the configuration has a table for."""
+
+
+def dial(url: str, rules: Rules) -> tuple[http.client.HTTPConnection, str]:
+    """A connection for one request, and the target to name in it. Refused if nobody vouches for the host."""
+    parts = urlsplit(url)
+    host, known = parts.hostname or "", rules.known.get(parts.netloc)
+    if parts.scheme not in ("http", "https") or not host:
+        raise Refused(f"{url!r} is no address of a registry")
+    if parts.scheme == "http" and not (is_loopback(host) or (known is not None and known.insecure)):
+        raise Refused(
+            f"{parts.netloc} would be asked without TLS",
+            remedy=f'set insecure = true in [images.registries."{parts.netloc}"]',
+        )
+    context = _context(parts.netloc, known) if parts.scheme == "https" else None
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    proxy = "" if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme, "")
+    if proxy:
+        if known is None:
+            _check_literal(parts)  # what a name means is the proxy's to find out
+        return _through(proxy, parts, context, rules.timeout, target, url)
+    connection = _plain(host, parts.port, context, rules.timeout)
+    if known is None:
+        connection.sock = _public_socket(parts, context, rules.timeout)
+    return connection, target
+
+
+def _plain(host: str, port: int | None, context: ssl.SSLContext | None, timeout: float) -> http.client.HTTPConnection:
+    if context is None:
+        return http.client.HTTPConnection(host, port, timeout=timeout)
+    return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
+
+
+def _through(
+    proxy: str, parts: SplitResult, context: ssl.SSLContext | None, timeout: float, target: str, url: str
+) -> tuple[http.client.HTTPConnection, str]:
+    via = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
+    if not via.hostname:
+        raise Refused(f"the proxy {proxy!r} of the environment is no address")
+    connection = _plain(via.hostname, via.port or 80, context, timeout)
+    if context is None:
+        return connection, url
+    connection.set_tunnel(parts.hostname or "", parts.port or 443)
+    return connection, target
+
+
+def _public_socket(parts: SplitResult, context: ssl.SSLContext | None, timeout: float) -> socket.socket:
+    host = parts.hostname or ""
+    port = parts.port or (80 if context is None else 443)
+    found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+    if not all(map(is_public, found)):
+        raise _stranger(parts.netloc)
+    failure = OSError(f"{host} has no address")
+    for address in found:
+        try:
+            sock = socket.create_connection((address, port), timeout)
+        except OSError as error:
+            failure = error
+            continue
+        return sock if context is None else context.wrap_socket(sock, server_hostname=host)
+    raise failure
+
+
+def _check_literal(parts: SplitResult) -> None:
+    with contextlib.suppress(ValueError):
+        ipaddress.ip_address(parts.hostname or "")
+        if not is_public(parts.hostname or ""):
+            raise _stranger(parts.netloc)
+
+
+def _stranger(netloc: str) -> Refused:
+    return Refused(
+        f"a registry sends us to {netloc}, which is on this machine or on a network that is not public",
+        remedy=f'if it is meant to be asked, give it a table [images.registries."{netloc}"]',
+    )
+
+
+def _context(netloc: str, known: RegistrySettings | None) -> ssl.SSLContext:
+    """Trusts the authority of the host's own table; without one, whom the system trusts."""
+    authority = known.authority if known is not None else ""
+    try:
+        return ssl.create_default_context(cafile=authority or None)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(
+            f"the authority of registry {netloc} cannot be read: {authority}: {error}",
+            remedy=f'name a PEM file in [images.registries."{netloc}"]',
+        ) from error
+
+
+def is_public(address: str) -> bool:
+    """Whether it is an address of the open internet, also if it is an IPv4 address in IPv6's clothes."""
+    found = ipaddress.ip_address(address)
+    if isinstance(found, ipaddress.IPv6Address):
+        inner = found.ipv4_mapped or found.sixtofour
+        if found in _NAT64:
+            inner = ipaddress.IPv4Address(found.packed[-4:])
+        if inner is not None:
+            return inner.is_global and not inner.is_multicast
+    return found.is_global and not found.is_multicast
+
+
+def is_loopback(host: str) -> bool:
+    """Whether what is said to this host stays on this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
 
 _MOST_REDIRECTS = 5
 _AGENT = f"hutch/{__version__}"

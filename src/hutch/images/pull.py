@@ -1,5 +1,8 @@
 """Pulling an image: manifest, configuration, layers side by side, and the name only when all of it is there."""
 
+import contextlib
+import hashlib
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -8,13 +11,94 @@ from typing import NamedTuple
 
 from hutch.errors import HutchError, Refused
 from hutch.images import credentials, manifests, prune
+from hutch.images.connection import Answer, Cut
 from hutch.images.credentials import Credentials
-from hutch.images.download import download
-from hutch.images.layer_install import place
+from hutch.images.layers.install import place
 from hutch.images.manifests import Descriptor, Platform, Stored
 from hutch.images.references import Reference
-from hutch.images.registry import Registry
+from hutch.images.registry import PastTheEnd, Registry
 from hutch.images.store import Image, Store
+
+_PIECE = 1 << 18
+
+Progress = Callable[[int], None]
+"""Told how many bytes there are now."""
+
+
+def download(store: Store, registry: Registry, blob: Descriptor, progress: Progress) -> bool:
+    """Whether it had to be fetched. Inside `store.adding`."""
+    if store.has_blob(blob.digest):
+        return False
+    if blob.size > store.settings.bounds.blob_mb << 20:
+        raise Refused(
+            f"blob {blob.digest} has {blob.size >> 20} MB", remedy="if you trust it, raise images.bounds.blob_mb"
+        )
+    with store.working_on(blob.digest):
+        if store.has_blob(blob.digest):
+            return False
+        path = store.path("partial", blob.hex)
+        resumed = os.path.exists(path)
+        try:
+            registry.trying(lambda: _fetch(path, registry, blob, progress), f"blob {blob.digest}")
+        except Refused:
+            if not resumed:
+                raise
+            # Perhaps only what was left of an earlier pull is wrong.
+            registry.trying(lambda: _fetch(path, registry, blob, progress), f"blob {blob.digest}")
+        store.add_file(path, blob.digest)
+    return True
+
+
+def _fetch(path: str, registry: Registry, blob: Descriptor, progress: Progress) -> None:
+    """One try: whatever arrives stays in the file."""
+    with open(path, "ab") as file:
+        sha = hashlib.sha256()
+        done = _hash_what_is_there(path, sha)
+        if done < blob.size:
+            try:
+                answer = registry.blob(blob.digest, done)
+            except PastTheEnd:
+                file.truncate(0)
+                raise Cut("what an earlier pull left is too long") from None
+            try:
+                if done and answer.status == 200:  # it cannot resume
+                    file.truncate(0)
+                    sha, done = hashlib.sha256(), 0
+                done = _receive(answer, file.write, sha, blob, done, progress)
+            finally:
+                answer.close()
+    if done != blob.size or sha.hexdigest() != blob.hex:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+        raise Refused(
+            f"the registry sent {done} bytes as {blob.digest}, and they are sha256:{sha.hexdigest()}",
+            op="pull",
+            remedy="the registry or something on the way has changed them: do not use it",
+        )
+    progress(done)
+
+
+def _receive(
+    answer: Answer, write: Callable[[bytes], object], sha: "hashlib._Hash", blob: Descriptor, done: int,
+    progress: Progress,
+) -> int:  # fmt: skip
+    while data := answer.read(_PIECE):
+        done += len(data)
+        if done > blob.size:
+            return done  # more than was promised: wrong, whatever it is
+        write(data)
+        sha.update(data)
+        progress(done)
+    if done < blob.size:
+        raise Cut(f"the connection ended {blob.size - done} bytes too early")
+    return done
+
+
+def _hash_what_is_there(path: str, sha: "hashlib._Hash") -> int:
+    with open(path, "rb") as file:
+        while data := file.read(1 << 20):
+            sha.update(data)
+        return file.tell()
 
 
 class News(NamedTuple):

@@ -13,8 +13,7 @@ from urllib.parse import urlencode, urlsplit
 
 from hutch.errors import EngineError, HutchError, NotFound, Unauthenticated, Unavailable
 from hutch.images import manifests
-from hutch.images.connect import Rules, is_loopback
-from hutch.images.connection import TRANSIENT, Answer, Cut, request
+from hutch.images.connection import TRANSIENT, Answer, Cut, Rules, is_loopback, request
 from hutch.images.credentials import Credentials
 from hutch.images.references import DEFAULT_REGISTRY, Reference
 from hutch.images.settings import ImageSettings, RegistrySettings

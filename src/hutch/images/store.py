@@ -24,7 +24,8 @@ from collections.abc import Iterator
 from typing import IO, BinaryIO
 
 from hutch.errors import Conflict, EngineError, Invalid, NotFound
-from hutch.images import manifests, references, users
+from hutch.images import manifests, references
+from hutch.images.layers import merged_view
 from hutch.images.manifests import Config, Manifest, Stored
 from hutch.images.references import Reference
 from hutch.images.settings import ImageSettings
@@ -71,7 +72,7 @@ class Image:
         told = self.config.defaults()
         # `/` is what builders write when nobody said anything; a box's own default is better than that.
         workdir = told.workdir if _is_place(told.workdir) else ""
-        return told.but(user=users.of_box(told.user, self.layers), workdir=workdir)
+        return told.but(user=merged_view.box_user(told.user, self.layers), workdir=workdir)
 
 
 class Store:

@@ -28,7 +28,7 @@ from hutch.providers import registry
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
-    from hutch.keeper.owner_questions import OwnQuestions
+    from hutch.keeper.questions import OwnQuestions
     from hutch.keeper.receipts.owner_receipts import OwnReceipts
     from hutch.keeper.skills.owner_skills import OwnSkills
     from hutch.model.status import Status
@@ -206,8 +206,7 @@ class Hutch:
 
     @cached_property
     def questions(self) -> "OwnQuestions":
-        from hutch.keeper.owner_questions import OwnQuestions
-        from hutch.keeper.questions import Questions
+        from hutch.keeper.questions import OwnQuestions, Questions
 
         return OwnQuestions(Questions())
 

@@ -8,7 +8,6 @@ from typing import NamedTuple, TypeVar
 
 from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
-from hutch.keeper.breaker import Breaker
 from hutch.model.capabilities import Capabilities
 from hutch.model.mounts import CheckedMounts
 from hutch.model.spec import EffectiveSpec, Spec
@@ -18,6 +17,45 @@ from hutch.policy.image_spec import imaged
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
+
+FAILURES = 3
+"""In a row, until the engine is left alone."""
+COOL_SECONDS = 30.0
+
+
+class Breaker:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._opened = 0.0
+        self._reason = ""
+
+    def failed(self, reason: str) -> None:
+        self._failures += 1
+        self._reason = reason
+        if self._failures >= FAILURES:
+            self._opened = time.monotonic()
+
+    def worked(self) -> None:
+        self._failures, self._opened, self._reason = 0, 0.0, ""
+
+    def open(self) -> str:
+        """Why the engine is left alone now; empty: it may be tried. Whoever asks when the time is over is the one
+        who tries: the others go on waiting for what comes of it."""
+        if not self._opened:
+            return ""
+        if time.monotonic() - self._opened >= COOL_SECONDS:
+            self._opened = time.monotonic()
+            return ""
+        return self.tripped()
+
+    def tripped(self) -> str:
+        """The same for a report, which tries nothing and so leaves the turn to a creation."""
+        if not self._opened or time.monotonic() - self._opened >= COOL_SECONDS:
+            return ""
+        return f"it failed {self._failures} times in a row, the last time: {self._reason}"
+
 
 T = TypeVar("T")
 
@@ -173,6 +211,8 @@ class Engines:
             answer = self._effective(name, spec, profile, capabilities, passed)
             provider = self.provider(name)
             try:
+                if not rights.current().pull:
+                    await self._check_pull(provider, answer.image, profile, capabilities)
                 image = await provider.image(answer.image)
             except Unavailable:  # it did not answer, though its probe was good
                 self.doubt(name)
@@ -181,6 +221,14 @@ class Engines:
             return provider, rights.within(answer, profile, rights.current())
 
         return await self._first_of_chain(spec, passed, decided, Breaker.open)
+
+    async def _check_pull(
+        self, provider: Provider, image: str, profile: Profile, capabilities: Capabilities
+    ) -> None:  # fmt: skip
+        """What the operator named is fetched for everybody; another image only for callers who may have it fetched."""
+        named = (self._config.image, profile.image, capabilities.default_image)
+        if image.startswith("oci:") and image not in named and await provider.needs_pull(image):
+            rights.check_pull(image, rights.current())
 
     async def _first_of_chain(
         self,

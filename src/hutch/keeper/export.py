@@ -21,10 +21,11 @@ import msgspec
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
 from hutch.keeper import bundles
+from hutch.keeper.locks import whole
 from hutch.keeper.system_archive import SystemArchive
-from hutch.keeper.uncancelled import whole
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
+from hutch.model.skills import INSTALLED_AT
 from hutch.model.spec import EffectiveSpec, MountMode
 from hutch.model.spec_kinds import NetworkMode
 from hutch.providers.guest_client.copy_bounds import entries_of
@@ -275,6 +276,9 @@ async def _put(box: Box, here: Path, part: Part, notes: list[str]) -> bool:
     if not target or (part == "workspace" and box.spec.workspace.mode is not MountMode.RW):
         notes.append(f"the new box has no {part} of its own that can be written: it is not carried")
         return False
+    if part == "workspace" and await box.files.exists(INSTALLED_AT):
+        # The new box shows its owner's skills there, read-only: those that the old one showed have no place.
+        await asyncio.to_thread(shutil.rmtree, here / part / os.path.basename(INSTALLED_AT), ignore_errors=True)
     await box.files.copy_in(here / part, target)
     return True
 

@@ -112,6 +112,8 @@ class JobInfo(Record, frozen=True, kw_only=True):
     exit_code: int | None = None
     signal: int | None = None
     pty: bool = False
+    timeout_sec: float | None = None
+    """Seconds after which it is killed; None: it may run as long as its box."""
     stdout_total: int = 0
     stderr_total: int = 0
     dropped: int = 0

@@ -40,7 +40,7 @@ class CallerMaxima(Maxima, frozen=True, kw_only=True):
     """The most that callers get, also where a profile has more by itself; None: no maximum."""
 
     timeout_sec: float | None = None
-    """Of one command."""
+    """Of one command, job or terminal. A hosted MCP server runs as long as its box, which `ttl_sec` bounds."""
 
 
 class RightsTable(Record, frozen=True, kw_only=True):
@@ -53,6 +53,8 @@ class RightsTable(Record, frozen=True, kw_only=True):
     """Whether boxes and commands may run as the box's root, where the profile does not say so already."""
     allow_private: tuple[str, ...] | None = None
     """Private ranges (CIDR) that boxes may be given beyond those of their profile."""
+    pull: bool | None = None
+    """Whether images are fetched that this caller names; None: as `server.pulls` says."""
     maxima: CallerMaxima = CallerMaxima()
 
 
@@ -71,6 +73,7 @@ class Rights(Record, frozen=True, kw_only=True):
     root: bool = True
     allow_private: tuple[str, ...] | None = None
     """None: all."""
+    pull: bool = True
     maxima: CallerMaxima = CallerMaxima()
 
     @property
@@ -124,9 +127,11 @@ def check_table(table: RightsTable, known: Mapping[str, ProfileTable] | None = N
 
 
 def of_owner(
-    owner: str, tables: Mapping[str, RightsTable], default: str, user_defined: Mapping[str, ProfileTable]
-) -> Rights:
-    """The rights of an owner's keys of role user. A field that its table leaves out is that of `"*"`.
+    owner: str, tables: Mapping[str, RightsTable], default: str, user_defined: Mapping[str, ProfileTable], *,
+    pull: bool = False,
+) -> Rights:  # fmt: skip
+    """The rights of an owner's keys of role user. A field that its table leaves out is that of `"*"`, and `pull` what
+    holds where neither says whether images are fetched.
 
     Without any list, every profile may be named; but if the operator has set locks or maxima in the default profile,
     only that one and those that inherit it, because a caller would escape them by naming another."""
@@ -136,7 +141,8 @@ def of_owner(
         named = _heirs(default, user_defined)
     return Rights(
         owner=owner, profiles=named, actions=frozenset(Action) if written.actions is None else written.actions,
-        root=bool(written.root), allow_private=written.allow_private or (), maxima=written.maxima,
+        root=bool(written.root), allow_private=written.allow_private or (),
+        pull=pull if written.pull is None else written.pull, maxima=written.maxima,
     )  # fmt: skip
 
 
@@ -150,7 +156,8 @@ def _narrowed(rights: Rights, key: str, table: RightsTable) -> Rights:
     """A server asks it with every request of the key."""
     only = Rights(
         key=key, profiles=table.profiles, actions=frozenset(Action) if table.actions is None else table.actions,
-        root=table.root is not False, allow_private=table.allow_private, maxima=table.maxima,
+        root=table.root is not False, allow_private=table.allow_private, pull=table.pull is not False,
+        maxima=table.maxima,
     )  # fmt: skip
     return both(rights, only)
 
@@ -164,14 +171,15 @@ def both(rights: Rights, other: Rights) -> Rights:
     return rights.but(
         key=other.key or rights.key, profiles=_in_both(rights.profiles, other.profiles),
         actions=rights.actions & other.actions, root=rights.root and other.root,
-        allow_private=_ranges_in_both(rights.allow_private, other.allow_private), maxima=CallerMaxima(**maxima),
+        allow_private=_ranges_in_both(rights.allow_private, other.allow_private), pull=rights.pull and other.pull,
+        maxima=CallerMaxima(**maxima),
     )  # fmt: skip
 
 
 def _filled(own: RightsTable, others: RightsTable) -> RightsTable:
     named: dict[str, Any] = {
         field: getattr(others if getattr(own, field) is None else own, field)
-        for field in ("profiles", "actions", "root", "allow_private")
+        for field in ("profiles", "actions", "root", "allow_private", "pull")
     }
     maxima = {
         field: getattr(others.maxima if getattr(own.maxima, field) is None else own.maxima, field)
@@ -273,6 +281,16 @@ def _check_private(asked: tuple[str, ...], profile: Profile, rights: Rights) -> 
             )
 
 
+def check_pull(image: str, rights: Rights) -> None:
+    """Refused if this image would have to be fetched and this caller may not make the machine do that."""
+    if not rights.pull:
+        raise Refused(
+            f"this key may not have images pulled, and {image[:200]!r} is not here",
+            details={"field": "image", "setting": f"rights.{rights.owner}.pull"},
+            remedy=f"ask an admin to pull it, or have the server's operator set pull = true in {rights.place}",
+        )
+
+
 def within(spec: EffectiveSpec, profile: Profile, rights: Rights) -> EffectiveSpec:
     """The effective spec, cut to what this caller may have; the adjustments say what was cut, and by what."""
     if rights is UNBOUND:
@@ -314,6 +332,15 @@ def cut_clock(field: str, seconds: float, rights: Rights, cuts: list[Adjustment]
         return seconds
     cuts.append(_cut(field, seconds or "never", maximum, f"maximum of {rights.place}"))
     return maximum
+
+
+def cut_timeout(seconds: float | None, rights: Rights) -> tuple[float | None, Adjustment | None]:
+    """How long a command or a job of this caller may run, in whosever box; None: without an end, which is over every
+    maximum."""
+    maximum = rights.maxima.timeout_sec
+    if maximum is None or (seconds is not None and seconds <= maximum):
+        return seconds, None
+    return maximum, _cut("timeout_sec", "none" if seconds is None else seconds, maximum, f"maximum of {rights.place}")
 
 
 def visible(names: tuple[str, ...], rights: Rights) -> tuple[str, ...]:

@@ -211,6 +211,11 @@ class Provider(ABC):
         does not say. NotFound: there is no such image, and none will be fetched."""
         return None
 
+    async def needs_pull(self, reference: str) -> bool:
+        """Whether a box of this `oci:` image would have it fetched, because it is not here. True where that cannot be
+        told: then only callers who may have images fetched get a box of it."""
+        return True
+
     @abstractmethod
     def plan(self, order: Order) -> InstanceRecord:
         """The record from which a box of this order could be found and destroyed even if `create` dies half-way.

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from hutch.errors import BoxBusy, Invalid, LeaseLost, NotFound
 from hutch.keeper.access.files import Guard
 from hutch.keeper.access.handles import BoxHandle, JobHandle
-from hutch.keeper.access.leases import holds, worth_writing
+from hutch.keeper.access.leases import holds, regained, worth_writing
 from hutch.keeper.access.observe import Observing, refuse
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
@@ -99,16 +99,27 @@ def note_client(call: Call, live: Live) -> None:
 async def _keep(call: Call, live: Live, given: str) -> None:
     """A handle works as long as the lease is the one it was given (P6). The moment it was acquired names a lease: that
     outlives keepers, while the epoch moves whenever another one adopts the box."""
-    lease = live.record.lease
     try:
-        same = lease is not None and lease.acquired_at == float(given)
+        acquired_at = float(given)
     except ValueError:
         raise Invalid(f"Hutch-Lease {given[:40]!r} is no lease") from None
+    if live.record.lease is None and live.record.left_lease is not None:
+        await _regain(call, live, acquired_at)
+    lease = live.record.lease
+    same = lease is not None and lease.acquired_at == acquired_at
     if lease is not None and not same:
         raise LeaseLost(
             f"box {live.record.id} was taken over", remedy="attach to it again, or create a box of your own"
         )
     await renew(call, live, sparingly=True)
+
+
+async def _regain(call: Call, live: Live, acquired_at: float) -> None:
+    """Give the session back the lease under which it used the box while another process kept it, if it is free."""
+    async with live.changing:
+        lease = regained(live.record, call.caller.session, acquired_at, time.time())
+        if lease is not None:
+            await call.keeper.states.update(live.record, into=live, lease=lease, left_lease=None)
 
 
 async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:

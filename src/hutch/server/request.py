@@ -78,7 +78,7 @@ class Call:
         key = self.caller.key_id
         connection: Connection | None = scope.get(CONNECTION)
         if connection is not None and connection.key != key:
-            self.service.connections.recognised(connection, key)
+            self.service.connections.admit(connection, key)
         self.account = self.service.budget.account(key)
         return self.account
 

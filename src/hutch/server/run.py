@@ -25,6 +25,7 @@ from hutch.server.app import App
 from hutch.server.auth import Door
 from hutch.server.handlers.mcp_endpoint import Mounts, OwnTools
 from hutch.server.handlers.mcp_hosting import HostedMount, Hostings
+from hutch.server.http import tls
 from hutch.server.http.connections import ACCEPTED_AT_ONCE, raise_limit
 from hutch.server.http.peers import UnixHttp, UnixWebSocket
 from hutch.server.http.protocol import BoundedHttp, BoundedWebSocket, Protocol, bounded
@@ -185,17 +186,17 @@ def unix_server(service: Service, mounts: Mounts) -> _Server:
 def _tcp_server(service: Service, mounts: Mounts) -> _Server:
     table = service.config.server
     app = App(service, Door(service.keys, table, service.rights_of, unix=False), mounts)
-    tls = {"ssl_certfile": table.tls_cert, "ssl_keyfile": table.tls_key} if table.tls_cert else {}
     http, ws = _bounded(service, BoundedHttp), _bounded(service, BoundedWebSocket)
-    config = _uvicorn(service, app, http=http, ws=ws, **tls)
+    if not table.tls_cert:
+        return _Server(_uvicorn(service, app, http=http, ws=ws))
     try:
-        config.load()
+        context = tls.server_context(table.tls_cert, table.tls_key)
     except OSError as error:  # ssl.SSLError is one too
         raise ConfigError(
             f"certificate {table.tls_cert} and key {table.tls_key} cannot be used: {error}",
             remedy="check server.tls_cert and server.tls_key",
         ) from error
-    return _Server(config)
+    return _Server(_uvicorn(service, app, http=tls.TlsDoor(http, context), ws=ws))
 
 
 def _bounded(service: Service, kind: Protocol) -> Protocol:
@@ -262,7 +263,10 @@ async def _tell_rights(service: Service, tell: Told) -> None:
     if service.config.rights:
         return
     if any(key.role is Role.USER and key.revoked_at is None for key in await service.keys.all()):
-        tell("keys of role user get no root and no private ranges beyond their profile: [rights] changes that")
+        tell(
+            "keys of role user get no root and no private ranges beyond their profile, and no image pulled: "
+            "[rights] changes that"
+        )
 
 
 async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:

@@ -50,8 +50,8 @@ def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
             # Which one counts differs from program to program: what was looked at might not be what is installed.
             raise Refused(f"{name} stands twice in the archive")
         seen.add(name)
-        budget.file(name, entry.file_size)
-        budget.take(-entry.file_size)
+        budget.add_file(name, entry.file_size)
+        budget.add_bytes(-entry.file_size)
         with archive.open(entry) as reading:
             data = b"".join(_bounded(reading, entry, budget))
         write_file(os.path.join(into, name), data, executable=bool((entry.external_attr >> 16) & 0o111))
@@ -98,7 +98,7 @@ def _bounded(reading: IO[bytes], entry: zipfile.ZipInfo, budget: Budget) -> Iter
     size = 0
     while piece := reading.read(_PIECE):
         size += len(piece)
-        budget.take(len(piece))
+        budget.add_bytes(len(piece))
         if size > entry.file_size:
             raise Refused(f"{entry.filename} is larger than the archive says")
         if size > RATIO_FROM and size > MOST_RATIO * max(entry.compress_size, 1):

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from hutch.errors import FileTooLarge, Refused
 from hutch.model.skills import INSTALLED_AT, SkillDependencies
-from hutch.skills.collect import Package
-from hutch.skills.content import RESERVED
+from hutch.skills.content import RESERVED, Package
 
 BUILD_AT = "/workspace/deps"
 SKILL_AT = "/workspace/skill"

@@ -102,7 +102,7 @@ def _listed(repository: Path, commit: str) -> Iterator[_Blob]:
             continue  # a submodule: another repository, which was not asked for
         if mode == "120000":
             raise Refused(f"{name} is a symbolic link, and a skill holds only files", remedy="put a copy in its place")
-        budget.file(name, int(size))
+        budget.add_file(name, int(size))
         yield _Blob(name, blob, int(size), mode == "100755")
 
 

@@ -11,12 +11,12 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.model.record import Record
 from hutch.model.skills import SkillDependencies, SkillPermissions, SkillTool
-from hutch.skills import confinement
+from hutch.skills.tool_call import READING_TOOLS, WRITING_TOOLS
 
 R = TypeVar("R", bound=Record)
 
 MANIFEST = "SKILL.md"
-MOST_BYTES = 256 << 10
+MAX_MANIFEST_BYTES = 256 << 10
 MOST_FRONT = 32 << 10
 LONGEST_DESCRIPTION = 1024
 LONGEST_COMPATIBILITY = 500
@@ -25,7 +25,7 @@ _NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 _TOOL_NAME = re.compile(r"[a-z][a-z0-9_-]{0,47}")
 _FENCE = re.compile(r"---[ \t]*(?:\r\n|\n|\r|$)")
 _FENCE_LATER = re.compile(r"(?:\r\n|\n|\r)---[ \t]*(?:\r\n|\n|\r|$)")
-KNOWN_TOOLS = confinement.READING | confinement.WRITING | {
+KNOWN_TOOLS = READING_TOOLS | WRITING_TOOLS | {
     "box_query", "box_lifecycle", "box_operation", "list_skills", "activate_skill",
 }  # fmt: skip
 _KNOWN = frozenset({"name", "description", "license", "compatibility", "metadata", "allowed-tools", "hutch"})
@@ -75,8 +75,10 @@ def split(text: str) -> tuple[str, str]:
 
 def parse(content: bytes) -> Manifest:
     """Raises Invalid that names the field."""
-    if len(content) > MOST_BYTES:
-        raise _wrong(f"it has {len(content)} bytes, and {MOST_BYTES} are allowed", "move the bulk into other files")
+    if len(content) > MAX_MANIFEST_BYTES:
+        raise _wrong(
+            f"it has {len(content)} bytes, and {MAX_MANIFEST_BYTES} are allowed", "move the bulk into other files"
+        )
     try:
         text = content.decode()
     except UnicodeDecodeError as error:

@@ -7,8 +7,7 @@ from pathlib import Path
 from hutch.errors import FileMissing, NotFound
 from hutch.logs import log
 from hutch.skills import staging
-from hutch.skills.collect import Package
-from hutch.skills.content import check_plain, write_file
+from hutch.skills.content import Package, check_plain, write_file
 from hutch.skills.manifest import MANIFEST, split
 
 _ABOUT = "package.json"

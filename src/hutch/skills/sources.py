@@ -11,8 +11,8 @@ from hutch import host_files
 from hutch.errors import FileMissing, Invalid, NotFound, Refused
 from hutch.host_files import Tree, opened_by_user
 from hutch.model.mounts import CheckedMount
-from hutch.skills import archives, collect, git
-from hutch.skills.content import MOST_BYTES, Budget, write_file
+from hutch.skills import archives, git
+from hutch.skills.content import MOST_BYTES, Budget, copy_skill, write_file
 from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.skill_index import Origin
 
@@ -38,7 +38,7 @@ class Directory:
         with _opened(self.place, self.checked) as tree:
             if not tree.is_directory:
                 raise _nothing(self.place)
-            collect.take(tree, self.path, into)
+            copy_skill(tree, self.path, into)
         return Origin(kind="directory", place=self.place, path=self.path)
 
 
@@ -56,7 +56,7 @@ class Zip:
         unpacked.mkdir()
         archives.unpack(self._bytes(), self.name, unpacked)
         with opened_by_user(os.fspath(unpacked)) as tree:
-            collect.take(tree, self.path, into)
+            copy_skill(tree, self.path, into)
         # Bytes that were sent cannot be asked for again: their name is only for people.
         return Origin(kind="zip" if self.content is None else "upload", place=self.name, path=self.path)
 
@@ -94,7 +94,7 @@ class Git:
         tree.mkdir()
         commit = git.take(self.url, self.ref, scratch / "repository", tree, local=self.local)
         with opened_by_user(os.fspath(tree)) as opened:
-            collect.take(opened, self.path, into)
+            copy_skill(opened, self.path, into)
         kind = "repository" if self.local else "git"
         return Origin(kind=kind, place=self.url, path=self.path, ref=self.ref, commit=commit)
 
@@ -109,7 +109,7 @@ class Written:
     def fetch(self, into: Path, scratch: Path) -> Origin:
         budget = Budget()
         for name, (data, executable) in sorted(self.files.items()):
-            budget.file(name, len(data))
+            budget.add_file(name, len(data))
             write_file(os.path.join(into, name), data, executable=executable)
         return self.origin
 

@@ -24,9 +24,8 @@ from hutch.model.skills import (
     SkillPreview,
     SkillVersion,
 )
-from hutch.skills import collect, sources, staging
-from hutch.skills.collect import Package
-from hutch.skills.content import check_plain
+from hutch.skills import sources, staging
+from hutch.skills.content import Package, check_package, check_plain
 from hutch.skills.dependencies import key_of, settle
 from hutch.skills.packages import Packages
 from hutch.skills.skill_index import Entry, Origin, Shelf, Version, digests_in_use
@@ -195,7 +194,7 @@ class SkillStore:
         staged = scratch / "package"
         staged.mkdir()
         origin = source.fetch(staged, scratch)
-        return collect.check(staged), origin
+        return check_package(staged), origin
 
     def _shelve(
         self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool, over: str

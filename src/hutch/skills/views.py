@@ -13,7 +13,7 @@ from pathlib import Path
 from hutch.errors import HutchError
 from hutch.logs import log
 from hutch.model.record import Record
-from hutch.skills import staging, swap
+from hutch.skills import staging
 from hutch.skills.content import RESERVED
 from hutch.skills.dependencies import key_of
 from hutch.skills.packages import Packages
@@ -121,7 +121,7 @@ class Views:
             # Hard links: large, and of this owner alone.
             source = self.dependencies(owner) / dependencies
             shutil.copytree(source, new / RESERVED, symlinks=True, copy_function=os.link)
-        swap.put(new, target)
+        staging.swap_in(new, target)
 
     def dependencies(self, owner: str) -> Path:
         """Where this owner's prepared dependencies are kept, each under a digest."""

@@ -1,4 +1,4 @@
-"""An agent's side of things: its session, the boxes it holds, what it has read, and what it may do without asking."""
+"""The state of one agent: its session, the boxes it holds, the files it has read, and what it may do without asking."""
 
 import asyncio
 import hashlib
@@ -11,72 +11,72 @@ from hutch.api import Box, Hutch
 from hutch.errors import BoxBroken, Conflict, Gone, HutchError, LeaseLost
 from hutch.logs import log
 from hutch.model.spec import EffectiveSpec
-from hutch.tools.paging import Place
-from hutch.tools.scope import maker_of, mark_of, marked
+from hutch.tools.builtin.paging import LinePosition
+from hutch.tools.scope import creator_label, labelled_spec, session_label
 
 T = TypeVar("T")
 
 MAX_REMEMBERED = 10_000
-"""Files whose digest an agent's reads have left; the oldest is forgotten first and has to be read again."""
+"""File digests that an agent keeps. The oldest is dropped first, and its file must be read again before an edit."""
 MAX_SESSION = 128
 
 _log = log("tools")
 
 
 class Agent:
-    """One agent of the application: a session of its own, so no other agent's calls reach its box."""
+    """One agent of the application. It has a session of its own, so other agents' calls cannot reach its box."""
 
-    def __init__(self, name: str, hutch: Hutch, spec: Mapping[str, Any], given: Iterable[str] = ()) -> None:
+    def __init__(self, name: str, hutch: Hutch, spec: Mapping[str, Any], given_boxes: Iterable[str] = ()) -> None:
         self.name = name
         self.hutch = hutch
-        self.spec = marked(spec, hutch.session)
-        self.given = frozenset(given)
-        """Ids and names of boxes that the application lets it use besides its own."""
+        self.spec = labelled_spec(spec, hutch.session)
+        self.given_boxes = frozenset(given_boxes)
+        """Ids and names of boxes that the application lets the agent use besides its own."""
         self.held: dict[str, Box] = {}
-        """Handles by box id, the one that was current last at the end: while one is open its lease is kept alive."""
+        """Open handles by box id, the most recent one last. An open handle keeps its lease alive."""
         self.current: Box | None = None
-        self.read: OrderedDict[tuple[str, str], str] = OrderedDict()
-        """From (box, path) to the digest the agent last saw: the guard of `edit` and `write`."""
-        self.cursors: dict[tuple[str, str, str], int] = {}
-        """From (box, job, stream) to where its next read goes on."""
-        self.places: dict[tuple[str, str], Place] = {}
-        """From (box, output handle) to where its next page begins: what was written there does not change."""
-        self.always: set[tuple[str, str]] = set()
-        """What somebody has allowed once and for all."""
+        self.read_digests: OrderedDict[tuple[str, str], str] = OrderedDict()
+        """Maps (box, path) to the digest that the agent last saw. `edit` and `write` compare against it."""
+        self.job_cursors: dict[tuple[str, str, str], int] = {}
+        """Maps (box, job, stream) to the offset of the next read."""
+        self.output_positions: dict[tuple[str, str], LinePosition] = {}
+        """Maps (box, output handle) to the start of the next page. Output that was written never changes."""
+        self.always_allowed: set[tuple[str, str]] = set()
+        """Actions that a person has allowed permanently, as (tool.action, subject)."""
         self.skills: dict[str, str] = {}
-        """Active skills, with the digest that was activated."""
-        self.used = 0.0
+        """Active skills by name, with the digest that was activated."""
+        self.last_used = 0.0
         self.busy = 0
-        self._finding = asyncio.Lock()
-        """Held while the current box is looked for or changed: two calls at once must not make two boxes."""
+        self._box_lock = asyncio.Lock()
+        """Guards the choice of the current box, so that two concurrent calls cannot create two boxes."""
 
     async def box(self) -> tuple[Box, tuple[str, ...]]:
-        """The box this agent works in, and what it should know about that (P7)."""
+        """Return the box that this agent works in, and notes about it for the model."""
         if self.current is not None:
             return self.current, ()
-        async with self._finding:
+        async with self._box_lock:
             if self.current is not None:
                 return self.current, ()
             if (earlier := await self._first_usable(reversed(tuple(self.held)))) is not None:
                 return earlier, (f"box {earlier.id}, in which you worked before, is current again",)
             box = await self.hutch.working(**self.spec)
             await self.hold(box)
-            return box, (*box.notes, *self._strange(box))
+            return box, (*box.notes, *self._given_box_note(box))
 
-    async def working(self, work: Callable[[Box], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
-        """Do it in the current box. If that one is gone or somebody else's by now, in the next one, and say so.
+    async def run_in_box(self, work: Callable[[Box], Awaitable[T]]) -> tuple[T, tuple[str, ...]]:
+        """Run `work` in the current box. If the box is gone or was taken over, run it in the next one and add a note.
 
-        Only what has certainly not begun is done again: a box that breaks during the work is an error.
+        Work is repeated only if it certainly had not begun: a box that breaks during the work is an error.
         """
         box, notes = await self.box()
         try:
             return await work(box), notes
         except HutchError as error:
-            if not lost(error):
+            if not box_was_unusable(error):
                 if isinstance(error, BoxBroken):
-                    await self.let_go(box.id)
+                    await self.release(box.id)
                 raise
-            await self.let_go(box.id)
+            await self.release(box.id)
             next_box, notes = await self.box()
             if not any(box.id in note for note in notes):
                 reason = f"box {box.id} cannot be used any more: {error.message}"
@@ -84,19 +84,19 @@ class Agent:
                 notes = (reason, *notes) if notes else (reason, instead)
             return await work(next_box), notes
 
-    def made(self, spec: EffectiveSpec) -> bool:
-        """Whether a box of this spec was made by this agent's session."""
-        return maker_of(spec) == mark_of(self.hutch.session)
+    def created(self, spec: EffectiveSpec) -> bool:
+        """Return whether this agent's session created a box of this spec."""
+        return creator_label(spec) == session_label(self.hutch.session)
 
-    def _strange(self, box: Box) -> tuple[str, ...]:
-        """What to say of a box that this session was given, and did not make."""
-        if self.made(box.spec):
+    def _given_box_note(self, box: Box) -> tuple[str, ...]:
+        """Return a note for a box that this session was given and did not create."""
+        if self.created(box.spec):
             return ()
         return (f"box {box.id} was given to you, not made for you: what is in it may be somebody else's",)
 
-    async def step_back(self, others: Iterable[str]) -> Box | None:
-        """Make the box current that was so before; without one in hand, the newest of `others` (oldest first)."""
-        async with self._finding:
+    async def restore_previous_box(self, others: Iterable[str]) -> Box | None:
+        """Make the previous box current again. If none is held, use the newest of `others`, which are oldest first."""
+        async with self._box_lock:
             if self.current is not None:
                 return self.current
             return await self._first_usable(dict.fromkeys((*reversed(self.held), *reversed(tuple(others)))))
@@ -105,87 +105,87 @@ class Agent:
         for box_id in box_ids:
             try:
                 box = await self.hutch.switch(box_id)
-            except HutchError as error:  # that one is gone too, or another's by now
+            except HutchError as error:  # This box is gone too, or another session took it over.
                 _log.debug("an earlier box cannot be used", box=box_id, error=error)
-                await self.let_go(box_id)
+                await self.release(box_id)
                 continue
             await self.hold(box)
             return box
         return None
 
     async def hold(self, box: Box) -> None:
-        """Keep this handle, current from now on, and put away an older one on the same box."""
+        """Keep this handle as the current one, and release an older handle on the same box."""
         earlier = self.held.pop(box.id, None)
         self.held[box.id] = box
         self.current = box
         if earlier is not None and earlier is not box:
-            await put_away(earlier)
+            await release_quietly(earlier)
 
     async def switch(self, box_id: str, *, takeover: bool = False) -> Box:
-        async with self._finding:
+        async with self._box_lock:
             box = await self.hutch.switch(box_id, takeover=takeover)
             await self.hold(box)
             return box
 
     async def create(self, **spec: Any) -> Box:
-        """A new box, current from now on."""
-        async with self._finding:
+        """Create a box and make it current."""
+        async with self._box_lock:
             made = await self.hutch.create(**{**self.spec, **spec})
             try:
                 await self.hold(await self.hutch.switch(made.id))
             finally:
-                await put_away(made)
+                await release_quietly(made)
             assert self.current is not None
             return self.current
 
-    async def let_go(self, box_id: str) -> None:
-        """Give up the handle and with it the lease."""
+    async def release(self, box_id: str) -> None:
+        """Give up the handle on a box, and with it the lease."""
         box = self.held.pop(box_id, None)
         if self.current is not None and self.current.id == box_id:
             self.current = None
         if box is not None:
-            await put_away(box)
+            await release_quietly(box)
 
-    async def rest(self) -> None:
-        """Hold nothing any more; the current box stays current and is leased again at the next call."""
+    async def release_all(self) -> None:
+        """Release every handle. The current box stays current and is leased again at the next call."""
         for box_id in tuple(self.held):
-            await self.let_go(box_id)
+            await self.release(box_id)
 
-    # --- what it has seen -----------------------------------------------------------------------------------
+    # --- files that it has read -----------------------------------------------------------------------------------
 
-    def saw(self, box: Box, path: str, digest: str) -> None:
-        key = (box.id, located(box, path))
-        self.read[key] = digest
-        self.read.move_to_end(key)
-        if len(self.read) > MAX_REMEMBERED:
-            self.read.popitem(last=False)
+    def record_read(self, box: Box, path: str, digest: str) -> None:
+        key = (box.id, absolute_path(box, path))
+        self.read_digests[key] = digest
+        self.read_digests.move_to_end(key)
+        if len(self.read_digests) > MAX_REMEMBERED:
+            self.read_digests.popitem(last=False)
 
-    def seen(self, box: Box, path: str) -> str | None:
-        return self.read.get((box.id, located(box, path)))
+    def read_digest(self, box: Box, path: str) -> str | None:
+        return self.read_digests.get((box.id, absolute_path(box, path)))
 
 
-def session_of(base: str, agent: str) -> str:
-    """The session of an agent beside the default one; names that a session cannot have are told apart by a digest."""
+def session_for_agent(base: str, agent: str) -> str:
+    """Return the session name of an agent. A digest replaces names that no session may have."""
     name = f"{base}/{agent}"
     if len(name) <= MAX_SESSION and name.isascii() and name.isprintable():
         return name
     return f"{base[: MAX_SESSION // 2]}/#{hashlib.sha256(agent.encode('utf-8', 'replace')).hexdigest()[:32]}"
 
 
-def located(box: Box, path: str) -> str:
-    """The path as the box's root sees it, by spelling alone."""
+def absolute_path(box: Box, path: str) -> str:
+    """Return the absolute, normalised path. No symlink is followed."""
     return posixpath.normpath(posixpath.join("/", box.spec.workdir, path))
 
 
-def lost(error: HutchError) -> bool:
-    """Whether the box was not this agent's to use when the operation was about to begin, so that nothing was done."""
+def box_was_unusable(error: HutchError) -> bool:
+    """Return whether the operation failed before it began because the agent could not use the box."""
     if isinstance(error, LeaseLost | Gone):
         return True
     return isinstance(error, Conflict | BoxBroken) and "state" in error.details
 
 
-async def put_away(box: Box) -> None:
-    """Release a handle. That a box is gone, or another's, is no news to whoever lets go of it."""
+async def release_quietly(box: Box) -> None:
+    """Release a handle. It does not matter if the box is already gone or another session took it over."""
     try:
         await box.release()
     except HutchError as error:

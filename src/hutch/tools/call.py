@@ -1,4 +1,4 @@
-"""One call under way: who calls, on which box, and what the answer will have to say besides."""
+"""One tool call in progress: its agent, its box, its progress reports and the notes for its answer."""
 
 import asyncio
 import time
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Progress = Callable[[float, float | None, str], Awaitable[None]]
-"""Seconds so far, seconds at most if that is known, and what is going on."""
+"""Receives the elapsed seconds, the maximum seconds if known, and a description of the work."""
 
-FIRST_REPORT = 1.0
-NEXT_REPORTS = 1.0
+FIRST_REPORT_SECONDS = 1.0
+REPORT_INTERVAL_SECONDS = 1.0
 
 DEFAULT_MESSAGE = "now"
 
 
 class Call:
-    """What a handler works with."""
+    """The context that a tool's handler gets."""
 
     def __init__(
         self, tools: "Tools", agent: Agent, gate: "Gate", progress: Progress | None, message: str = ""
@@ -46,7 +46,7 @@ class Call:
         return box
 
     async def on_box(self, work: Callable[[Box], Awaitable[T]]) -> T:
-        """Do it in the current box; a lost one falls through to the next, and the notes say so (P7)."""
+        """Run `work` in the current box. If that box is lost, run it in the next one and add a note."""
 
         async def recorded(box: Box) -> T:
             await self.gate.record(box)
@@ -55,19 +55,19 @@ class Call:
             finally:
                 await self.gate.record(box)
 
-        result, notes = await self.agent.working(recorded)
+        result, notes = await self.agent.run_in_box(recorded)
         self.note(*notes)
         return result
 
-    async def told(self, work: Awaitable[T], what: str, total: float | None = None) -> T:
-        """Await long work and report progress meanwhile. Cancelling this cancels the work."""
+    async def with_progress(self, work: Awaitable[T], what: str, total: float | None = None) -> T:
+        """Await `work` and report progress meanwhile. Cancelling this call cancels the work."""
         if self._progress is None:
             return await work
         task = asyncio.ensure_future(work)
-        start, wait = time.monotonic(), FIRST_REPORT
+        start, wait = time.monotonic(), FIRST_REPORT_SECONDS
         try:
             while not (await asyncio.wait({task}, timeout=wait))[0]:
-                wait = NEXT_REPORTS
+                wait = REPORT_INTERVAL_SECONDS
                 await self._progress(time.monotonic() - start, total, what)
             return task.result()
         finally:
@@ -76,8 +76,8 @@ class Call:
                 await asyncio.gather(task, return_exceptions=True)
 
 
-def short(command: str | Sequence[str], width: int = 60) -> str:
-    """A command in one line, for people."""
+def shorten(command: str | Sequence[str], width: int = 60) -> str:
+    """Return a command as one short line for people."""
     text = command if isinstance(command, str) else " ".join(command)
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 1] + "…"

@@ -1,4 +1,4 @@
-"""A tool as data: its name, what it is for, the record of its arguments, and the function that does it."""
+"""The definition of a tool: its name, its description, the record of its arguments and its handler."""
 
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -13,38 +13,38 @@ if TYPE_CHECKING:
 A = TypeVar("A", bound="Arguments")
 
 MAX_PATH = 4096
-"""Linux takes no longer ones."""
+"""Linux refuses longer paths (PATH_MAX)."""
 
 
 class Arguments(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of the records of arguments. None is "not given"; descriptions and bounds are `Meta` of the fields."""
+    """Base class for argument records. None means "not given". The `Meta` of a field holds description and bounds."""
 
 
 Handler = Callable[["Call", Any], Awaitable[ToolResult]]
 
 
 class Tool(msgspec.Struct, frozen=True, kw_only=True):
-    """One definition; schemas, dispatch, permissions and guidance all come from it."""
+    """One tool. Schemas, dispatch, permissions and guidance are all derived from it."""
 
     name: str
     description: str
     arguments: type[Arguments] | None
-    """None: the tool is a skill's or a provider's and brings `parameters`."""
+    """None if a skill or a provider supplies the tool; it then has `parameters`."""
     handler: Handler
     parameters: dict[str, Any] = msgspec.field(default_factory=dict)
-    """JSON schema of arguments that have no record here."""
+    """JSON schema of the arguments if there is no record for them."""
     origin: str = ""
-    """Empty: of Hutch itself; else `provider:NAME` or `skill:NAME` (P13)."""
+    """Empty for built-in tools, else `provider:NAME` or `skill:NAME`."""
     example: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Shown to a model whose arguments were wrong."""
+    """Arguments that are shown to a model whose own were wrong."""
     read_only: bool = False
-    """It changes nothing: clients may call it without asking anybody."""
+    """The tool changes nothing, so clients may call it without asking anybody."""
     action: str = ""
     """The field that chooses what a grouped tool does."""
     answers: type | None = None
-    """What its structured content holds (`hutch.tools.answers`); None: it is not said."""
+    """Type of its structured content (`hutch.tools.builtin.answers`), or None if it is not declared."""
     settles: bool = False
-    """Its handler asks the gate about the command or the path, which may decide otherwise than the tool's own rule."""
+    """The handler asks the gate about its command or path, whose rule may differ from the rule for the tool."""
 
 
 def tool(
@@ -57,13 +57,13 @@ def tool(
     action: str = "",
     settles: bool = False,
 ) -> Callable[[Callable[["Call", A], Awaitable[ToolResult]]], Tool]:
-    """Make a tool of a function; its docstring is what the model is told."""
+    """Turn a function into a tool. The function's docstring becomes the description that the model sees."""
 
-    def made(handler: Callable[["Call", A], Awaitable[ToolResult]]) -> Tool:
+    def decorate(handler: Callable[["Call", A], Awaitable[ToolResult]]) -> Tool:
         described = " ".join((handler.__doc__ or "").split())
         return Tool(
             name=name, description=described, arguments=arguments, handler=handler, example=example,
             read_only=read_only, action=action, answers=answers, settles=settles,
         )  # fmt: skip
 
-    return made
+    return decorate

@@ -1,24 +1,23 @@
-"""The gate before every tool: permissions are asked, people are asked, and each decision leaves a receipt."""
+"""Permission checks before every tool: rules decide, people are asked, and each decision leaves a receipt."""
 
 import posixpath
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-from hutch.api import Box
+from hutch.api import Box, Hutch
 from hutch.errors import FileMissing, HutchError, NotDirectory, Refused
 from hutch.logs import log
 from hutch.model.files import FileKind
 from hutch.model.questions import Answer, AskRequest
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Access, AgentPermissions, Decision, Others, Ruling
-from hutch.tools.agents import Agent, located
-from hutch.tools.receipts import receipt
+from hutch.tools.agents import Agent, absolute_path
 
-MAX_LINKS = 40  # as the kernel's own limit, path_resolution(7)
-MAX_TOLD = 1000
-"""Characters of a command or path that a receipt keeps."""
-OPEN = AgentPermissions()
-"""No rule at all: there is nothing to decide, and what is done has the box's own receipts."""
+MAX_LINKS = 40  # The kernel's own limit, see path_resolution(7).
+MAX_RECEIPT_TEXT = 1000
+"""Most characters of a command or path that a receipt keeps."""
+NO_RULES = AgentPermissions()
+"""Permissions without any rule. Nothing is decided, and the box's own receipts record the actions."""
 
 _log = log("tools")
 
@@ -27,7 +26,7 @@ Ask = Callable[[AskRequest], Awaitable[Answer | str]]
 
 
 class Gate:
-    """The gate for one call."""
+    """Checks the permissions of one call."""
 
     def __init__(
         self, agent: Agent, permissions: AgentPermissions, ask: Ask | None, tool: str, action: str,
@@ -40,50 +39,54 @@ class Gate:
         self._action = action
         self._arguments = arguments
         self._ruling = rules.on_tool(permissions, tool, action)
-        self._settled: set[str] = set()
+        self._decided: set[str] = set()
         self._decisions: list[dict[str, str]] = []
-        """Not on record yet: which box they concern is not known before there is one."""
+        """Decisions that have no receipt yet, because the box that they concern may not exist yet."""
 
     async def enter(self, *, decided_later: bool) -> None:
-        """Before anything is done. `decided_later`: a command or a path will settle it."""
+        """Check the tool before anything is done, unless the handler decides later by the command or the path."""
         if self._ruling.decision is Decision.DENY or not decided_later:
-            await self.tool()
+            await self.check_tool()
 
-    async def tool(self) -> None:
-        """The tool's own rule decides."""
-        await self._settle(self._ruling, "")
+    async def check_tool(self) -> None:
+        """Apply the rule for the tool itself."""
+        await self._decide(self._ruling, "")
 
-    async def command(self, command: str | Sequence[str]) -> None:
+    async def check_command(self, command: str | Sequence[str]) -> None:
         ruling = rules.on_command(self._permissions, self._ruling, command)
-        await self._settle(ruling, command if isinstance(command, str) else " ".join(command))
+        await self._decide(ruling, command if isinstance(command, str) else " ".join(command))
 
-    async def path(self, box: Box, path: str, access: Access) -> None:
+    async def check_path(self, box: Box, path: str, access: Access) -> None:
         where = await self._resolved(box, path)
-        await self._settle(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
+        await self._decide(rules.on_path(self._permissions, self._ruling, where, access), where, box, access)
 
-    def others(self, right: Others) -> Decision:
-        """Whether boxes of other sessions are this agent's to reach."""
+    def decision_on_others(self, right: Others) -> Decision:
+        """Return the decision on boxes of other sessions."""
         return self._permissions.others(right)
 
-    async def reach(self, right: Others, what: str) -> None:
-        """Before a box of another session is touched, or shown."""
-        await self._settle(rules.on_others(self._permissions, right), what)
+    async def check_others(self, right: Others, what: str) -> None:
+        """Check before a box of another session is used or shown."""
+        await self._decide(rules.on_others(self._permissions, right), what)
 
     def visible(self, box: Box, path: str) -> bool:
-        """Whether something found may be shown; what would have to be asked for one by one is not."""
+        """Return whether a search result may be shown. Paths that would need approval are hidden."""
         if not self._permissions.paths:
             return True
-        where = located(box, path)
+        where = absolute_path(box, path)
         ruling = rules.on_path(self._permissions, Ruling(Decision.ALLOW, ""), where, Access.READ)
-        return ruling.decision is Decision.ALLOW or (f"{self._tool}.", f"{Access.READ} {where}") in self._agent.always
+        return (
+            ruling.decision is Decision.ALLOW
+            or (f"{self._tool}.", f"{Access.READ} {where}") in self._agent.always_allowed
+        )
 
     async def _resolved(self, box: Box, path: str) -> str:
-        """Where the path leads inside the box. Without path rules nobody needs to know.
+        """Return where the path leads inside the box. Symlinks are followed only if there are path rules.
 
-        A process of the box may change a symlink afterwards; whoever can start one can read the file anyway.
+        A process of the box may change a symlink afterwards. That is no gap: an agent that can start a process can
+        read the file anyway.
         """
         if not self._permissions.paths:
-            return located(box, path)
+            return absolute_path(box, path)
         waiting = [name for name in reversed(posixpath.join("/", box.spec.workdir, path).split("/")) if name]
         where, links = "/", 0
         while waiting:
@@ -107,22 +110,22 @@ class Gate:
             waiting += [each for each in reversed(info.target.split("/")) if each]
         return where
 
-    async def _settle(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
-        if access is None and what in self._settled:
-            return  # the same call goes on in another box; where a path leads there is another question
+    async def _decide(self, ruling: Ruling, what: str, box: Box | None = None, access: Access | None = None) -> None:
+        if access is None and what in self._decided:
+            return  # The same call continues in another box. Paths are checked again, since they may lead elsewhere.
         by = "rule"
         decision = ruling.decision
         key = (f"{self._tool}.{self._action}", f"{access} {what}" if access else what)
         if decision is Decision.ASK:
             by = "earlier answer"
             decision = Decision.ALLOW
-            if key not in self._agent.always:
-                by, decision = await self._asked(ruling, what, key, box)
-        self._settled.add(what)
-        if self._permissions != OPEN:
+            if key not in self._agent.always_allowed:
+                by, decision = await self._ask_person(ruling, what, key, box)
+        self._decided.add(what)
+        if self._permissions != NO_RULES:
             self._decisions.append(
                 {
-                    "agent": self._agent.name, "action": self._action, "what": what[:MAX_TOLD],
+                    "agent": self._agent.name, "action": self._action, "what": what[:MAX_RECEIPT_TEXT],
                     "decision": str(decision), "by": by, "reason": ruling.reason,
                 }
             )  # fmt: skip
@@ -131,13 +134,13 @@ class Gate:
             raise self._refusal(ruling, what, by)
 
     async def record(self, box: Box | None = None) -> None:
-        """Put the decisions on record, with the box they concern."""
+        """Write receipts for the pending decisions, with the box that they concern."""
         decisions, self._decisions = self._decisions, []
         concerned = box or self._agent.current
         for decision in decisions:
-            await receipt(self._agent.hutch, concerned.id if concerned is not None else "", self._tool, decision)
+            await write_receipt(self._agent.hutch, concerned.id if concerned is not None else "", self._tool, decision)
 
-    async def _asked(
+    async def _ask_person(
         self, ruling: Ruling, what: str, key: tuple[str, str], box: Box | None
     ) -> tuple[str, Decision]:  # fmt: skip
         if self._ask is None:
@@ -149,11 +152,11 @@ class Gate:
         )  # fmt: skip
         try:
             answer = Answer(await self._ask(request))
-        except Exception as error:  # the application's own code: whatever it raised, nobody has said yes
+        except Exception as error:  # The application's own code. Whatever it raised, nobody has approved.
             _log.warning("nobody answered a permission question", agent=self._agent.name, tool=self._tool, error=error)
             return "no answer", Decision.DENY
         if answer is Answer.ALWAYS:
-            self._agent.always.add(key)
+            self._agent.always_allowed.add(key)
         return "answer", Decision.DENY if answer is Answer.DENY else Decision.ALLOW
 
     def _refusal(self, ruling: Ruling, what: str, by: str) -> HutchError:
@@ -169,3 +172,16 @@ class Gate:
             remedy="do it another way, or tell the user what you need and why",
             details={"tool": self._tool, "action": self._action, "by": by},
         )
+
+
+_log = log("tools")
+
+
+async def write_receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
+    """Write the decision to the log and to the receipt chain of the box, or to the owner log if there is no box yet."""
+    write = _log.warning if decision.get("decision") == "deny" else _log.info
+    write("permission", tool=tool, box=box_id, **decision)
+    try:
+        await hutch.receipts.note(box_id, f"tool.{tool}", dict(decision))
+    except HutchError as error:
+        _log.warning("decision not on record", tool=tool, box=box_id, error=error)

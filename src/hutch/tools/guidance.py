@@ -1,4 +1,4 @@
-"""What the system prompt says about the tools: paths, limits, what persists, skills, the provider's words (B6, P2)."""
+"""Text about the tools for the system prompt: paths, limits, persistence, skills, and the provider's own guidance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -10,23 +10,23 @@ from hutch.model.spec_kinds import MountMode, NetworkMode, Retention
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
 from hutch.tools.agents import Agent
-from hutch.tools.provider_tools import prompt_of
+from hutch.tools.provider_tools import provider_prompt
 
 if TYPE_CHECKING:
     from hutch.tools.toolbox import Tools
 
-_ALWAYS = """\
+_INTRODUCTION = """\
 You have an isolated Linux box for commands and files.{reach}
 - Files: relative paths start at {workdir}. {keep}
 - Long output and files come in pages: the notice at the cut says how to go on."""
 
-_KEEP = {
+_WORKSPACE_RULE = {
     MountMode.RW: "Keep what matters under /workspace; /tmp is for scratch only.",
     MountMode.RO: "/workspace is read-only: write to /tmp.",
     MountMode.NONE: "There is no /workspace: write to /tmp.",
 }
 
-_WITH = (
+_RULES = (
     ("exec", "Between calls only files and jobs persist: every exec is a new shell, so `cd` and variables are gone."),
     ("exec", "If a limit ends a command, the answer names the limit and what to try; the box and its files survive."),
     ("job", "Use job for builds, servers and everything that runs longer than a moment."),
@@ -35,17 +35,17 @@ _WITH = (
     ("read", "Files that came with a message are under /workspace/inbox."),
     ("send_file", "send_file sends a file to the user; writing a file does not."),
 )
-"""Rules that make sense only to whoever has the tool."""
+"""Rules that are given only to agents that have the tool."""
 
 
 async def guidance(tools: "Tools", agent: Agent) -> str:
     spec = await _spec(agent)
     permissions = tools.permissions(agent.name)
-    has = [rule for name, rule in _WITH if rules.on_tool(permissions, name).decision is not Decision.DENY]
-    parts = ["\n- ".join((_beginning(agent, spec), *has))]
+    has = [rule for name, rule in _RULES if rules.on_tool(permissions, name).decision is not Decision.DENY]
+    parts = ["\n- ".join((_introduction(agent, spec), *has))]
     if spec is not None:
         parts.append(_limits(spec))
-    if asked := _asking(tools, agent):
+    if asked := _approval_rules(tools, agent):
         parts.append(asked)
     if skills := await _skills(tools, agent):
         parts.append(skills)
@@ -55,19 +55,21 @@ async def guidance(tools: "Tools", agent: Agent) -> str:
 
 
 async def _spec(agent: Agent) -> EffectiveSpec | None:
-    """Of the current box, if there is one; asking for guidance makes none."""
+    """Return the spec of the current box, if there is one. Guidance never creates a box."""
     if agent.current is not None:
         return agent.current.spec
     try:
         box_id = await agent.hutch.current()
         return (await agent.hutch.find(box_id)).spec if box_id else None
     except HutchError:
-        return None  # it is gone; the first call makes another, and guidance without its limits is still right
+        return None  # The box is gone. The first call creates another; guidance without limits is still right.
 
 
-def _beginning(agent: Agent, spec: EffectiveSpec | None) -> str:
-    """What of the box is the machine's own (lesson 50): an agent must know which of its changes stay. Before there is a
-    box, that is what it was asked to show; its profile may add to that, so nothing is promised."""
+def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
+    """Say which directories of the machine the box shows: an agent must know which of its changes reach the user.
+
+    Before there is a box, only the requested mounts are known. Its profile may add more, so nothing is promised.
+    """
     if spec is None:
         asked = ask(**agent.spec)
         workspace, mounts, workdir = asked.workspace or Workspace(), asked.mounts, asked.workdir or "/workspace"
@@ -75,28 +77,28 @@ def _beginning(agent: Agent, spec: EffectiveSpec | None) -> str:
     else:
         workspace, mounts, workdir = spec.workspace, spec.mounts, spec.workdir
         promise = ("Nothing you do in it reaches the machine it runs on.",)
-    shown = places_told(workspace, mounts)
+    shown = mount_sentences(workspace, mounts)
     if shown and promise:
         promise = ("Nothing else you do in it reaches the machine it runs on.",)
     reach = "".join(f" {sentence}" for sentence in (*shown, *promise))
-    return _ALWAYS.format(workdir=workdir, reach=reach, keep=_KEEP[workspace.mode])
+    return _INTRODUCTION.format(workdir=workdir, reach=reach, keep=_WORKSPACE_RULE[workspace.mode])
 
 
-def places_told(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
-    """A sentence for each directory of the machine, and each volume, that the box shows."""
+def mount_sentences(workspace: Workspace, mounts: Sequence[Mount]) -> tuple[str, ...]:
+    """Return a sentence for each directory of the machine and each volume that the box shows."""
     places = (Mount(source=workspace.source, target="/workspace", mode=workspace.mode), *mounts)
-    return tuple(_place_told(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
+    return tuple(_mount_sentence(each) for each in places if each.source != "own" and each.mode is not MountMode.NONE)
 
 
-def _place_told(place: Mount) -> str:
+def _mount_sentence(place: Mount) -> str:
     kind, _, name = place.source.partition(":")
     writable = place.mode is MountMode.RW
     if kind == "volume":
         may = "it stays when this box ends, and other boxes may use it" if writable else "read-only"
         return f"{place.target} is the volume {name}: {may}."
     if writable:
-        whose = f"{place.target} is {place.source} of the machine itself"
-        return f"{whose}: what you change or remove there is changed for its user."
+        ownership_note = f"{place.target} is {place.source} of the machine itself"
+        return f"{ownership_note}: what you change or remove there is changed for its user."
     return f"{place.target} shows {place.source} of the machine itself, read-only."
 
 
@@ -122,7 +124,7 @@ def _limits(spec: EffectiveSpec) -> str:
     return " ".join(lines)
 
 
-def _asking(tools: "Tools", agent: Agent) -> str:
+def _approval_rules(tools: "Tools", agent: Agent) -> str:
     permissions = tools.permissions(agent.name)
     asked = sorted(name for name, decision in permissions.tools.items() if decision is Decision.ASK)
     lines = [f"Before these are used the user is asked: {', '.join(asked)}."] if asked else []
@@ -136,7 +138,7 @@ def _asking(tools: "Tools", agent: Agent) -> str:
 
 
 async def _skills(tools: "Tools", agent: Agent) -> str:
-    """Names and descriptions only; the body comes when the skill is activated."""
+    """List names and descriptions only. A model gets the body when it activates the skill."""
     if tools.skills is None:
         return ""
     found = await tools.skills.all()
@@ -151,4 +153,4 @@ async def _provider(tools: "Tools", agent: Agent, spec: EffectiveSpec | None) ->
         return ""
     kit = tools.provider_tools.get(spec.provider)
     known = () if kit is not None and kit.prompt else await agent.hutch.providers(spec.provider)
-    return prompt_of(spec.provider, kit, known)
+    return provider_prompt(spec.provider, kit, known)

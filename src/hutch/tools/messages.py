@@ -1,4 +1,4 @@
-"""Tool calls as OpenAI and Anthropic write them, answered in the same form: the glue between a model and `Tools`."""
+"""Answers the tool calls of OpenAI and Anthropic messages in the format of the same interface."""
 
 import base64
 from collections.abc import Mapping
@@ -11,19 +11,19 @@ from hutch.tools.toolbox import Tools
 async def answer_openai(
     tools: Tools, message: Mapping[str, Any], *, agent: str | None = None, message_id: str = ""
 ) -> list[dict[str, Any]]:
-    """The `tool` messages that answer the `tool_calls` of an assistant's message (chat completions)."""
+    """Return the `tool` messages that answer the `tool_calls` of an assistant message (chat completions)."""
     answers = []
     for each in message.get("tool_calls") or ():
         function = each.get("function") or {}
         result = await tools.call(
             function.get("name", ""), function.get("arguments"), agent=agent, message=message_id
         )  # fmt: skip
-        answers.append({"role": "tool", "tool_call_id": each.get("id", ""), "content": _told(result)})
+        answers.append({"role": "tool", "tool_call_id": each.get("id", ""), "content": _tool_text(result)})
     return answers
 
 
-def _told(result: ToolResult) -> str:
-    """A tool message of this interface holds text only."""
+def _tool_text(result: ToolResult) -> str:
+    """Return the text of a result. Tool messages of this interface cannot hold pictures."""
     if not result.images:
         return result.text
     return f"{result.text}\n[the picture itself cannot be shown here]"
@@ -32,7 +32,7 @@ def _told(result: ToolResult) -> str:
 async def answer_anthropic(
     tools: Tools, message: Mapping[str, Any], *, agent: str | None = None, message_id: str = ""
 ) -> dict[str, Any]:
-    """The user's message with a `tool_result` for each `tool_use` of an assistant's message."""
+    """Return the user message with a `tool_result` for each `tool_use` of an assistant message."""
     results = []
     content = message.get("content")
     for each in content if isinstance(content, list) else ():

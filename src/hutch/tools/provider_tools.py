@@ -1,4 +1,4 @@
-"""What a provider brings for its own boxes: tools and guidance, seen only while one of them is current (P13, P2)."""
+"""Tools and guidance that a provider adds for its own boxes. Agents see them only while such a box is current."""
 
 import msgspec
 
@@ -7,36 +7,38 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.record import Record
 from hutch.tools.definition import Tool
 
-GROUP = "hutch.provider_tools"
-"""Entry points of packages: the provider's name, and its ProviderKit."""
+ENTRY_POINTS = "hutch.provider_tools"
+"""Entry point group in which a package maps its provider's name to a ProviderKit."""
 
 
 class ProviderKit(Record, frozen=True, kw_only=True):
-    """Given to `Tools(provider_tools={NAME: ProviderKit(...)})`, or found through the entry point group."""
+    """A provider's tools and prompt, passed to `Tools(provider_tools={NAME: ...})` or found through the entry point."""
 
     tools: tuple[Tool, ...] = ()
     prompt: str = ""
 
-    def marked(self, provider: str) -> tuple[Tool, ...]:
-        """Shown by origin; they are part of the provider and no ordinary tools."""
+    def with_origin(self, provider: str) -> tuple[Tool, ...]:
+        """Return the tools marked as the provider's, so that status tells them from built-in tools."""
         return tuple(msgspec.structs.replace(tool, origin=f"provider:{provider}") for tool in self.tools)
 
 
-def installed() -> dict[str, ProviderKit]:
-    """What the packages of this environment bring for their providers."""
+def installed_kits() -> dict[str, ProviderKit]:
+    """Load the kits of the packages that are installed in this environment."""
     from importlib.metadata import entry_points
 
     found = {}
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINTS):
         kit = point.load()
         if not isinstance(kit, ProviderKit):
-            raise Invalid(f"entry point {point.value} of {GROUP} is no ProviderKit", remedy="correct that package")
+            raise Invalid(
+                f"entry point {point.value} of {ENTRY_POINTS} is no ProviderKit", remedy="correct that package"
+            )
         found[point.name] = kit
     return found
 
 
-def prompt_of(provider: str, kit: ProviderKit | None, capabilities: tuple[Capabilities, ...]) -> str:
-    """A provider's guidance: from its kit, else from what it says of itself (`facts["prompt"]`)."""
+def provider_prompt(provider: str, kit: ProviderKit | None, capabilities: tuple[Capabilities, ...]) -> str:
+    """Return a provider's guidance from its kit, or else from its own facts (`facts["prompt"]`)."""
     if kit is not None and kit.prompt:
         return kit.prompt
     for each in capabilities:

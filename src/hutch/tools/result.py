@@ -1,4 +1,4 @@
-"""What a tool call answers: text for the model, structured content beside it, and errors as data with a hint."""
+"""The result of a tool call: text for the model, structured content, pictures, and errors as data with a hint."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -17,18 +17,18 @@ class Image(Record, frozen=True, kw_only=True):
 
 
 class ToolResult(Record, frozen=True, kw_only=True):
-    """`is_error`: the tool could not do what it was asked. A command that failed is no error: its verdict is data."""
+    """Result of one call. `is_error` means that the tool itself failed; a failed command is a result with a verdict."""
 
     text: str
     structured: dict[str, Any] = msgspec.field(default_factory=dict)
     is_error: bool = False
     images: tuple[Image, ...] = ()
     notes: tuple[str, ...] = ()
-    """What the model should know besides: another box is used, a value was changed. They stand in `text` too."""
+    """Side information for the model, such as a changed box or value. `text` contains them too."""
 
     @property
     def code(self) -> str:
-        """Of the error; empty if there was none."""
+        """Code of the error, or empty if there was none."""
         error = self.structured.get("error")
         return str(error.get("code", "")) if isinstance(error, dict) else ""
 
@@ -37,35 +37,35 @@ def answer(text: str, structured: dict[str, Any], *notes: str, images: Iterable[
     return ToolResult(text=text, structured=structured, notes=notes, images=tuple(images))
 
 
-def failed(error: HutchError) -> ToolResult:
-    """An error as data: code, what happened, and a hint that a model can act on."""
-    told = {
+def error_result(error: HutchError) -> ToolResult:
+    """Return an error as data: its code, its message and a hint that a model can follow."""
+    facts = {
         "code": error.code,
-        "message": clean(error.message),
-        "hint": clean(error.remedy),
+        "message": json_safe_text(error.message),
+        "hint": json_safe_text(error.remedy),
         "retryable": error.retryable,
-        "details": cleaned(error.details),
+        "details": json_safe(error.details),
     }
-    text = f"Error ({error.code}): {told['message']}"
+    text = f"Error ({error.code}): {facts['message']}"
     if error.remedy:
-        text += f"\nHint: {told['hint']}"
-    return ToolResult(text=text, structured={"error": told}, is_error=True)
+        text += f"\nHint: {facts['hint']}"
+    return ToolResult(text=text, structured={"error": facts}, is_error=True)
 
 
-def finished(result: ToolResult, notes: Iterable[str]) -> ToolResult:
-    """The result with everything the model should know written out, and nothing in it that JSON cannot carry."""
-    told = tuple(dict.fromkeys(clean(note) for note in (*notes, *result.notes)))
-    text = clean(result.text)
-    if told:
-        text = "\n".join((text, *(f"[note: {note}]" for note in told)))
-    structured = cleaned(result.structured)
-    if told:
-        structured = {**structured, "notes": list(told)}
-    return result.but(text=text, structured=structured, notes=told)
+def with_notes(result: ToolResult, notes: Iterable[str]) -> ToolResult:
+    """Return the result with all notes in its text and content, and without text that JSON cannot carry."""
+    unique = tuple(dict.fromkeys(json_safe_text(note) for note in (*notes, *result.notes)))
+    text = json_safe_text(result.text)
+    if unique:
+        text = "\n".join((text, *(f"[note: {note}]" for note in unique)))
+    structured = json_safe(result.structured)
+    if unique:
+        structured = {**structured, "notes": list(unique)}
+    return result.but(text=text, structured=structured, notes=unique)
 
 
-def clean(text: str) -> str:
-    """Names of files need not be UTF-8; Python holds such bytes as lone surrogates, which no JSON can carry."""
+def json_safe_text(text: str) -> str:
+    """Replace lone surrogates, which JSON cannot carry. Python uses them for file names that are not UTF-8."""
     if text.isascii():
         return text
     try:
@@ -81,12 +81,12 @@ def _escaped(text: str) -> bool:
     return all("\udc80" <= character <= "\udcff" for character in text if "\ud800" <= character <= "\udfff")
 
 
-def cleaned(value: Any) -> Any:
-    """The same for everything in a structure."""
+def json_safe(value: Any) -> Any:
+    """Apply `json_safe_text` to every string of a structure."""
     if isinstance(value, str):
-        return clean(value)
+        return json_safe_text(value)
     if isinstance(value, dict):
-        return {clean(str(key)): cleaned(each) for key, each in value.items()}
+        return {json_safe_text(str(key)): json_safe(each) for key, each in value.items()}
     if isinstance(value, list | tuple):
-        return [cleaned(each) for each in value]
+        return [json_safe(each) for each in value]
     return value

@@ -1,4 +1,4 @@
-"""From one definition to the schemas that OpenAI, Anthropic and MCP want. Nothing here asks a box."""
+"""Renders tool definitions as the schemas of OpenAI, Anthropic and MCP. No box is needed for it."""
 
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -19,18 +19,18 @@ class Flavour(StrEnum):
 
 
 class View(NamedTuple):
-    """What of a tool an agent gets to see."""
+    """The part of a tool that an agent may see."""
 
-    left_out: frozenset[str] = frozenset()
-    """Fields and actions that are not for it."""
+    hidden: frozenset[str] = frozenset()
+    """Fields and actions that the agent may not use."""
     choices: Mapping[str, tuple[str, ...]] = {}
-    """Fields of which it may choose only these values."""
-    more: str = ""
-    """What its description says besides, to an agent that may do it."""
+    """Fields that are restricted to these values."""
+    extra_description: str = ""
+    """Text that is added to the description for an agent that may use the described action."""
 
 
-def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
-    """`views`: for a tool by its name; one that is not named is seen whole."""
+def render_schemas(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> list[dict[str, Any]]:
+    """Return the schemas of the tools. `views` maps a tool's name to what the agent sees of it."""
     try:
         kind = Flavour(flavour)
     except ValueError:
@@ -41,38 +41,38 @@ def rendered(flavour: str, tools: Iterable[Tool], views: Mapping[str, View]) -> 
 
 def _render(kind: Flavour, tool: Tool, view: View) -> dict[str, Any]:
     schema = parameters(tool, view)
-    named = {"name": tool.name, "description": f"{tool.description} {view.more}".strip()}
+    named = {"name": tool.name, "description": f"{tool.description} {view.extra_description}".strip()}
     if kind is Flavour.OPENAI:
         return {"type": "function", "function": {**named, "parameters": schema}}
     if kind is Flavour.OPENAI_RESPONSES:
         return {"type": "function", **named, "parameters": schema, "strict": False}
     if kind is Flavour.ANTHROPIC:
         return {**named, "input_schema": schema}
-    # Every path stays in a box, which can be thrown away: nothing here is destructive to the client's own machine.
+    # Every path stays in a disposable box, so nothing here is destructive to the client's own machine.
     hints = {"readOnlyHint": tool.read_only, "openWorldHint": False}
-    told = {"outputSchema": answers(tool.answers)} if tool.answers is not None else {}
-    return {**named, "inputSchema": schema, **told, "annotations": hints}
+    output = {"outputSchema": output_schema(tool.answers)} if tool.answers is not None else {}
+    return {**named, "inputSchema": schema, **output, "annotations": hints}
 
 
 def parameters(tool: Tool, view: View) -> dict[str, Any]:
-    """The JSON schema of the tool's arguments."""
+    """Return the JSON schema of the tool's arguments."""
     if tool.arguments is None:
         return {"type": "object", "properties": {}, **tool.parameters}
-    whole = _schema(tool.arguments)
-    properties = {name: field for name, field in whole["properties"].items() if name not in view.left_out}
+    whole = _input_schema(tool.arguments)
+    properties = {name: field for name, field in whole["properties"].items() if name not in view.hidden}
     for field, values in view.choices.items():
         properties[field] = {**properties[field], "enum": list(values)}
     if tool.action:
         choice = properties[tool.action]
-        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.left_out]}
+        properties[tool.action] = {**choice, "enum": [each for each in choice["enum"] if each not in view.hidden]}
     return {**whole, "properties": properties}
 
 
 @cache
-def _schema(arguments: type[Arguments]) -> dict[str, Any]:
-    """As msgspec gives it, with references resolved and "or null" left away: models follow plain schemas best."""
+def _input_schema(arguments: type[Arguments]) -> dict[str, Any]:
+    """Return the schema of msgspec with references resolved and "or null" removed: models follow plain schemas best."""
     _, components = msgspec.json.schema_components((arguments,), ref_template="{name}")
-    whole = _plain(components[arguments.__name__], components)
+    whole = _simplify(components[arguments.__name__], components)
     return {
         "type": "object",
         "properties": whole["properties"],
@@ -82,35 +82,39 @@ def _schema(arguments: type[Arguments]) -> dict[str, Any]:
 
 
 @cache
-def answers(kind: type) -> dict[str, Any]:
-    """The JSON schema of a tool's structured content; here "or null" says something. Some clients hold errors against
-    it too, so what is required is so only where there is none."""
+def output_schema(kind: type) -> dict[str, Any]:
+    """Return the JSON schema of a tool's structured content, in which "or null" has a meaning.
+
+    Some clients validate errors against it too, so the required fields are required only if there is no error.
+    """
     _, components = msgspec.json.schema_components((kind,), ref_template="{name}")
-    whole: dict[str, Any] = _resolved(components[kind.__name__], components)
+    whole: dict[str, Any] = _inline_references(components[kind.__name__], components)
     required = whole.pop("required", [])
     return {**whole, "anyOf": [{"required": required}, {"required": ["error"]}]} if required else whole
 
 
-def _resolved(schema: Any, components: Mapping[str, Any]) -> Any:
-    """With every reference written out, and without what only names things."""
+def _inline_references(schema: Any, components: Mapping[str, Any]) -> Any:
+    """Replace every reference by its target, and drop titles and defaults."""
     if isinstance(schema, list):
-        return [_resolved(each, components) for each in schema]
+        return [_inline_references(each, components) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        return _resolved(components[schema["$ref"]], components)
-    return {key: _resolved(value, components) for key, value in schema.items() if key not in ("title", "default")}
+        return _inline_references(components[schema["$ref"]], components)
+    return {
+        key: _inline_references(value, components) for key, value in schema.items() if key not in ("title", "default")
+    }
 
 
-def _plain(schema: Any, components: Mapping[str, Any]) -> Any:
+def _simplify(schema: Any, components: Mapping[str, Any]) -> Any:
     if isinstance(schema, list):
-        return [_plain(each, components) for each in schema]
+        return [_simplify(each, components) for each in schema]
     if not isinstance(schema, dict):
         return schema
     if "$ref" in schema:
-        named = _plain(components[schema["$ref"]], components)
+        named = _simplify(components[schema["$ref"]], components)
         return {**named, **{key: value for key, value in schema.items() if key != "$ref"}}
-    plain = {key: _plain(value, components) for key, value in schema.items() if key not in ("title", "$defs")}
+    plain = {key: _simplify(value, components) for key, value in schema.items() if key not in ("title", "$defs")}
     if plain.get("default", 0) is None:
         del plain["default"]
     if isinstance(plain.get("anyOf"), list):

@@ -1,4 +1,4 @@
-"""`Tools`: the dispatcher. Finds the tool, decodes its arguments, asks permission, does it, and answers with data."""
+"""`Tools`, the dispatcher: it finds a tool, decodes its arguments, checks permissions, runs it and returns data."""
 
 import asyncio
 import time
@@ -14,32 +14,47 @@ from hutch.model.record import Record
 from hutch.model.status import Status
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import AgentPermissions, Decision
-from hutch.tools.agents import Agent, session_of
-from hutch.tools.arguments import as_mapping, decoded
+from hutch.tools.agents import Agent, session_for_agent
+from hutch.tools.arguments import as_mapping, decode_arguments
 from hutch.tools.attachments import Attachments
-from hutch.tools.boxes import TAKEOVER_TOLD, Lifecycle
+from hutch.tools.builtin.box_operation import box_operation_tool
+from hutch.tools.builtin.boxes import TAKEOVER_DESCRIPTION, Lifecycle, box_lifecycle_tool, box_query_tool
+from hutch.tools.builtin.exec import exec_tool
+from hutch.tools.builtin.jobs import job_tool
+from hutch.tools.builtin.output import OUTPUT_BYTES
+from hutch.tools.builtin.read import read_tool
+from hutch.tools.builtin.search import glob_tool, grep_tool
+from hutch.tools.builtin.send_file import send_file_tool
+from hutch.tools.builtin.skills import activate_skill_tool, list_skills_tool, skill_tools
+from hutch.tools.builtin.write import edit_tool, write_tool
 from hutch.tools.call import Call, Progress
-from hutch.tools.catalogue import SKILL_TOOLS, TOOLS
 from hutch.tools.definition import Tool
 from hutch.tools.gate import Ask, Gate
 from hutch.tools.guidance import guidance
-from hutch.tools.output import OUTPUT_BYTES
-from hutch.tools.provider_tools import ProviderKit, installed
-from hutch.tools.result import ToolResult, failed, finished
-from hutch.tools.schemas import View, rendered
-from hutch.tools.scope import advised
-from hutch.tools.skills import skill_tools
+from hutch.tools.provider_tools import ProviderKit, installed_kits
+from hutch.tools.result import ToolResult, error_result, with_notes
+from hutch.tools.schemas import View, render_schemas
+from hutch.tools.scope import with_permitted_remedy
+
+TOOLS: tuple[Tool, ...] = (
+    exec_tool, job_tool, read_tool, write_tool, edit_tool, glob_tool, grep_tool, send_file_tool,
+    box_query_tool, box_lifecycle_tool, box_operation_tool, list_skills_tool, activate_skill_tool,
+)  # fmt: skip
+
+SKILL_TOOLS = frozenset({"list_skills", "activate_skill"})
+"""Tools that are hidden if the Hutch keeps no skills."""
+
 
 HOLD_SECONDS = 600.0
-"""An agent that has called nothing for so long lets go of its leases, so that its boxes' own clocks count again."""
-STATUS_SECONDS = 5.0
-"""How long an answer about the engines is good for."""
+"""After this silence an agent's leases are released, so that the idle timeouts of its boxes run again."""
+STATUS_CACHE_SECONDS = 5.0
+"""Time for which an answer about the engines is reused."""
 
 _log = log("tools")
 
 
 class ToolsStatus(Record, frozen=True, kw_only=True):
-    """Which tools an agent has now, and why it does not have the others."""
+    """The tools that an agent has now, and why it lacks the others."""
 
     available: bool
     state: str
@@ -47,9 +62,9 @@ class ToolsStatus(Record, frozen=True, kw_only=True):
     remedy: str = ""
     tools: tuple[str, ...] = ()
     origins: dict[str, str] = msgspec.field(default_factory=dict)
-    """Of tools that are not Hutch's own: `provider:NAME`, `skill:NAME` (P13)."""
+    """Origin of tools that are not built in: `provider:NAME` or `skill:NAME`."""
     hidden: dict[str, str] = msgspec.field(default_factory=dict)
-    """From a tool that is not there to the reason."""
+    """Maps each missing tool to the reason."""
 
 
 class Tools:
@@ -70,8 +85,13 @@ class Tools:
         output_bytes: int = OUTPUT_BYTES,
         hold_sec: float = HOLD_SECONDS,
     ) -> None:
-        """`spec`: of the boxes that calls create. `profiles`: those a model may choose from; none: it cannot choose.
-        `boxes`: ids or names of boxes that the agents may use besides those that their own sessions make."""
+        """Create the tools.
+
+        Args:
+            spec: Spec of the boxes that calls create.
+            profiles: Profiles that a model may choose from. Without any it cannot choose.
+            boxes: Ids or names of boxes that agents may use besides those that their sessions create.
+        """
         self.hutch = hutch
         self.ask = ask
         self.skills = skills if skills is not None else _skills_of(hutch)
@@ -79,24 +99,24 @@ class Tools:
         self.spec = dict(spec or {})
         self.profiles = tuple(profiles)
         self.boxes = tuple(boxes)
-        self.provider_tools = installed() if provider_tools is None else dict(provider_tools)
+        self.provider_tools = installed_kits() if provider_tools is None else dict(provider_tools)
         self.output_bytes = output_bytes
         self.hold_sec = hold_sec
         self.attachments = Attachments()
         if isinstance(permissions, AgentPermissions):
             permissions = {rules.EVERYBODY: permissions}
         if permissions is None:
-            # The rules of an operator's hutch.toml hold without every application having to pass them on.
+            # The rules of the operator's hutch.toml apply even if the application does not pass them on.
             permissions = getattr(getattr(hutch, "config", None), "permissions", None)
-        # Read anew: a rule that was written as plain text must decide like one that was written as an enum.
+        # Converted once more, so that a rule given as plain text decides like one given as an enum.
         self._permissions = {
             name: AgentPermissions.from_plain(each.to_plain()) for name, each in (permissions or {}).items()
         }
         for name, each in self._permissions.items():
             rules.check(name, each)
         self._agents: dict[str, Agent] = {}
-        self._known: tuple[float, Status] | None = None
-        self._resting: asyncio.Task[None] | None = None
+        self._cached_status: tuple[float, Status] | None = None
+        self._release_task: asyncio.Task[None] | None = None
 
     # --- calling ----------------------------------------------------------------------------------------------
 
@@ -104,34 +124,34 @@ class Tools:
         self, name: str, arguments: object = None, *, agent: str | None = None, progress: Progress | None = None,
         message: str = "",
     ) -> ToolResult:  # fmt: skip
-        """Do it. Never raises for what a model or a box has done; cancelling kills the command."""
+        """Run a tool. Errors of the model or the box are returned as data. Cancellation kills the command."""
         who = self.agent(agent)
         notes: list[str] = []
         who.busy += 1
         try:
             with operation():
-                result = await self._called(who, str(name), arguments, progress, message, notes)
+                result = await self._dispatch(who, str(name), arguments, progress, message, notes)
         except HutchError as error:
-            result = failed(advised(error, self.permissions(who.name)))
-        except Exception as error:  # the boundary to the model: it is reported, and the model is told that it is ours
+            result = error_result(with_permitted_remedy(error, self.permissions(who.name)))
+        except Exception as error:  # The boundary to the model: log our defect and report it.
             _log.error("a tool broke", tool=name, agent=who.name, error=error)
-            result = failed(
+            result = error_result(
                 HutchError(
                     f"{name} failed inside Hutch: {type(error).__name__}", remedy="try another way, or tell the user"
                 )
             )
         finally:
             who.busy -= 1
-            who.used = time.monotonic()
-            self._rest_later()
-        return finished(result, notes)
+            who.last_used = time.monotonic()
+            self._schedule_release()
+        return with_notes(result, notes)
 
-    async def _called(
+    async def _dispatch(
         self, who: Agent, name: str, arguments: object, progress: Progress | None, message: str, notes: list[str]
     ) -> ToolResult:
         tool = await self._find(name, who)
         given = as_mapping(tool, arguments)
-        record = decoded(tool, given) if tool.arguments is not None else given
+        record = decode_arguments(tool, given) if tool.arguments is not None else given
         action = str(getattr(record, tool.action)) if tool.action else ""
         gate = Gate(who, self.permissions(who.name), self.ask, tool.name, action, given)
         await gate.enter(decided_later=tool.settles)
@@ -146,7 +166,7 @@ class Tools:
         tool = _BY_NAME.get(name)
         if tool is not None and (name not in SKILL_TOOLS or self.skills is not None):
             return tool
-        there = await self._there(who)
+        there = await self._available_tools(who)
         for each in there:
             if each.name == name:
                 return each
@@ -157,18 +177,18 @@ class Tools:
     # --- what there is ------------------------------------------------------------------------------------------
 
     async def schemas(self, flavour: str = "openai", *, agent: str | None = None) -> list[dict[str, Any]]:
-        """For a request to a model. Empty while no box can be made; `status` says why (B5)."""
+        """Return the schemas for a request to a model, or none while no box can be created."""
         who = self.agent(agent)
-        if not (await self._condition()).available:
-            return rendered(flavour, (), {})
-        tools = [tool for tool in await self._there(who) if not self._denied(who, tool)]
-        return rendered(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
+        if not (await self._engine_status()).available:
+            return render_schemas(flavour, (), {})
+        tools = [tool for tool in await self._available_tools(who) if not self._denied(who, tool)]
+        return render_schemas(flavour, tools, {tool.name: self._view(who, tool) for tool in tools})
 
     async def status(self, *, agent: str | None = None) -> ToolsStatus:
-        """Always answers."""
+        """Return which tools the agent has. It answers even if no engine works."""
         who = self.agent(agent)
-        condition = await self._condition(fresh=True)
-        there = await self._there(who) if condition.available else ()
+        condition = await self._engine_status(fresh=True)
+        there = await self._available_tools(who) if condition.available else ()
         hidden = {tool.name: "denied by permissions" for tool in there if self._denied(who, tool)}
         if not condition.available:
             hidden = {tool.name: condition.reason or str(condition.state) for tool in TOOLS}
@@ -186,8 +206,8 @@ class Tools:
         )
 
     async def guidance(self, *, agent: str | None = None) -> str:
-        """What the system prompt should say about the tools; empty while there are none (B6)."""
-        if not (await self._condition()).available:
+        """Return the text about the tools for the system prompt. It is empty while there are no tools."""
+        if not (await self._engine_status()).available:
             return ""
         return await guidance(self, self.agent(agent))
 
@@ -195,26 +215,26 @@ class Tools:
         return rules.of(agent, self._permissions)
 
     def agent(self, name: str | None = None) -> Agent:
-        """The agent of that name; the default one is the session of the Hutch that was given."""
+        """Return the agent of that name. The default agent uses the session of the given Hutch."""
         name = name or self.default_agent
         known = self._agents.get(name)
         if known is None:
             own = name == self.default_agent
-            hutch = self.hutch if own else self.hutch.for_session(session_of(self.hutch.session, name))
+            hutch = self.hutch if own else self.hutch.for_session(session_for_agent(self.hutch.session, name))
             known = self._agents[name] = Agent(name, hutch, self.spec, self.boxes)
         return known
 
-    async def _there(self, who: Agent) -> tuple[Tool, ...]:
+    async def _available_tools(self, who: Agent) -> tuple[Tool, ...]:
         tools = TOOLS if self.skills is not None else tuple(tool for tool in TOOLS if tool.name not in SKILL_TOOLS)
         kit = self.provider_tools.get(await self.provider_of(who)) if self.provider_tools else None
         if kit is not None:
-            tools += kit.marked(await self.provider_of(who))
+            tools += kit.with_origin(await self.provider_of(who))
         if who.skills and self.skills is not None:
             tools += await skill_tools(self.skills, who)
         return tools
 
     async def provider_of(self, who: Agent) -> str:
-        """Of the agent's current box; empty if it has none."""
+        """Return the provider of the agent's current box, or empty if there is none."""
         if who.current is not None:
             return who.current.spec.provider
         box_id = await who.hutch.current()
@@ -229,7 +249,7 @@ class Tools:
         return rules.on_tool(self.permissions(who.name), tool.name).decision is Decision.DENY
 
     def _view(self, who: Agent, tool: Tool) -> View:
-        """Without what is denied; a profile can be chosen only where the operator has named some."""
+        """Hide what is denied. A profile can be chosen only if the application named some."""
         permissions = self.permissions(who.name)
         denied = {
             action.removeprefix(f"{tool.name}.")
@@ -240,45 +260,45 @@ class Tools:
             return View(frozenset(denied))
         if permissions.takeover is Decision.DENY:
             denied.add(str(Lifecycle.TAKEOVER))
-        more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_TOLD
+        more = "" if Lifecycle.TAKEOVER in denied else TAKEOVER_DESCRIPTION
         if not self.profiles:
-            return View(frozenset(denied | {"profile"}), more=more)
+            return View(frozenset(denied | {"profile"}), extra_description=more)
         return View(frozenset(denied), {"profile": self.profiles}, more)
 
-    async def _condition(self, *, fresh: bool = False) -> Status:
+    async def _engine_status(self, *, fresh: bool = False) -> Status:
         now = time.monotonic()
-        if fresh or self._known is None or now - self._known[0] > STATUS_SECONDS:
-            self._known = (now, await self.hutch.status())
-        return self._known[1]
+        if fresh or self._cached_status is None or now - self._cached_status[0] > STATUS_CACHE_SECONDS:
+            self._cached_status = (now, await self.hutch.status())
+        return self._cached_status[1]
 
-    # --- letting go -----------------------------------------------------------------------------------------------
+    # --- releasing leases ----------------------------------------------------------------------------------------
 
-    def _rest_later(self) -> None:
-        if self._resting is None and self.hold_sec > 0:
-            self._resting = asyncio.create_task(self._rest())
+    def _schedule_release(self) -> None:
+        if self._release_task is None and self.hold_sec > 0:
+            self._release_task = asyncio.create_task(self._release_idle())
 
-    async def _rest(self) -> None:
-        """Lets go of the leases of agents that have fallen silent, until none holds any."""
+    async def _release_idle(self) -> None:
+        """Release the leases of silent agents until no agent holds any."""
         try:
             while any(who.held for who in self._agents.values()):
                 await asyncio.sleep(self.hold_sec / 4)
                 silent_since = time.monotonic() - self.hold_sec
                 for who in tuple(self._agents.values()):
-                    if who.held and not who.busy and who.used < silent_since:
-                        await who.rest()
+                    if who.held and not who.busy and who.last_used < silent_since:
+                        await who.release_all()
         finally:
-            self._resting = None
+            self._release_task = None
 
     async def forget(self, agent: str) -> None:
-        """This agent is done: its leases end now. Its boxes go on until their clocks end them."""
+        """Drop an agent and release its leases now. Its boxes live on until their own timeouts."""
         who = self._agents.pop(agent, None)
         if who is not None:
-            await who.rest()
+            await who.release_all()
 
     async def close(self) -> None:
-        """Let go of everything. The Hutch stays open: whoever made it closes it."""
-        if self._resting is not None:
-            self._resting.cancel()
+        """Release all leases. The Hutch stays open for whoever opened it."""
+        if self._release_task is not None:
+            self._release_task.cancel()
         for name in tuple(self._agents):
             await self.forget(name)
 
@@ -287,7 +307,7 @@ _BY_NAME = {tool.name: tool for tool in TOOLS}
 
 
 def _skills_of(hutch: Hutch) -> Skills | None:
-    """Of a Hutch that keeps skills. One that is switched off has none, and says so when it is called, not before."""
+    """Return the skills of a Hutch, or None if it keeps none or is disabled."""
     try:
         return getattr(hutch, "skills", None)
     except Disabled:

@@ -15,6 +15,7 @@ from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, Phase, ServerState, Share, Start
 from mcp import MCPError
 from tests.mcp.hosting.hosting import QUICK, hosting, plain, project, text_of, where
+from tests.server.serving import serving
 
 
 async def test_lazy_and_eager(tmp_path: Path) -> None:
@@ -68,6 +69,22 @@ async def test_the_same_over_a_launched_hutch(tmp_path: Path) -> None:
             await hosted.add("etc", McpServer(command="/usr/bin/python3", args=("/etc/hostname",), host_path="/etc"))
             with pytest.raises(ServerFailed, match="/etc"):
                 await hosted.start("etc")
+
+
+async def test_the_same_at_a_server(tmp_path: Path) -> None:
+    """B22, B33: an admin's process hosts in the boxes of a server what that admin could register there; a user's key
+    opens no path of the machine."""
+    place = project(tmp_path / "proj")
+    with serving() as server:
+        for role in ("admin", "user"):
+            async with front.Hutch(server.announcement["url"], key=server.key(role, role)) as hutch:
+                async with Hosted(hutch, directory=tmp_path / role, settings=QUICK) as hosted:
+                    await hosted.add("plain", McpServer(command="/usr/bin/python3", args=(str(place / "server.py"),)))
+                    if role == "admin":
+                        assert where(await hosted.call("plain", "where"))["cwd"] == "/mnt/project"
+                    else:
+                        with pytest.raises(ServerFailed, match="only an admin opens paths"):
+                            await hosted.start("plain")
 
 
 async def test_only_what_was_opened_is_shown(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_closing_its_input_ends_a_running_command(top: Path) -> None:
 
 async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
     """The client's directory is nobody's business in the box, unless --workspace says so; `:ro` holds, and a place
-    that may not be mounted is refused."""
+    that may not be mounted is refused. The model is told of it (lesson 50)."""
     project = top / "project"
     project.mkdir()
     project.chmod(0o777)
@@ -120,6 +120,8 @@ async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
     async with stdio(top, "--workspace", ".", "--scope", "rw")("auto", cwd=project) as client:
         tools = {tool.name: tool.annotations for tool in (await client.list_tools()).tools}
         assert tools["exec"] is not None and tools["exec"].destructive_hint, "it can change the client's own files"
+        told = client.instructions or ""
+        assert f"/workspace is {project} of the machine itself" in told and "reaches the machine" not in told, told
         assert (await run(client, "cat secret.txt; echo new > made.txt"))["stdout"] == "here"
     assert (project / "made.txt").read_text() == "new\n"
     async with stdio(top, "--workspace", ".:ro", "--scope", "ro")("auto", cwd=project) as client:

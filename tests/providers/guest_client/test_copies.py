@@ -6,7 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.guest.living import Living, instance_of, living, until
+from tests.guest.guest_process import Living, instance_of, living, until
 
 from hutch.errors import FileFailed, FileMissing, IsDirectory
 

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.guest.living import PATIENCE, Living, living, until
+from tests.guest.guest_process import PATIENCE, Living, living, until
 
 from hutch.api import Files
 from hutch.errors import (

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from hutch.errors import BoxBroken, FileFailed, HutchError
+from hutch.guest.files.trees import DATA as CONTENT
+from hutch.guest.files.trees import END, PIECE
 from hutch.guest.protocol import DATA, ERROR, EVENT, HEADER, HEADER_SIZE, HELLO, REPLY, REQUEST, frame
-from hutch.guest.trees import DATA as CONTENT
-from hutch.guest.trees import END, PIECE
 from hutch.providers.guest_client.files import LinkedFiles
 from hutch.providers.guest_client.link import Link
 

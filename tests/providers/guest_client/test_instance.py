@@ -5,7 +5,7 @@ import os
 import signal
 
 import pytest
-from tests.guest.living import LIMITS, PATIENCE, instance_of, living, until
+from tests.guest.guest_process import LIMITS, PATIENCE, instance_of, living, until
 
 from hutch.errors import BoxBroken, NotFound, NotRunnable, Unavailable, Unsupported
 from hutch.model.results import Cause

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.guest.living import PATIENCE, living
+from tests.guest.guest_process import PATIENCE, living
 
 from hutch.errors import BoxBroken, FileMissing, HutchError, Timeout, Unavailable
 from hutch.guest import protocol

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.guest.living import LIMITS
+from tests.guest.guest_process import LIMITS
 
 from hutch.errors import Refused
 from hutch.keeper.access.handles import BoxHandle

@@ -1,8 +1,4 @@
-"""Make an image from another one, step by step; a step that was made before over the same layers is not made again.
-
-Steps run in the order they are written. Commands run in a box on the image so far, as its user (root, if the image
-names none; the only user there is, if Hutch runs rootless), without network unless --net on.
-"""
+"""`hutch image build`: make an image from another one, step by step, with a cache of finished steps."""
 
 import argparse
 import asyncio
@@ -12,54 +8,90 @@ from collections.abc import Sequence
 from typing import Any
 
 from hutch.cli.attach import Attachment, Signals
-from hutch.cli.embedded import configuration
-from hutch.cli.image import text as telling
-from hutch.cli.image.ensure import ensure
-from hutch.cli.image.open_store import store_in
+from hutch.cli.connect import load_config
+from hutch.cli.image.pull import ensure_image
+from hutch.cli.image.store import image_facts, open_images, short_name
 from hutch.cli.options import add_limits, duration, limits_of, variable
 from hutch.cli.output import emit_json, note, printable
+from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import EngineError, Invalid
-from hutch.images import build_cache, layer_diff, users
+from hutch.images import build_cache
 from hutch.images.build import Site
 from hutch.images.build_cache import Step
+from hutch.images.layers import diff, merged_view
 from hutch.model.ids import BoxId
 from hutch.model.results import Cause, Result
 from hutch.providers.base import Command
 
-EPILOG = """\
+_ID_RANGE = 65536
+_SHOWN_LETTERS = 60
+_DEFAULT_TIMEOUT = 1800.0
+"""A command that waits for an unreachable network would wait for ever, and nobody may be watching."""
+
+
+class Build(CliCommand):
+    """Make an image from another one, step by step; a step that was made before over the same layers is not made again.
+
+    Steps run in the order they are written. Commands run in a box on the image so far, as its user (root, if the image
+    names none; the only user there is, if Hutch runs rootless), without network unless --net on.
+    """
+
+    epilog = """\
 examples:
   hutch image build tools --from debian:12 --net on --run 'apt-get update && apt-get install -y jq'
   hutch image build app --from tools --copy ./src:/srv/app --workdir /srv/app --env MODE=live --cmd './serve --port 80'
 """
-_RANGE = 65536
-_SHOWN = 60
-_LONGEST = 1800.0
-"""Seconds: what waits for a network that is not there would wait for ever, and nobody may be looking."""
 
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("name", metavar="NAME", help="how the new image is called")
+        parser.add_argument("--from", dest="base", metavar="IMAGE", required=True, help="the image to begin with")
+        how = parser.add_argument_group("steps, in their order")
+        how.add_argument(
+            "--run", action=_Step, metavar="COMMAND", help="run it under a shell; what it changes is a layer"
+        )
+        how.add_argument(
+            "--copy", action=_Step, metavar="SRC:DST", help="copy a file, or what a directory holds; root's"
+        )
+        how.add_argument("--env", "-e", action=_Step, metavar="K=V", help="for later steps and for the image")
+        how.add_argument("--workdir", "-w", action=_Step, metavar="DIR", help="for later steps and for the image")
+        how.add_argument("--user", "-u", action=_Step, metavar="USER", help="for later steps and for the image")
+        how.add_argument(
+            "--entrypoint", action=_Step, metavar="COMMAND", help="what the image runs, as words of a shell"
+        )
+        how.add_argument("--cmd", action=_Step, metavar="COMMAND", help="what it runs, or gives to its entrypoint")
+        made = parser.add_argument_group("how they are made")
+        made.add_argument(
+            "--net", choices=("off", "on"), default="off", dest="network", help="network of commands (off)"
+        )
+        made.add_argument("--no-cache", action="store_true", help="make every step anew")
+        made.add_argument("--pull", choices=("missing", "always", "never"), help="when IMAGE is fetched (missing)")
+        made.add_argument("--profile", default="code", help="limits of the boxes that commands run in (code)")
+        made.add_argument(
+            "--timeout", type=duration, default=_DEFAULT_TIMEOUT, metavar="TIME", help="of a command (30m; 0: none)"
+        )
+        add_limits(parser)
 
-def add(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", metavar="NAME", help="how the new image is called")
-    parser.add_argument("--from", dest="base", metavar="IMAGE", required=True, help="the image to begin with")
-    how = parser.add_argument_group("steps, in their order")
-    how.add_argument("--run", action=_Step, metavar="COMMAND", help="run it under a shell; what it changes is a layer")
-    how.add_argument("--copy", action=_Step, metavar="SRC:DST", help="copy a file, or what a directory holds; root's")
-    how.add_argument("--env", "-e", action=_Step, metavar="K=V", help="for later steps and for the image")
-    how.add_argument("--workdir", "-w", action=_Step, metavar="DIR", help="for later steps and for the image")
-    how.add_argument("--user", "-u", action=_Step, metavar="USER", help="for later steps and for the image")
-    how.add_argument("--entrypoint", action=_Step, metavar="COMMAND", help="what the image runs, as words of a shell")
-    how.add_argument("--cmd", action=_Step, metavar="COMMAND", help="what it runs, or gives to its entrypoint")
-    made = parser.add_argument_group("how they are made")
-    made.add_argument("--net", choices=("off", "on"), default="off", dest="network", help="network of commands (off)")
-    made.add_argument("--no-cache", action="store_true", help="make every step anew")
-    made.add_argument("--pull", choices=("missing", "always", "never"), help="when IMAGE is fetched (missing)")
-    made.add_argument("--profile", default="code", help="limits of the boxes that commands run in (code)")
-    made.add_argument("--timeout", type=duration, default=_LONGEST, metavar="TIME", help="of a command (30m; 0: none)")
-    add_limits(parser)
+    async def run_async(self, arguments: argparse.Namespace) -> int:
+        config = await ensure_image(arguments, load_config(arguments), arguments.base)
+        store = open_images(config)
+        store.reference(arguments.name)
+        with store.adding():
+            builder = _Builder(arguments, config, Site(store, store.open(arguments.base)))
+            wanted: Sequence[tuple[str, str]] = getattr(arguments, "steps", [])
+            for number, (kind, text) in enumerate(wanted, 1):
+                builder.step_text = f"step {number} of {len(wanted)}: {kind} {printable(text)[:_SHOWN_LETTERS]}"
+                await builder.do(kind, text)
+            image = await asyncio.to_thread(builder.site.finish, arguments.name)
+        if arguments.json:
+            emit_json({**image_facts(store, image), "cached_steps": builder.cached})
+        else:
+            print(f"{short_name(store, image.stored.name)} {image.digest}")
+        return 0
 
 
 class _Step(argparse.Action):
-    """Options of different names in one list: their order is the order of the steps."""
+    """Collects options of different names in one list, because their order is the order of the steps."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, space: argparse.Namespace, value: Any, option: str | None = None
@@ -67,34 +99,14 @@ class _Step(argparse.Action):
         space.steps = [*getattr(space, "steps", []), (self.dest, str(value))]
 
 
-def run(arguments: argparse.Namespace) -> int:
-    return asyncio.run(_build(arguments))
-
-
-async def _build(arguments: argparse.Namespace) -> int:
-    config = await ensure(arguments, configuration(arguments), arguments.base)
-    store = store_in(config)
-    store.reference(arguments.name)
-    with store.adding():
-        builder = _Builder(arguments, config, Site(store, store.open(arguments.base)))
-        wanted: Sequence[tuple[str, str]] = getattr(arguments, "steps", [])
-        for number, (kind, text) in enumerate(wanted, 1):
-            builder.place = f"step {number} of {len(wanted)}: {kind} {printable(text)[:_SHOWN]}"
-            await builder.do(kind, text)
-        image = await asyncio.to_thread(builder.site.finish, arguments.name)
-    if arguments.json:
-        emit_json({**telling.full(store, image), "cached_steps": builder.cached})
-    else:
-        print(f"{telling.short(store, image.stored.name)} {image.digest}")
-    return 0
-
-
 class _Builder:
+    """Makes the steps of one build."""
+
     def __init__(self, arguments: argparse.Namespace, config: Config, site: Site) -> None:
         self._arguments = arguments
         self._config = config
         self.site = site
-        self.place = ""
+        self.step_text = ""
         self.cached = 0
 
     async def do(self, kind: str, text: str) -> None:
@@ -114,16 +126,16 @@ class _Builder:
         else:
             site.set(cmd=shlex.split(text))
 
-    def _tell(self, what: str) -> None:
+    def _note(self, what: str) -> None:
         if not self._arguments.json:
-            note(f"{self.place}{what}")
+            note(f"{self.step_text}{what}")
 
-    def _again(self, step: Step | None) -> bool:
-        """Whether the step was made before and may be taken as it was."""
+    def _reuse(self, step: Step | None) -> bool:
+        """Use the cached result of a step, if there is one; tell whether there was."""
         if step is None or self._arguments.no_cache:
-            self._tell("")
+            self._note("")
             return False
-        self._tell(" (as before)")
+        self._note(" (as before)")
         self.cached += 1
         self.site.add(step)
         return True
@@ -141,9 +153,9 @@ class _Builder:
         target = os.path.join(self.site.run.working_dir or "/", target)
         copies = [(os.path.abspath(os.path.expanduser(source)), target)]
         content: list[str] = []
-        step = self.site.layer(lambda out: content.append(layer_diff.from_files(copies, self.site.directories, out)))
+        step = self.site.layer(lambda out: content.append(diff.from_files(copies, self.site.directories, out)))
         key, known = self.site.known("copy", *content)
-        if not self._again(known):
+        if not self._reuse(known):
             self._keep(key, step)
 
     # --- commands --------------------------------------------------------------------------------------------
@@ -153,11 +165,11 @@ class _Builder:
         key, known = self.site.known(
             "run", text, network, *(run.env or []), run.working_dir or "", run.user or "", str(os.geteuid() == 0)
         )
-        if not self._again(known):
+        if not self._reuse(known):
             self._keep(key, await self._in_box(text))
 
     async def _in_box(self, text: str) -> Step:
-        """Run it in a box that keeps its files, and make a layer of what it has changed."""
+        """Run the command in a box that keeps its files, and make a layer of what it has changed."""
         from hutch.keeper.embedded import Hutch
         from hutch.keeper.keeper import Keeper
         from hutch.keeper.store.store import MemoryStore
@@ -178,9 +190,7 @@ class _Builder:
                     live = keeper.held(BoxId(box.id))
                     store = str(live.record.instance.data["store"]) if live else ""
                     upper = os.path.join(store, "0")
-                    return await asyncio.to_thread(
-                        self.site.layer, lambda out: layer_diff.from_changes(upper, out, _owner)
-                    )
+                    return await asyncio.to_thread(self.site.layer, lambda out: diff.from_changes(upper, out, _owner))
             except asyncio.CancelledError:
                 if signals.ended_by is None:
                     raise
@@ -195,14 +205,14 @@ class _Builder:
             waits = "it has no network (--net on)" if network == "off" else "does this machine reach where it asks?"
             remedy = f"give it longer with --timeout; if it waits for the network: {waits}"
         return EngineError(
-            f"{self.place} failed: {result.verdict.message or result.verdict.cause}",
+            f"{self.step_text} failed: {result.verdict.message or result.verdict.cause}",
             op="build",
             remedy=remedy or None,
             details={"exit_code": result.exit_code, "stderr": result.stderr[-2000:]},
         )
 
     def _spec(self) -> dict[str, Any]:
-        user = users.of_box(self.site.run.user or "", self.site.directories) or "root"
+        user = merged_view.box_user(self.site.run.user or "", self.site.directories) or "root"
         return {
             "image": f"oci:{self.site.state()}",
             "profile": self._arguments.profile,
@@ -218,6 +228,9 @@ class _Builder:
 
 
 def _owner(number: int) -> int:
-    """Box ids are what is on disk where the file system has idmapped mounts; else they are the last 16 bits. Rootless
-    everything belongs to one user, who is root in the image."""
-    return number % _RANGE if os.geteuid() == 0 else 0
+    """Translate an owner on disk to the owner in the image.
+
+    With idmapped mounts the disk holds the ids of the box; without them, those are the last 16 bits. Rootless, all
+    files belong to one user, who is root in the image.
+    """
+    return number % _ID_RANGE if os.geteuid() == 0 else 0

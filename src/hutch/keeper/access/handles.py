@@ -12,8 +12,8 @@ from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper.access.views import shown
 from hutch.keeper.boxes import pause as sleeping
 from hutch.keeper.boxes import update
+from hutch.keeper.boxes.health import recover
 from hutch.keeper.boxes.live import Live, taken_over
-from hutch.keeper.boxes.recovery import recover
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo, Moved
@@ -151,6 +151,7 @@ class BoxHandle:
         follow: bool = False,
     ) -> "JobHandle":
         rights.check_user(user, self.spec.user, rights.current())
+        timeout, cut = rights.cut_timeout(timeout, rights.current())
         order = Command(
             command=checked_command(command), cwd=cwd, env=env or {}, timeout_sec=timeout, user=user, pty=pty,
             rows=rows, cols=cols, name=name, follow=follow,
@@ -158,7 +159,7 @@ class BoxHandle:
         async with self.operation("job.start", asked(order)) as operation:
             instance = await self.begin()
             try:
-                job = JobHandle(self, await instance.start(order))
+                job = JobHandle(self, await instance.start(order), (str(cut),) if cut else ())
             except HutchError as error:
                 await self.failed(error)
                 raise
@@ -202,18 +203,19 @@ class BoxHandle:
         keep_output: int = 1 << 20,
     ) -> tuple[Command, tuple[str, ...]]:
         rights.check_user(user, self.spec.user, rights.current())
-        seconds, adjustment = clamp_timeout(timeout, self._live.record.spec.limits)
+        asked_for, clamped = clamp_timeout(timeout, self._live.record.spec.limits)
+        seconds, cut = rights.cut_timeout(asked_for or None, rights.current())
         order = Command(
             command=checked_command(command),
             cwd=cwd,
             env=env or {},
             stdin=stdin.encode() if isinstance(stdin, str) else stdin,
-            timeout_sec=seconds or None,
+            timeout_sec=seconds,
             user=user,
             keep_output=keep_output,
             follow=follow,
         )
-        return order, (str(adjustment),) if adjustment else ()
+        return order, tuple(str(each) for each in (clamped, cut) if each)
 
     # --- the box --------------------------------------------------------------------------------------------
 
@@ -294,9 +296,11 @@ class BoxHandle:
 class JobHandle:
     """A job; its handle remembers how far it has read each stream."""
 
-    def __init__(self, box: "Guard", process: Process) -> None:
+    def __init__(self, box: "Guard", process: Process, notes: tuple[str, ...] = ()) -> None:
         self._box = box
         self._process = process
+        self.notes = notes
+        """What the caller did not get as asked when the job was started."""
         self._cursors = {"stdout": 0, "stderr": 0}
         self._told: set[str] = set()
         """What this handle has a receipt for: keystrokes and polls are too many to have one each."""

@@ -27,7 +27,10 @@ def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE
         )
     if lease is not None and holds(lease, session) and lease.live(now):
         return {"lease": renewed(lease, now, seconds)}
-    return {"lease": granted(session, now, seconds, key=who().key), "epoch": record.epoch + 1}
+    left = record.left_lease
+    if lease is None and left is not None and holds(left, session) and left.live(now):
+        return {"lease": renewed(left, now, seconds), "left_lease": None}  # other handles of the session go on, too
+    return {"lease": granted(session, now, seconds, key=who().key), "left_lease": None, "epoch": record.epoch + 1}
 
 
 def holds(lease: Lease, session: str) -> bool:
@@ -40,7 +43,7 @@ def holds(lease: Lease, session: str) -> bool:
 
 def taken_over(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
     """The fields that give `session` the box whoever holds it; old handles are of an older epoch from now on."""
-    return {"lease": granted(session, now, seconds, key=who().key), "epoch": record.epoch + 1}
+    return {"lease": granted(session, now, seconds, key=who().key), "left_lease": None, "epoch": record.epoch + 1}
 
 
 def granted(session: str, now: float, seconds: float = LEASE_SECONDS, key: str = "") -> Lease:
@@ -58,6 +61,16 @@ def renewed(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
 def worth_writing(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:
     """Whether the store is to see a renewal: only one that gives noticeably more time."""
     return lease.expires_at != 0 and now + seconds - lease.expires_at > RENEWED_AFTER * seconds
+
+
+def regained(record: BoxRecord, session: str, acquired_at: float, now: float) -> Lease | None:
+    """The lease of `session` that ended with the keeper's process, which it may go on with; None if it has none."""
+    left = record.left_lease
+    if record.lease is not None or left is None or left.acquired_at != acquired_at:
+        return None
+    if not holds(left, session) or not left.live(now):
+        return None
+    return left
 
 
 def surviving(lease: Lease | None, asking: str = "") -> Lease | None:

@@ -16,6 +16,7 @@ from hutch.providers.base import InstanceRecord
 SCHEMA = 2
 """2: the environment may be sealed."""
 LOCAL_OWNER = "local"
+POOL_OWNER = ""
 SCOPE_KEY = "scope:"
 """How the key of a conversation's box begins; the keys that callers choose for their creations do not."""
 
@@ -39,6 +40,9 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     used_at: float
     epoch: int = 1
     lease: Lease | None = None
+    left_lease: Lease | None = None
+    """The lease that ended with its keeper's process. Other processes may have used the box under it: they go on with
+    it (`leases.regained`), unless somebody else got the box first."""
     doomed: bool = False
     """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
     greeted: bool = False

@@ -215,15 +215,15 @@ async def _gather(
             raise Refused(f"{name} is a {each.kind}, and a skill holds only files", remedy="put a copy in its place")
         else:
             data = await files.read(f"{top}/{name}", limit=MOST_BYTES_IN_FILE + 1)
-            budget.file(name, len(data))
+            budget.add_file(name, len(data))
             found[name] = (data, bool(each.mode & 0o111))
 
 
 async def scan(directory: str | Path) -> tuple[FoundSkill, ...]:
     """The skills in a tree of directories of this machine (B38)."""
-    from hutch.skills import collect
+    from hutch.skills import content
 
-    return await in_thread(collect.scan, Path(directory).absolute())
+    return await in_thread(content.scan, Path(directory).absolute())
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -10,7 +10,7 @@ from hutch.config import Config
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
 from hutch.keeper.access.callers import who
 from hutch.keeper.access.leases import surviving
-from hutch.keeper.boxes.deadlines import attached, orphan_grace
+from hutch.keeper.boxes.clocks import attached, orphan_grace
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States
@@ -67,11 +67,13 @@ class Reconciler:
         """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
         # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
         # A box that was left to itself goes from hand to hand with every command: that is no event.
+        lease = surviving(record.lease, asking=who().session)
         record = await self._states.update(
             record,
             keeper=self._keeper,
             epoch=record.epoch + 1,
-            lease=surviving(record.lease, asking=who().session),
+            lease=lease,
+            left_lease=None if lease is not None else record.lease or record.left_lease,
             grace_sec=self._grace_of(record),
             kind="" if record.left_at else "adopted",
             reason="its keeper died",

@@ -19,11 +19,10 @@ from hutch.api import Box
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, Invalid
 from hutch.logs import log
-from hutch.mcp.hosting import gateway as forwarding
 from hutch.mcp.hosting import projects
 from hutch.mcp.hosting.boxes import Boxes, Host
 from hutch.mcp.hosting.client_files import Imported
-from hutch.mcp.hosting.gateway import Front
+from hutch.mcp.hosting.gateway import Front, tools_of
 from hutch.mcp.hosting.registry import FILE, Entry, Registry
 from hutch.mcp.hosting.supervisor import Supervisor
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool, Share, Start, Transport
@@ -160,7 +159,7 @@ class Hosted:
     # --- using ------------------------------------------------------------------------------------------------------
 
     async def tools(self, name: str, box: Box | None = None) -> tuple[McpTool, ...]:
-        listed = await forwarding.tools_of(self._supervisor(name, box))
+        listed = await tools_of(self._supervisor(name, box))
         return tuple(
             McpTool(server=name, name=tool.name, description=tool.description or "", schema=dict(tool.input_schema))
             for tool in listed

@@ -7,7 +7,7 @@ import asyncio
 import re
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -20,13 +20,14 @@ from hutch.api import Box, Job
 from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, NotRunnable, ServerFailed
 from hutch.logs import log
-from hutch.mcp.hosting import projects, remote, secret_files
+from hutch.mcp.hosting import projects, remote
 from hutch.mcp.hosting.boxes import Boxes
 from hutch.mcp.hosting.dependencies import Installer
 from hutch.mcp.hosting.json_lines import LineStreams, Preview
 from hutch.mcp.hosting.registry import Entry
-from hutch.model.mcp import Phase, Transport
+from hutch.model.mcp import SECRETS_AT, Phase, Transport
 from hutch.model.results import Cause, Result, Verdict
+from hutch.policy.rights import UNBOUND, bound_by
 from mcp import ClientSession, MCPError
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ class Making:
     settings: McpTable
     preview: Preview
     callbacks: Callbacks
-    told: Callable[[Phase, str, str], None]
+    on_phase: Callable[[Phase, str, str], None]
     """Phase, box and job, as they are reached."""
     box: Box | None = None
     """The conversation's, where the server shares that one."""
@@ -109,9 +110,15 @@ class Making:
 
     def _reached(self, phase: Phase, box: str = "", job: str = "") -> None:
         self.phase = phase
-        self.told(phase, box, job)
+        self.on_phase(phase, box, job)
 
     async def _boxed(self, stack: AsyncExitStack) -> Run:
+        # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
+        # request happened to begin this task: that caller's timeouts do not end the server.
+        with bound_by(UNBOUND):
+            return await self._begun(stack)
+
+    async def _begun(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
         self.preview.begin()
         self._reached(Phase.SESSION_CREATE)
@@ -124,7 +131,7 @@ class Making:
         installer = Installer(room, self.name, server, project, self.settings, self.preview)
         launch = await _within(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
         self._reached(Phase.PROCESS_START, room.box.id)
-        await _within(Phase.PROCESS_START, START_SECONDS, secret_files.place(room.box, server.secret_files))
+        await _within(Phase.PROCESS_START, START_SECONDS, place_secret_files(room.box, server.secret_files))
         starting = room.box.start(
             launch.argv, cwd=launch.cwd, env=launch.env, name=f"mcp-{self.name}", follow=True
         )  # fmt: skip
@@ -280,3 +287,31 @@ async def _put_away(box: Box, job: Job) -> None:
         await box.forget(job.id)
     except HutchError as error:
         log("mcp").debug("job of a server not put away", box=box.id, job=job.id, why=error.message)
+
+
+FILE_MODE = 0o400
+_MINE = 'mkdir -p -m 0700 "$1"'
+_GIVEN = 'mkdir -p -m 0700 "$1" && chown "$2" "$1"'
+
+
+async def place_secret_files(box: Box, contents: Mapping[str, str]) -> None:
+    """ServerFailed if the box has no place for them: without its secrets a server is not started."""
+    if not contents:
+        return
+    await _directory(box)
+    for name, text in contents.items():
+        await box.files.write(f"{SECRETS_AT}/{name}", text, mode=FILE_MODE, parents=False)
+
+
+async def _directory(box: Box) -> None:
+    """The box's own user makes it where it may write to /run; where that is root's, root makes it for him."""
+    made = await box.exec(["sh", "-c", _MINE, "sh", SECRETS_AT])
+    if made.ok:
+        return
+    user = (await box.exec(["id", "-u"])).stdout.strip()
+    made = await box.exec(["sh", "-c", _GIVEN, "sh", SECRETS_AT, user], user="root")
+    if not made.ok:
+        raise ServerFailed(
+            f"{SECRETS_AT} cannot be made in its box: {made.stderr.strip()[-200:]}", retryable=False,
+            remedy="give it a writable root, or pass the secret by env", details={"phase": Phase.PROCESS_START},
+        )  # fmt: skip

@@ -7,19 +7,47 @@ from typing import Any
 
 from mcp.server.lowlevel.server import Server
 
-from hutch.api import Hutch
-from hutch.errors import Invalid, QuotaExceeded
+from hutch.api import Box, Hutch
+from hutch.errors import Invalid, NotFound, QuotaExceeded
 from hutch.mcp.serving.client_info import Client, Context, client_of
 from hutch.mcp.serving.client_session import Desk
 from hutch.mcp.serving.http import IDLE_SECONDS, MOST_EACH, VISITOR, Opened, Visitor
-from hutch.mcp.serving.observer import ObservingHutch
+from hutch.mcp.serving.permissions import only, read_only
 from hutch.mcp.serving.render import world_of
-from hutch.mcp.serving.rules import only, read_only
 from hutch.mcp.serving.scopes import PlacesOfProcess, named
 from hutch.mcp.serving.server import OneDesk, server_on
 from hutch.policy.permissions import AgentPermissions
 from hutch.policy.profiles import Profile
 from hutch.tools.gate import Ask
+
+
+class ObservingHutch:
+    """Everything else is the other Hutch's, which refuses what this caller may not do."""
+
+    def __init__(self, hutch: Hutch, box: str = "") -> None:
+        self._hutch = hutch
+        self._box = box
+        """The one to look at; empty: the default one, or the only one."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._hutch, name)
+
+    def for_session(self, name: str) -> "ObservingHutch":
+        return ObservingHutch(self._hutch.for_session(name), self._box)
+
+    async def working(self, /, **spec: Any) -> Box:
+        if self._box:
+            return await self._hutch.observe((await self._hutch.find(self._box)).id)
+        if chosen := await self._hutch.default():
+            return await self._hutch.observe(chosen)
+        there = await self._hutch.boxes()
+        if len(there) == 1:
+            return await self._hutch.observe(there[0].id)
+        raise NotFound(
+            f"there are {len(there)} boxes, and none was chosen to look at", op="mcp",
+            remedy="name one in the address of this MCP server: /mcp?box=NAME",
+        )  # fmt: skip
+
 
 OBSERVER = "observer"
 SPEC = ("profile", "image", "network", "provider")

@@ -26,7 +26,7 @@ from hutch.errors import HutchError
 from hutch.mcp.serving.client_info import Client, Context, client_of
 from hutch.mcp.serving.client_session import Desk
 from hutch.mcp.serving.render import result_of
-from hutch.tools.result import failed
+from hutch.tools.result import error_result
 
 TITLE = "Hutch: isolated boxes"
 CHANGES = NotificationOptions(tools_changed=True)
@@ -83,7 +83,7 @@ def server_on(desk_of: FindDesk) -> Server[Any]:
         try:
             desk = await seated(ctx)
         except HutchError as error:
-            return result_of(failed(error))
+            return result_of(error_result(error))
         return await desk.call(ctx, params)
 
     async def list_resources(ctx: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:

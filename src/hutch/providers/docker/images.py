@@ -91,6 +91,9 @@ class Images:
             )
         return facts(found, str(reference))
 
+    async def needs_pull(self, image: str) -> bool:
+        return self._policy is not Pull.NEVER and await self._engine.image(str(parse(image))) is None
+
     async def _pull_once(self, reference: Reference) -> None:
         task = self._pulls.get(reference)
         if task is None:

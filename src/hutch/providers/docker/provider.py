@@ -90,6 +90,9 @@ class DockerProvider(Provider):
     async def image(self, reference: str) -> ImageDefaults | None:
         return (await (await self._met()).images.ensure(reference)).defaults
 
+    async def needs_pull(self, reference: str) -> bool:
+        return await (await self._met()).images.needs_pull(reference)
+
     # --- making ----------------------------------------------------------------------------------------------
 
     def plan(self, order: Order) -> InstanceRecord:

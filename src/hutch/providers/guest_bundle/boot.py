@@ -51,10 +51,10 @@ def main() -> NoReturn:
     options = guest.Options(
         **told,
         ttl_deadline=time.monotonic() + ttl if ttl else 0.0,
-        admits=from_outside,
+        may_connect=from_outside,
     )
-    means = guest.Means(_spill(place), score, is_init=os.getpid() == 1, is_deputy=role == "deputy")
-    guest.serve(door, options, means, first=keeper, operations=inspection.OPERATIONS)
+    context = guest.GuestContext(_spill(place), score, is_init=os.getpid() == 1, is_secondary=role == "deputy")
+    guest.serve(door, options, context, first=keeper, operations=inspection.OPERATIONS)
 
 
 def _hide(name: str) -> None:

@@ -41,6 +41,7 @@ class About(msgspec.Struct, frozen=True, kw_only=True):
     pid: int
     pty: bool
     started_at: float
+    timeout_sec: float | None = None
 
 
 class CpuTime(msgspec.Struct, frozen=True, kw_only=True):

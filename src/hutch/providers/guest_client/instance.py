@@ -317,6 +317,7 @@ class LinkedInstance(Instance):
             exit_code=end.exit_code if end.ended else None,
             signal=end.signal if end.ended else None,
             pty=about.pty,
+            timeout_sec=about.timeout_sec,
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,
             dropped=end.dropped,

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from hutch.errors import FileFailed, HutchError, Invalid
-from hutch.guest.path_steps import Failure, failure
-from hutch.guest.trees import pack
-from hutch.guest.unpack import Unpacker
+from hutch.guest.files.trees import Unpacker, pack
+from hutch.guest.operations import Failure, failure
 from hutch.logs import log
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.copy_bounds import entries_of
@@ -41,7 +40,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     into = posixpath.basename(source.rstrip("/"))
     directory = await _in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
-    unpacker = Unpacker(directory, name, into, most=most, entries=entries_of(most))
+    unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=entries_of(most))
     try:
         async for content in pieces:
             await _in_thread(unpacker.data, content)

@@ -37,5 +37,5 @@ def main() -> NoReturn:
     spill = f"{place}/spill"
     os.makedirs(spill, 0o700, exist_ok=True)
     options = guest.Options(**told, ttl_deadline=time.monotonic() + ttl if ttl else 0.0)
-    means = guest.Means(spill_fd=os.open(spill, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-    guest.serve(door, options, means, first=keeper)
+    context = guest.GuestContext(spill_fd=os.open(spill, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    guest.serve(door, options, context, first=keeper)

@@ -12,16 +12,17 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from hutch.errors import HutchError, NotFound, Refused
+from hutch.errors import HutchError, NotFound
 from hutch.images import manifests, views
+from hutch.images import manifests as documents
 from hutch.images import prune as collecting
 from hutch.images.pull import News
 from hutch.images.store import Store
-from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDetails, ImageInfo
 from hutch.model.record import Record, encoded
+from hutch.policy import rights
 from hutch.server.error_status import wire_of
 from hutch.server.request import NDJSON, Call, Reply
 from hutch.server.wire import Error
@@ -92,13 +93,9 @@ async def get(call: Call) -> Reply:
 
 async def pull_image(call: Call, body: PullBody) -> Reply:
     """Fetch an image from its registry; layers that are here already are not fetched again. For admins, unless
-    `server.pulls` says otherwise. Accept: application/x-ndjson tells how far it is."""
-    if call.caller.role is not Role.ADMIN and call.service.config.server.pulls != "user":
-        raise Refused(
-            f"a key of role {call.caller.role} may not have images pulled", op="pull",
-            remedy="ask an admin, or set server.pulls",
-        )  # fmt: skip
-    platform = manifests.platform_of(body.platform) if body.platform else None
+    `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson tells how far it is."""
+    rights.check_pull(body.name, call.caller.rights)
+    platform = documents.platform_of(body.platform) if body.platform else None
     log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
     if call.accepts(NDJSON):

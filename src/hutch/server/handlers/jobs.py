@@ -100,6 +100,7 @@ async def _started(call: Call, body: JobBody) -> Reply:
         if body.attended:
             await _feed(job, body)
         info = await job.info()
+        notes += job.notes
     headers = {"location": f"/v1/boxes/{call.params['box']}/jobs/{job.id}", "hutch-notes": json.dumps(notes)}
     return Reply(info, 201, headers=headers)
 

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import HutchError
+from hutch.keeper.locks import whole
 from hutch.keeper.questions import Question
-from hutch.keeper.uncancelled import whole
 from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
@@ -72,14 +72,15 @@ async def list_questions(call: Call) -> Reply:
 async def ask(call: Call, body: QuestionBody) -> Reply:
     """Put a question, and wait for its answer; `timeout` if nobody does within `server.answer_sec`. Leaving
     withdraws it."""
+    owner = call.caller.owner
     if body.box:
         call.params = {"box": body.box}
-        await find(call)
+        owner = (await find(call)).record.owner  # of an admin over all: those whom it concerns are asked
     request = AskRequest(
         agent=body.agent, tool=body.tool, action=body.action, what=body.what, reason=body.reason,
         arguments=body.arguments, box=body.box,
     )  # fmt: skip
-    return Reply(Answered(answer=await asked(call.service, call.caller.owner, request)))
+    return Reply(Answered(answer=await asked(call.service, owner, request)))
 
 
 async def answer(call: Call, body: AnswerBody) -> Reply:

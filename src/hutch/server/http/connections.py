@@ -1,8 +1,9 @@
 """The connections of a server: whose they are, which go when there are too many, which are cut as nobody reads them.
 
 Whoever has not shown a good key is a stranger. Strangers have few places, for each address and in all, and the oldest
-that waits makes room for the next one; so half-open connections cannot keep others out. A part of the process's
-descriptors is never used for connections: the keeper needs them to make boxes.
+that waits makes room for the next one; so half-open connections cannot keep others out. One key has at most half of all
+places, so its streams cannot either. A part of the process's descriptors is never used for connections: the keeper
+needs them to make boxes.
 """
 
 import asyncio
@@ -10,6 +11,7 @@ import resource
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from hutch.errors import QuotaExceeded
 from hutch.logs import log
 
 if TYPE_CHECKING:
@@ -110,6 +112,7 @@ class Connections:
         self._last = descriptors - reserved
         self._most = most or self._last
         self._strangers_in_all = min(STRANGERS, max(1, self._most // 4))
+        self._of_key = max(1, self._most // 2)
         self._strangers_of_address = max(1, self._strangers_in_all // 2)
         self._strangers: dict[str, dict[Connection, None]] = {}
         """By address, the oldest first."""
@@ -134,8 +137,18 @@ class Connections:
             return self._cut_stranger(but=connection) or self._cut_idle()
         return True
 
+    def admit(self, connection: Connection, key: str) -> None:
+        """It has shown a good key. QuotaExceeded if all that this key may have are in use: it stays a stranger's."""
+        mine = self._known.get(key, {})
+        if len(mine) >= self._of_key and not self._cut_first(mine):
+            raise QuotaExceeded(
+                f"this key has {len(mine)} connections in use, and no key has more", retry_after=1.0,
+                details={"connections": self._of_key}, remedy="end some of its streams",
+            )  # fmt: skip
+        self.recognised(connection, key)
+
     def recognised(self, connection: Connection, key: str) -> None:
-        """It has shown a good key."""
+        """It is known whose it is."""
         if not self._remove(connection):
             return  # it was cut meanwhile
         connection.key = key

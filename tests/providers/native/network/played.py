@@ -21,6 +21,7 @@ from tests.providers.native.network.world import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box, Hutch
 from hutch.keeper.takeover.prune import prune
+from hutch.linux import kernel
 from hutch.linux.netlink import Netlink
 from hutch.model.boxes import Event
 from hutch.model.results import Cause
@@ -378,10 +379,20 @@ def doctors_word(place: House) -> dict[str, str]:
 
 @scene
 def tried() -> None:
+    """A connection is made for the doctor, and nothing is left of it: no link, no name, no dead process without a
+    parent. The first process of a container would be given such a one; here this process is."""
+    kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     with house() as place:
         assert doctors_word(place)["state"] == "ok"
         until(lambda: not names_held(), "the porter has ended")
         assert left_on_the_machine() == []
+        assert orphans() == [], orphans()
+
+
+def orphans() -> list[str]:
+    """The names of processes, dead ones included, that were left to this one."""
+    children = Path("/proc/self/task", str(os.getpid()), "children").read_text().split()
+    return [Path("/proc", pid, "comm").read_text().strip() for pid in children]
 
 
 @scene

@@ -73,6 +73,16 @@ class Images:
                 await asyncio.to_thread(self._pull, name)
         return await asyncio.to_thread(lambda: self._load(self._store().find(name))[1])
 
+    async def needs_pull(self, reference: str) -> bool:
+        """Whether `defaults` would pull it, because the store has it not."""
+        if self._settings.pull not in ("missing", "always"):
+            return False
+        try:
+            await asyncio.to_thread(self._store().find, reference.removeprefix("oci:"))
+        except NotFound:
+            return True
+        return False
+
     async def stand(self, reference: str, box_id: str, places: tuple[str, ...]) -> Image:
         """For this box, which from now on holds it: nobody removes its layers while one of `places` is there."""
         return await asyncio.to_thread(self._stand, reference.partition(":")[2], box_id, places)

@@ -88,7 +88,7 @@ def over(image: str) -> Content:
 
 def over_layers(layers: tuple[str, ...]) -> Content:
     """The same over an image of several layers, topmost first."""
-    from hutch.images import merged_view  # with decompressors, which few need
+    from hutch.images.layers import merged_view  # with decompressors, which few need
 
     return _knowing_user(lambda name: merged_view.read(layers, name))
 

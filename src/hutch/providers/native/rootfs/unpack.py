@@ -1,6 +1,6 @@
 """Unpack an image archive once, into a directory named by the archive's digest.
 
-How a stranger's archive is kept from doing harm is said in `hutch.images.unpack`.
+How a stranger's archive is kept from doing harm is said in `hutch.images.layers.unpack`.
 """
 
 import hashlib
@@ -9,8 +9,8 @@ from typing import BinaryIO
 
 from hutch.errors import Invalid
 from hutch.host_files import opened, opened_by_user
-from hutch.images import unpack as unpacking
-from hutch.images.decompression import Unpacked
+from hutch.images.layers import unpack as unpacking
+from hutch.images.layers.decompression import Unpacked
 from hutch.images.settings import Bounds
 from hutch.model.mounts import CheckedMount
 from hutch.providers.native.rootfs.prepared import prepared

@@ -15,13 +15,11 @@ from typing import NoReturn
 
 from hutch.guest.loop import READ
 from hutch.guest.main import Guest, Options
-from hutch.guest.payloads import decode, encode
-from hutch.guest.protocol import REQUEST, frame
+from hutch.guest.protocol import REQUEST, decode, encode, frame
 from hutch.providers.native.rootfs.build import UMASK
-from hutch.providers.native.spawn.child_guest import prepare, prepared
 from hutch.providers.native.spawn.child_steps import SOCK
 from hutch.providers.native.spawn.netlink_permits import Permits
-from hutch.providers.native.spawn.program import Inbox, Writer, perform
+from hutch.providers.native.spawn.program import Inbox, Writer, perform, prepare_guest, take_prepared_guest
 from hutch.providers.native.spawn.wire import sealed, told, unsealed
 
 End = tuple[int, int, int] | None
@@ -42,7 +40,7 @@ def live() -> NoReturn:
         guest, keeper = _become_guest()
         write(SOCK, b'{"ready":true}')
         close(SOCK)
-        guest.welcome(keeper)
+        guest.add_connection(keeper)
         while True:
             guest.run()
     finally:
@@ -84,7 +82,7 @@ def _perform(program: "Array[c_char] | bytes") -> End:
 
 
 def _guest(told_in: int, asking: int) -> Guest:
-    guest = prepared()
+    guest = take_prepared_guest()
     if asking >= 0:
         Permits(guest.loop, asking)
     guest.begin(Options(**decode(unsealed(told_in))))
@@ -119,7 +117,7 @@ class Rehearsal:
         """False: it did not come to its end."""
         _grow_up(self._child.fileno())
         guest = _guest(self._options, self._asking.fileno())
-        guest.welcome(self._theirs)
+        guest.add_connection(self._theirs)
         answers: list[bytes] = []
 
         def heard(_events: int) -> None:
@@ -128,7 +126,7 @@ class Rehearsal:
                 guest.loop.stop()
 
         guest.loop.watch(self._keeper.fileno(), READ, heard)
-        guest.loop.after(_PATIENCE, guest.loop.stop)
+        guest.loop.call_later(_PATIENCE, guest.loop.stop)
         guest.run()
         return any(b'"exit_code":' in answer for answer in answers)
 
@@ -144,5 +142,5 @@ def _harmless(listener: int, score: int) -> bytes:
     writer.chdir("/")
     writer.call("umask", UMASK, answer=UMASK)
     # Never as init: that one may kill everybody it sees, and here that would be the machine.
-    writer.ask(prepare, listener, None, score, False)
+    writer.ask(prepare_guest, listener, None, score, False)
     return writer.written((0, 0, -1))

@@ -172,8 +172,8 @@ class Surgeon:
             self.step = "serve"
             told = json.loads(wire.unsealed(self._entry.options))
             options = guest.Options(**told, on_ready=self._ready)
-            means = guest.Means(spill_fd=spill, is_deputy=True, name=self._entry.door)
-            guest.serve(listener, options, means, on_made=lambda made: _permit(made, asking))
+            context = guest.GuestContext(spill_fd=spill, is_secondary=True, name=self._entry.door)
+            guest.serve(listener, options, context, on_created=lambda made: _permit(made, asking))
         except BaseException as error:
             _report(self._sock, self.step, error)
             os._exit(1)

@@ -65,7 +65,7 @@ class Permits:
             elif monotonic() > came + PATIENCE:
                 self._answer(_ANSWER.pack(number, 0, -ENOBUFS, 0))
             else:
-                self._loop.after(_PAUSE, self._decide)
+                self._loop.call_later(_PAUSE, self._decide)
                 return
             self._waiting.pop(0)
 

@@ -289,6 +289,7 @@ class Nursery:
         _remove(stem.group, stem.directory)
 
     def close(self) -> None:
+        self._zygote.close()
         if self._slots is not None:
             self._slots.close()
 

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any
 
-from hutch.guest import paths
+from hutch.guest.files import paths
 from hutch.linux import identity, kernel, landlock, processes, seccomp
 from hutch.linux.cgroups import Ceiling, Tree, detect
 from hutch.providers.native.rootfs import root
@@ -340,7 +340,7 @@ def main(fd: int) -> None:
         return
     options = received[0]
     if "magic links" in options["without"]:
-        paths.resolving = 0  # inherited by every guest
+        paths.resolve_flags = 0  # inherited by every guest
     uplink = None
     if options["network"]:
         from hutch.providers.native.network.uplink import NetworkUnavailable

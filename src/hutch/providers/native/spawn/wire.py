@@ -21,7 +21,7 @@ from socket import (
 )
 from typing import Any
 
-from hutch.guest.payloads import decode, encode
+from hutch.guest.protocol import decode, encode
 
 Message = dict[str, Any]
 

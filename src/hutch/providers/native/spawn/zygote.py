@@ -12,7 +12,7 @@ import os
 import signal
 import struct
 from array import array
-from contextlib import closing
+from contextlib import closing, suppress
 from os import chdir, closerange, fchdir
 from socket import (
     AF_UNIX,
@@ -82,6 +82,7 @@ class Zygote:
         self.pid = os.fork()
         if self.pid == 0:
             _serve(theirs, self._setting)
+        self._pidfd = os.pidfd_open(self.pid)
         theirs.close()
 
     def clone(self, flags: int, fds: list[int], cgroup: int | None, maker: int = SELF) -> int:
@@ -99,6 +100,7 @@ class Zygote:
         answer = self._ask(head, [*fds, *places])
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
+            os.close(self._pidfd)
             self._fork()
             self.trouble = "the process that boxes are cloned from was killed, and is replaced"
             raise ZygoteDied("the process that boxes are cloned from was killed")
@@ -106,6 +108,15 @@ class Zygote:
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid), "clone")
         return pid
+
+    def close(self) -> None:
+        """End it and reap it. By itself it would end soon after us, a child of whoever reaps orphans: perhaps of a
+        keeper that is the first process of a container, and knows nothing of it."""
+        with suppress(ProcessLookupError, ChildProcessError):  # it was killed, and reaped by our loop
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+            os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
+        os.close(self._pidfd)
+        self._sock.close()
 
     def _ask(self, head: bytes, fds: list[int]) -> bytes:
         """The answer, or nothing if the zygote is dead."""

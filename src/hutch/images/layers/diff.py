@@ -1,0 +1,221 @@
+"""Making a layer: from what a box has changed, or from files of this machine, as a tar in OCI's form.
+
+Entries come in one order, so the same files make the same layer.
+"""
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO
+
+from hutch.errors import Invalid, NotFound
+from hutch.images.layers import merged_view
+from hutch.images.layers.unpack import OPAQUE
+
+Owner = Callable[[int], int]
+"""From an id as it is on disk to the one in the image."""
+
+_PLACES = ("dev", "proc", "run", "sys", "workspace")
+"""Of a box, not of an image."""
+_SCAFFOLD = frozenset({"home", "home/user", "tmp", "var", "var/tmp"})
+"""Made for every box; worth an entry only if something was put there."""
+_DELETED, _HIDDEN = ".wh.", ".wh..wh..opq"
+
+
+def from_changes(upper: str, out: BinaryIO, owner: Owner) -> int:
+    """All that a box has written into its upper layer. Nothing of the box runs any more. The number of entries."""
+    writer = _Writer(out, owner)
+    with writer.tar:
+        _walk(writer, upper, "")
+    return writer.count
+
+
+def from_files(copies: Sequence[tuple[str, str]], layers: Sequence[str], out: BinaryIO) -> str:
+    """Files of this machine at places of an image whose `layers` (topmost first) say what is there already. They belong
+    to root. The digest of what was copied, whenever it was last touched."""
+    writer = _Writer(out, lambda number: 0)
+    with writer.tar:
+        for source, target in copies:
+            _copy(writer, source, target, layers)
+    return writer.content.hexdigest()
+
+
+class _Writer:
+    def __init__(self, out: BinaryIO, owner: Owner) -> None:
+        self.tar = tarfile.open(fileobj=out, mode="w|", format=tarfile.PAX_FORMAT)  # noqa: SIM115  # closed by `with`
+        self.content = hashlib.sha256()
+        self.count = 0
+        self._owner = owner
+        self._links: dict[tuple[int, int], str] = {}
+        self.named: set[str] = set()
+
+    def add(self, name: str, path: str, facts: os.stat_result) -> None:
+        """The file at `path`, under `name`; sockets and devices are nobody's to carry."""
+        info = tarfile.TarInfo(name)
+        info.mode = stat.S_IMODE(facts.st_mode)
+        info.mtime = int(facts.st_mtime)
+        info.uid, info.gid = self._owner(facts.st_uid), self._owner(facts.st_gid)
+        if stat.S_ISDIR(facts.st_mode):
+            info.type = tarfile.DIRTYPE
+        elif stat.S_ISLNK(facts.st_mode):
+            info.type, info.linkname = tarfile.SYMTYPE, os.readlink(path)
+        elif stat.S_ISFIFO(facts.st_mode):
+            info.type = tarfile.FIFOTYPE
+        elif not stat.S_ISREG(facts.st_mode):
+            return
+        elif (first := self._links.setdefault((facts.st_dev, facts.st_ino), name)) != name:
+            info.type, info.linkname = tarfile.LNKTYPE, first
+        else:
+            info.size = facts.st_size
+        info.pax_headers = _attributes(path) if info.type in (tarfile.REGTYPE, tarfile.DIRTYPE) else {}
+        if info.type == tarfile.REGTYPE:
+            with _opened(path, facts) as file:
+                self._put(info, _Hashed(file, self.content))
+        else:
+            self._put(info)
+
+    def mark(self, name: str) -> None:
+        """An empty file whose name means a deletion."""
+        self._put(tarfile.TarInfo(name))
+
+    def directory(self, name: str, facts: os.stat_result | None) -> None:
+        """A directory above what is copied: as the image has it, else plain."""
+        info = tarfile.TarInfo(name)
+        info.type, info.mode = tarfile.DIRTYPE, 0o755
+        if facts is not None:
+            info.mode, info.mtime = stat.S_IMODE(facts.st_mode), int(facts.st_mtime)
+            if os.geteuid() == 0:
+                info.uid, info.gid = facts.st_uid, facts.st_gid
+        self._put(info)
+
+    def _put(self, info: tarfile.TarInfo, content: Any = None) -> None:
+        self.count += 1
+        self.named.add(info.name)
+        told = (info.name, info.type, info.mode, info.uid, info.gid, info.size, info.linkname, info.pax_headers)
+        self.content.update(repr(told).encode("utf-8", "surrogateescape"))
+        self.tar.addfile(info, content)
+
+
+class _Hashed(io.RawIOBase):
+    def __init__(self, file: BinaryIO, sha: Any) -> None:
+        self._file = file
+        self._sha = sha
+
+    def read(self, count: int = -1) -> bytes:
+        data = self._file.read(count)
+        self._sha.update(data)
+        return data
+
+
+# --- what a box has changed ----------------------------------------------------------------------------------
+
+
+def _walk(writer: _Writer, directory: str, above: str) -> None:
+    for entry in _sorted(directory):
+        name = f"{above}/{entry.name}" if above else entry.name
+        if name in _PLACES:
+            continue
+        facts = entry.stat(follow_symlinks=False)
+        if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
+            writer.mark(f"{above}/{_DELETED}{entry.name}" if above else f"{_DELETED}{entry.name}")
+        elif not stat.S_ISDIR(facts.st_mode):
+            writer.add(name, entry.path, facts)
+        elif name not in _SCAFFOLD or any(_worth(name, each.name) for each in _sorted(entry.path)):
+            writer.add(name, entry.path, facts)
+            if _is_opaque(entry.path):
+                writer.mark(f"{name}/{_HIDDEN}")
+            _walk(writer, entry.path, name)
+
+
+def _worth(above: str, name: str) -> bool:
+    return f"{above}/{name}" not in _SCAFFOLD
+
+
+def _sorted(directory: str) -> list["os.DirEntry[str]"]:
+    if os.geteuid() != 0 and not os.access(directory, os.R_OK | os.X_OK):
+        os.chmod(directory, stat.S_IMODE(os.lstat(directory).st_mode) | 0o500)  # of a box that is about to go
+    with os.scandir(directory) as entries:
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _opened(path: str, facts: os.stat_result) -> BinaryIO:
+    try:
+        return _open(path)
+    except PermissionError:
+        os.chmod(path, stat.S_IMODE(facts.st_mode) | 0o400)  # the same; the entry keeps the mode it had
+        return _open(path)
+
+
+def _open(path: str) -> BinaryIO:
+    return os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb")
+
+
+def _attributes(path: str) -> dict[str, str]:
+    names = [name for name in os.listxattr(path, follow_symlinks=False) if name.startswith("user.")]
+    kept = [name for name in names if not name.startswith("user.overlay.")]
+    return {
+        f"SCHILY.xattr.{name}": os.getxattr(path, name, follow_symlinks=False).decode("utf-8", "surrogateescape")
+        for name in kept
+    }
+
+
+def _is_opaque(path: str) -> bool:
+    try:
+        return os.getxattr(path, OPAQUE, follow_symlinks=False) == b"y"
+    except OSError:
+        return False
+
+
+# --- files of this machine -----------------------------------------------------------------------------------
+
+
+def _copy(writer: _Writer, source: str, target: str, layers: Sequence[str]) -> None:
+    try:
+        facts = os.stat(source)
+    except OSError as error:
+        raise NotFound(f"{source} cannot be copied: {error.strerror}", op="build") from error
+    into = merged_view.resolve(layers, target)
+    there = merged_view.find(layers, target)
+    if stat.S_ISDIR(facts.st_mode):
+        if there is not None and not stat.S_ISDIR(there.mode):
+            raise Invalid(f"{target} is a file of the image, and {source} is a directory", op="build")
+        _parents(writer, f"{into}/x" if into else "x", layers)
+        for path, name in _tree(source):
+            writer.add(f"{into}/{name}" if into else name, path, os.lstat(path))
+        return
+    if not stat.S_ISREG(facts.st_mode):
+        raise Invalid(f"{source} is neither a file nor a directory", op="build")
+    if target.endswith("/") or (there is not None and stat.S_ISDIR(there.mode)):
+        into = f"{into}/{os.path.basename(source)}" if into else os.path.basename(source)
+    if not into:
+        raise Invalid(f"--copy {source} names no place in the image", op="build")
+    _parents(writer, into, layers)
+    writer.add(into, os.path.realpath(source), facts)
+
+
+def _parents(writer: _Writer, name: str, layers: Sequence[str]) -> None:
+    parts = name.split("/")[:-1]
+    for count in range(1, len(parts) + 1):
+        above = "/".join(parts[:count])
+        if above not in writer.named:
+            found = merged_view.find(layers, above)
+            writer.directory(above, os.lstat(found.path) if found is not None else None)
+
+
+def _tree(top: str) -> Iterator[tuple[str, str]]:
+    """Path and name of everything below, in one order; a directory before what it holds."""
+    for entry in _sorted_names(top):
+        yield entry, os.path.basename(entry)
+        if os.path.isdir(entry) and not os.path.islink(entry):
+            for path, name in _tree(entry):
+                yield path, f"{os.path.basename(entry)}/{name}"
+
+
+def _sorted_names(top: str) -> list[str]:
+    try:
+        return sorted(os.path.join(top, name) for name in os.listdir(top))
+    except OSError as error:
+        raise Invalid(f"{top} cannot be copied: {error.strerror}", op="build") from error
