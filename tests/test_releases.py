@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from hutch.client.requests import answered
+from hutch.client.requests import decode_answer
 from hutch.errors import HutchError, Invalid, Unavailable
 from hutch.keeper.boxes.records import SCHEMA
 from hutch.keeper.boxes.states import States
@@ -62,7 +62,7 @@ def test_an_answer_that_is_not_understood_says_what_to_do() -> None:
     """Enums without an unknown, and forms that have changed: an error of ours, with a remedy."""
     for data in (b'{"id": "a", "state": "asleep"}', b"[1]", b"\xff", b"no json"):
         with pytest.raises(HutchError, match="not understood") as caught:
-            answered(data, JobInfo, "GET job")
+            decode_answer(data, JobInfo, "GET job")
         assert (caught.value.op, "version" in caught.value.remedy) == ("GET job", True)
 
 

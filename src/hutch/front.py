@@ -12,7 +12,7 @@ from hutch.config import Config, announcement
 from hutch.errors import ConfigError, Invalid
 
 if TYPE_CHECKING:
-    from hutch.client.heartbeat import Rhythm, Told
+    from hutch.client.heartbeat import ConnectionListener, Rhythm
     from hutch.client.remote import RemoteHutch
     from hutch.keeper.keeper import Keeper
 
@@ -49,7 +49,7 @@ class Hutch:
 
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-        told: "Told | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
+        told: "ConnectionListener | None" = None, keeper: "Keeper | None" = None, **configuration: Any,
     ) -> None:  # fmt: skip
         self.config = Config.load(**configuration) if keeper is None else keeper.config
         if keeper is None:
@@ -60,7 +60,7 @@ class Hutch:
     @classmethod
     def launch(
         cls, state_dir: str | os.PathLike[str] | None = None, *, session: str = "", rhythm: "Rhythm | None" = None,
-        told: "Told | None" = None, **configuration: Any,
+        told: "ConnectionListener | None" = None, **configuration: Any,
     ) -> Self:  # fmt: skip
         """A private server as a child of this process, on a Unix socket, and its client (B22).
 
@@ -77,7 +77,7 @@ class Hutch:
             made._inner = OffHutch(config.origin("enabled"))
         else:
             home = Path(state_dir) if state_dir is not None else None
-            made._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, told=told)
+            made._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, on_change=told)
         return made
 
     async def __aenter__(self) -> Self:
@@ -140,7 +140,7 @@ class Hutch:
 
 def client_of_server(
     config: Config, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-    told: "Told | None" = None,
+    told: "ConnectionListener | None" = None,
 ) -> "RemoteHutch | None":  # fmt: skip
     """Decide who keeps the boxes: make a client if that is a server, return None if it is this process.
 
@@ -155,11 +155,17 @@ def client_of_server(
     key = key or ("" if owner else found_key(config))
     ca = ca or str(config.server_ca or "")
     place = url or f"unix:{owner}"
-    return RemoteHutch(place, key=key, ca=ca, session=session, rhythm=rhythm, told=told, expected=bool(owner))
+    return RemoteHutch(place, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told, expected=bool(owner))
 
 
 def _choose(
-    config: Config, url: str, key: str, ca: str, session: str, rhythm: "Rhythm | None", told: "Told | None"
+    config: Config,
+    url: str,
+    key: str,
+    ca: str,
+    session: str,
+    rhythm: "Rhythm | None",
+    told: "ConnectionListener | None",
 ) -> Any:
     if not config.enabled:
         from hutch.client.disabled import OffHutch

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 SUCCESSION_SECONDS = 0.02
 """Interval between looks whether a process that was lost has really ended, so that its place can be taken."""
-_RHYTHM = Rhythm(retry_sec=0.05, longest_retry_sec=1.0)
+_RHYTHM = Rhythm(retry_sec=0.05, max_retry_sec=1.0)
 _TRIES = 3
 """How often a box is looked for that changes hands meanwhile."""
 
@@ -220,7 +220,9 @@ class Other:
         self._sockets = sockets
         self._succession: asyncio.Task[None] | None = None
         path = sockets.path(keeper)
-        self.hutch = RemoteHutch(f"unix:{path}", rhythm=_RHYTHM, told=self._changed, expected=True, elsewhere=elsewhere)
+        self.hutch = RemoteHutch(
+            f"unix:{path}", rhythm=_RHYTHM, on_change=self._changed, expected=True, elsewhere=elsewhere
+        )
 
     def _changed(self, there: bool, why: str) -> None:
         if there:

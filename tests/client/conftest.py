@@ -9,7 +9,12 @@ from hutch.client.heartbeat import Rhythm
 from tests.server.serving import Server, serving
 
 QUICK = Rhythm(
-    beat_sec=0.2, silence_sec=2.0, retry_sec=0.05, longest_retry_sec=0.2, patience_sec=60.0, first_beat_sec=0.0
+    interval_sec=0.2,
+    answer_timeout_sec=2.0,
+    retry_sec=0.05,
+    max_retry_sec=0.2,
+    outage_timeout_sec=60.0,
+    first_delay_sec=0.0,
 )
 
 

@@ -56,7 +56,7 @@ def test_the_back_off() -> None:
     """B24: 3 s doubling to 60 s, and never giving up; a heartbeat every 20 s."""
     rhythm = Rhythm()
     assert list(islice(rhythm.pauses(), 8)) == [0, 3, 6, 12, 24, 48, 60, 60]
-    assert rhythm.beat_sec == 20
+    assert rhythm.interval_sec == 20
 
 
 async def test_a_killed_server_is_found_again() -> None:
@@ -112,7 +112,7 @@ async def test_a_clean_close_is_a_disconnect() -> None:
 async def test_a_silent_server_is_noticed(server: Server) -> None:
     """B24: a connection that is open and dead: no answer within the bound counts as a loss."""
     news = News()
-    rhythm = Rhythm(beat_sec=0.1, silence_sec=0.5, retry_sec=0.05, longest_retry_sec=0.2, first_beat_sec=0.0)
+    rhythm = Rhythm(interval_sec=0.1, answer_timeout_sec=0.5, retry_sec=0.05, max_retry_sec=0.2, first_delay_sec=0.0)
     async with Hutch(unix(server), rhythm=rhythm, told=news) as hutch:
         async with hutch.box() as box:
             os.kill(server.pid, signal.SIGSTOP)
@@ -201,13 +201,13 @@ async def test_a_wrong_key_is_told(server: Server) -> None:
 
 async def test_a_long_wait_has_all_patience_when_it_breaks(server: Server, wire: Path) -> None:
     """Patience is for the outage, not for the request: a wait that was longer than it goes on after the loss."""
-    rhythm = Rhythm(beat_sec=0.05, retry_sec=0.05, longest_retry_sec=0.05, patience_sec=0.5, first_beat_sec=0.0)
+    rhythm = Rhythm(interval_sec=0.05, retry_sec=0.05, max_retry_sec=0.05, outage_timeout_sec=0.5, first_delay_sec=0.0)
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=rhythm) as hutch:
         async with hutch.box() as box:
             job = await box.start("read line; exit 7")
             waiting = asyncio.create_task(job.wait())
             began = asyncio.get_running_loop().time()
-            while asyncio.get_running_loop().time() - began < 2 * rhythm.patience_sec:
+            while asyncio.get_running_loop().time() - began < 2 * rhythm.outage_timeout_sec:
                 assert await box.files.exists("/tmp")
                 await asyncio.sleep(0.05)
             middle.cut()

@@ -16,7 +16,7 @@ async def test_more_boxes_than_one_heartbeat_takes(server: Server) -> None:
         caller = hutch._server
         gone = Lease(holder="s", acquired_at=1.0, expires_at=0.0)
         for number in range(2 * BOXES_PER_BEAT):
-            caller.hold(f"s{number % 3}", f"{number:020}", gone)
-        while [box_id for _, box_id in caller.handles] != [box.id]:
+            caller.add_handle(f"s{number % 3}", f"{number:020}", gone)
+        while [box_id for _, box_id in caller.held_leases] != [box.id]:
             await asyncio.sleep(0.01)
         assert (await box.exec("true")).ok

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hutch.client.connections import Pool, address_of
-from hutch.client.http import Broken, Response, Unreached
+from hutch.client.connections import ConnectionPool, address_of
+from hutch.client.http import ConnectionBroken, NotConnected, Response
 from hutch.errors import Unavailable
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
@@ -17,10 +17,10 @@ HEAD = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
-async def pool_to(path: Path, talk: Talk) -> AsyncIterator[Pool]:
+async def pool_to(path: Path, talk: Talk) -> AsyncIterator[ConnectionPool]:
     """A pool of connections to something that listens there."""
     server = await asyncio.start_unix_server(talk, str(path))
-    pool = Pool(address_of(f"unix:{path}"))
+    pool = ConnectionPool(address_of(f"unix:{path}"))
     try:
         yield pool
     finally:
@@ -44,7 +44,7 @@ def saying(data: bytes, *, close: bool = True) -> Talk:
 async def answered(path: Path, data: bytes, *, close: bool = True) -> tuple[int, bytes]:
     async with pool_to(path, saying(data, close=close)) as pool:
         response = await pool.ask(HEAD, None)
-        return response.status, await response.whole()
+        return response.status, await response.read_all()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ async def test_answers(wire: Path, data: bytes, body: bytes) -> None:
 )
 async def test_what_breaks_off_is_no_answer(wire: Path, data: bytes) -> None:
     """Nobody takes half an answer for a whole one."""
-    with pytest.raises(Broken):
+    with pytest.raises(ConnectionBroken):
         await answered(wire, data)
 
 
@@ -125,21 +125,21 @@ async def test_connections_are_kept_and_dropped(wire: Path) -> None:
             return await pool.ask(HEAD.replace(b"/ ", path + b" "), None)
 
         for _ in range(5):
-            assert await (await ask(b"/")).whole() == bytes(2)
+            assert await (await ask(b"/")).read_all() == bytes(2)
         assert made == 1
-        await asyncio.gather(*[(await ask(b"/")).whole() for _ in range(3)])
+        await asyncio.gather(*[(await ask(b"/")).read_all() for _ in range(3)])
         assert made == 3, "as many as there are requests at once"
         for _ in range(3):
             connection = [each for each in pool._idle if each.usable][-1]
-            await (await ask(b"/bye")).whole()
+            await (await ask(b"/bye")).read_all()
             await connection.closed
-        await (await ask(b"/")).whole()
+        await (await ask(b"/")).read_all()
         assert made == 4
         pieces = (await ask(b"/large")).pieces()
         await anext(pieces)
         await pieces.aclose()  # type: ignore[attr-defined]
         before = made
-        await (await ask(b"/")).whole()
+        await (await ask(b"/")).read_all()
         assert made == before + 1
 
 
@@ -161,7 +161,7 @@ async def test_an_answer_that_comes_before_the_body_has_ended(wire: Path) -> Non
         for body in (endless(), bytes(64 << 20)):
             head = HEAD.replace(b"GET", b"PUT")
             response = await pool.ask(head, body)
-            assert (response.status, await response.whole()) == (413, b"{}")
+            assert (response.status, await response.read_all()) == (413, b"{}")
     assert sent
 
 
@@ -190,7 +190,7 @@ async def test_back_pressure(wire: Path) -> None:
 
 
 async def test_nobody_there(wire: Path) -> None:
-    with pytest.raises(Unreached, match="no server answers"):
-        await Pool(address_of(f"unix:{wire}")).ask(HEAD, None)
-    with pytest.raises(Unreached):
-        await Pool(address_of("http://127.0.0.1:1")).ask(HEAD, None)
+    with pytest.raises(NotConnected, match="no server answers"):
+        await ConnectionPool(address_of(f"unix:{wire}")).ask(HEAD, None)
+    with pytest.raises(NotConnected):
+        await ConnectionPool(address_of("http://127.0.0.1:1")).ask(HEAD, None)

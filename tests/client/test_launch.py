@@ -39,7 +39,7 @@ async def test_a_private_server() -> None:
         assert (await hutch.status()).state is Condition.READY
         box = await hutch.create(memory_mb=128)
         assert (await box.exec("echo hi")).stdout == "hi\n"
-        pid, home = child_of(hutch), hutch._inner._home
+        pid, home = child_of(hutch), hutch._inner._runtime_dir
         assert len(boxes(home / "r")) == 1
     assert not alive(pid)
     assert not home.exists()
@@ -59,7 +59,7 @@ async def test_the_application_starts_even_if_it_fails(tmp_path: Path) -> None:
     """B21: nothing is raised, the status says why, and it works once the reason is gone."""
     place = tmp_path / "state"
     place.write_text("a file where a directory should be")
-    async with Hutch.launch(place, rhythm=replace(QUICK, patience_sec=0.1)) as hutch:
+    async with Hutch.launch(place, rhythm=replace(QUICK, outage_timeout_sec=0.1)) as hutch:
         status = await hutch.status()
         assert (status.state, status.available) == (Condition.UNREACHABLE, False)
         assert "not a directory" in status.reason
@@ -82,7 +82,7 @@ def test_it_ends_with_its_parent() -> None:
         "async def main():\n"
         "    async with Hutch.launch() as hutch:\n"
         "        await hutch.create()\n"
-        "        print(hutch._inner._child.pid, hutch._inner._home, flush=True)\n"
+        "        print(hutch._inner._child.pid, hutch._inner._runtime_dir, flush=True)\n"
         "        await asyncio.sleep(1000)\n"
         "asyncio.run(main())\n"
     )

@@ -43,7 +43,7 @@ async def test_thinking_loses_nothing(hasty: Server) -> None:
 
 async def test_a_silent_client_loses_its_lease(hasty: Server, wire: Path) -> None:
     """P6: an expired lease ends for good; the late handle is told, and does not touch the box."""
-    rhythm = Rhythm(beat_sec=1000.0, retry_sec=0.05, longest_retry_sec=0.1, first_beat_sec=1000.0)
+    rhythm = Rhythm(interval_sec=1000.0, retry_sec=0.05, max_retry_sec=0.1, first_delay_sec=1000.0)
     async with proxy(hasty.run / "server.sock", wire) as middle:
         async with Hutch(middle.url, rhythm=rhythm) as hutch, Hutch(unix(hasty)) as other:
             box = await hutch.create()

@@ -18,7 +18,7 @@ from tests.client.test_connection import restart
 from tests.proofs import write
 from tests.server.serving import Server, serving
 
-RHYTHM = Rhythm(beat_sec=1.0, silence_sec=5.0, retry_sec=0.1, longest_retry_sec=1.0, patience_sec=60.0)
+RHYTHM = Rhythm(interval_sec=1.0, answer_timeout_sec=5.0, retry_sec=0.1, max_retry_sec=1.0, outage_timeout_sec=60.0)
 
 
 async def client(url: str, number: int, seconds: float, everybody: asyncio.Barrier) -> dict[str, int]:

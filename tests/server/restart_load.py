@@ -21,7 +21,7 @@ from hutch.errors import HutchError
 
 T = TypeVar("T")
 
-RHYTHM = Rhythm(beat_sec=2.0, silence_sec=10.0, retry_sec=0.1, longest_retry_sec=1.0, patience_sec=120.0)
+RHYTHM = Rhythm(interval_sec=2.0, answer_timeout_sec=10.0, retry_sec=0.1, max_retry_sec=1.0, outage_timeout_sec=120.0)
 SMALL = {"memory_mb": 64, "disk_mb": 16, "ttl_sec": 1800}
 TICKING = "i=0; while :; do i=$((i+1)); echo $i; sleep 0.1; done"
 

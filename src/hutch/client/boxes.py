@@ -1,4 +1,4 @@
-"""`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease; this end keeps it alive."""
+"""`RemoteBox`: the `Box` protocol over HTTP. The server holds the lease, and this client keeps it alive."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,8 +7,8 @@ from typing import Any
 from hutch.client import transfer
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
-from hutch.client.jobs import Ended, RemoteJob, RemoteStream, started
-from hutch.client.requests import Repeat, Server, answered, answered_plain
+from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
+from hutch.client.requests import Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.boxes import BoxInfo, Moved
 from hutch.model.commands import checked_command
@@ -19,7 +19,7 @@ from hutch.model.state import State
 
 
 class RemoteBox:
-    """One session's handle on one box; with `observing` one that only looks."""
+    """One session's handle on one box. With `observing` it has no lease and may only read."""
 
     def __init__(
         self, server: Server, session: str, info: BoxInfo, notes: tuple[str, ...] = (), *, observing: bool = False
@@ -32,7 +32,7 @@ class RemoteBox:
         self._handle = Handle(server, session, info.id, lease)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
         if lease is not None:
-            server.hold(session, info.id, lease)
+            server.add_handle(session, info.id, lease)
 
     @property
     def id(self) -> str:
@@ -55,8 +55,8 @@ class RemoteBox:
     ) -> Result:  # fmt: skip
         self._handle.refuse_if_observing("exec")
         body = _command(command, cwd, env, timeout, user) | _stdin(stdin) | {"keep_output": keep_output}
-        data, _ = await self._handle.once("/exec", body)
-        return answered(data, Ended).result()
+        data, _ = await self._handle.run_once("/exec", body)
+        return decode_answer(data, WireResult).result()
 
     def stream(
         self, command: str | Sequence[str], *, cwd: str | None = None, env: dict[str, str] | None = None,
@@ -74,19 +74,19 @@ class RemoteBox:
         self._handle.refuse_if_observing("start")
         body = _command(command, cwd, env, timeout, user)
         body |= {"pty": pty, "rows": rows, "cols": cols, "name": name, "follow": follow}
-        job, _ = await started(self._handle, body)
+        job, _ = await start_job(self._handle, body)
         return job
 
     async def jobs(self) -> tuple[JobInfo, ...]:
         return await self._handle.ask(tuple[JobInfo, ...], "GET", "/jobs", part="jobs")
 
     async def job(self, job_id: str) -> RemoteJob:
-        found = await self._handle.ask(JobInfo, "GET", f"/jobs/{named(job_id, 'job')}")
+        found = await self._handle.ask(JobInfo, "GET", f"/jobs/{checked_name(job_id, 'job')}")
         return RemoteJob(self._handle, found.id)
 
     async def forget(self, job_id: str) -> None:
         self._handle.refuse_if_observing("forget")
-        await self._handle.ask(type(None), "DELETE", f"/jobs/{named(job_id, 'job')}", repeat=Repeat.UNSENT)
+        await self._handle.ask(type(None), "DELETE", f"/jobs/{checked_name(job_id, 'job')}", repeat=Repeat.UNSENT)
 
     # --- the box --------------------------------------------------------------------------------------------
 
@@ -128,9 +128,9 @@ class RemoteBox:
         return await self._change({name: value for name, value in asked.items() if value not in (None, {})})
 
     async def _change(self, body: dict[str, Any]) -> tuple[str, ...]:
-        told = await self._handle.ask(dict[str, Any], "PATCH", body=body)
-        self._info = answered_plain(told["box"], BoxInfo)
-        return tuple(told["refused"])
+        answer = await self._handle.ask(dict[str, Any], "PATCH", body=body)
+        self._info = convert_answer(answer["box"], BoxInfo)
+        return tuple(answer["refused"])
 
     async def renew(self) -> None:
         self._handle.refuse_if_observing("renew")
@@ -139,7 +139,7 @@ class RemoteBox:
     # --- the end of the handle ------------------------------------------------------------------------------
 
     async def release(self) -> None:
-        """Give up the lease with the last handle of this session; the box goes on until its clocks end it."""
+        """Release the lease with the last handle of this session. The box lives on until its own timeouts."""
         if self._close():
             await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease")
 
@@ -154,11 +154,11 @@ class RemoteBox:
         self._handle.is_destroyed = True
 
     def _close(self) -> bool:
-        """Whether the session has no other handle on the box now."""
+        """Close the handle. Return whether it was the session's last one on the box."""
         if not self._handle.open or self._handle.observing:
             return False
         self._handle.open = False
-        return self._handle.server.let_go(self._handle.session, self.id)
+        return self._handle.server.drop_handle(self._handle.session, self.id)
 
 
 def _command(
@@ -174,8 +174,8 @@ def _stdin(given: bytes | str | None) -> dict[str, Any]:
     return {"stdin": given} if isinstance(given, str) else {"stdin_base64": given}
 
 
-def named(text: str, what: str) -> str:
-    """For a path; what could never be the name of anything is not asked for."""
+def checked_name(text: str, what: str) -> str:
+    """Return the name for use in a path. A text that can be no name raises NotFound without a request."""
     if not text or not (text.isascii() and text.replace("-", "").replace("_", "").replace(".", "").isalnum()):
         raise NotFound(f"there is no {what} {text!r}")
     return text

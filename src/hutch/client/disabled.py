@@ -1,4 +1,4 @@
-"""`OffHutch`: what there is while Hutch is switched off. No process, no connection, and every call says why (B20)."""
+"""`OffHutch`: the Hutch of a disabled installation. It starts nothing, and every call says why."""
 
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
@@ -13,12 +13,12 @@ from hutch.model.status import Condition, Status
 
 
 class OffHutch:
-    """The `Hutch` protocol, switched off."""
+    """The `Hutch` protocol while Hutch is disabled."""
 
     def __init__(self, origin: str = "") -> None:
         self.session = "off"
         self._origin = origin
-        """Where it was switched off."""
+        """The setting that disabled it."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -26,7 +26,7 @@ class OffHutch:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """There is nothing to close."""
+        """Do nothing, since nothing is open."""
 
     def _refuse(self, op: str) -> NoReturn:
         raise Disabled(
@@ -60,7 +60,7 @@ class OffHutch:
         self._refuse("find")
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        """Empty, not an error (B25)."""
+        """Return no boxes instead of an error, so that lists keep working."""
         return ()
 
     async def destroy(self, box_id: str, *, force: bool = False) -> NoReturn:
@@ -113,4 +113,4 @@ class OffHutch:
         )
 
     async def close(self) -> None:
-        """There is nothing to close."""
+        """Do nothing, since nothing is open."""

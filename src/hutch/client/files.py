@@ -1,4 +1,4 @@
-"""`RemoteFiles`: the `Files` protocol over HTTP. Content is streamed both ways; names may hold any byte."""
+"""`RemoteFiles`: the `Files` protocol over HTTP. Content is streamed both ways, and names may hold any byte."""
 
 import builtins
 from collections.abc import AsyncIterator, Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from hutch.client import transfer
 from hutch.client.handle import Handle
-from hutch.client.http import Broken
+from hutch.client.http import ConnectionBroken
 from hutch.client.requests import BYTES, Repeat
 from hutch.client.watch import RemoteWatch
 from hutch.errors import FileTooLarge
@@ -17,11 +17,11 @@ from hutch.model.texts import as_bytes
 from hutch.providers.guest_client.copy_bounds import most_of
 
 MAX_READ = 64 << 20
-"""Bytes that `read` returns at once where no limit was given."""
+"""Most bytes that `read` returns without a limit."""
 
 
 class RemoteFiles:
-    """Files as the box's user sees them."""
+    """Files of a remote box, as its user sees them."""
 
     def __init__(self, handle: Handle, spec: Callable[[], EffectiveSpec]) -> None:
         self._handle = handle
@@ -48,11 +48,11 @@ class RemoteFiles:
         return (await self.read(path)).decode(errors="replace")
 
     async def read_lines(self, path: str, *, start: int = 1, count: int = 2000) -> tuple[builtins.list[str], bool]:
-        told = await self._handle.ask(dict[str, Any], "GET", "/files/lines", path=path, start=start, count=count)
-        return told["lines"], told["end"]
+        answer = await self._handle.ask(dict[str, Any], "GET", "/files/lines", path=path, start=start, count=count)
+        return answer["lines"], answer["end"]
 
     async def open(self, path: str, *, offset: int = 0, limit: int | None = None) -> AsyncIterator[bytes]:
-        life = self._handle.server.life
+        heartbeat = self._handle.server.heartbeat
         had = 0
         while True:
             left = None if limit is None else limit - had
@@ -63,8 +63,8 @@ class RemoteFiles:
                         had += len(piece)
                         yield piece
                 return
-            except Broken:
-                if not await life.there(life.rhythm.patience_sec):
+            except ConnectionBroken:
+                if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
                     raise
 
     async def write(

@@ -1,4 +1,4 @@
-"""What everything about one box shares: who asks, under which lease, and whether the handle is still open."""
+"""The state that all requests about one box share: the session, the lease, and whether the handle is still open."""
 
 import asyncio
 import secrets
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, NoReturn, TypeVar
 
-from hutch.client.http import Body, Broken, Response
+from hutch.client.http import Body, ConnectionBroken, Response
 from hutch.client.requests import Repeat, Server
 from hutch.errors import Conflict, Gone, HeldElsewhere, HutchError, LeaseLost, Refused, Unavailable
 from hutch.model.boxes import Lease
@@ -17,17 +17,17 @@ CANCEL_SECONDS = 5.0
 
 
 class Handle:
-    """One session's way to one box, under one lease; without a lease it only looks."""
+    """One session's access to one box under one lease. Without a lease it only observes."""
 
     def __init__(self, server: Server, session: str, box_id: str, lease: Lease | None) -> None:
         self.server = server
-        """Of the process that keeps the box, as far as is known."""
+        """The server that keeps the box, as far as is known."""
         self.session = session
         self.box_id = box_id
         self.lease = lease
         self.open = True
         self.is_destroyed = False
-        """By this very handle: the server is not asked about a box that is certainly gone."""
+        """This handle destroyed the box, so requests fail here without asking the server."""
         self.path = f"/v1/boxes/{box_id}"
 
     @property
@@ -35,7 +35,11 @@ class Handle:
         return self.lease is None
 
     def headers(self, **more: str) -> dict[str, str]:
-        """LeaseLost if this handle was released: what comes late must not hit whoever has the box then."""
+        """Return the headers of a request.
+
+        Raises:
+            LeaseLost: This handle was released. A late request must not reach the box under its next holder.
+        """
         if self.is_destroyed:
             raise Gone(f"box {self.box_id} has been destroyed: destroyed by a call", remedy="create a new one")
         if not self.open:
@@ -43,7 +47,7 @@ class Handle:
         return self.credentials() | {name.replace("_", "-"): value for name, value in more.items()}
 
     def credentials(self) -> dict[str, str]:
-        """Whose handle this is, and of which lease."""
+        """Return the headers that name the session and the lease."""
         if self.lease is None:
             return {"Hutch-Session": self.session, "Hutch-Observe": "true"}
         return {"Hutch-Session": self.session, "Hutch-Lease": repr(self.lease.acquired_at)}
@@ -61,7 +65,7 @@ class Handle:
                 self._follow(elsewhere, options.get("content"))
 
     async def get(self, path: str, /, *, accept: str, **options: Any) -> tuple[bytes, Mapping[str, str]]:
-        """The body of a good answer, whole, and its headers."""
+        """Return body and headers of a successful answer."""
         while True:
             try:
                 headers = self.headers(Accept=accept)
@@ -85,22 +89,27 @@ class Handle:
             yield response
 
     def _follow(self, elsewhere: HeldElsewhere, content: Body | None = None) -> None:
-        """From now on ask the process that keeps the box: it adopted the box when the one that we asked had ended.
-        Raises what was told if there is no way to it. Nothing was done, so the request can be sent again, unless its
-        content was a stream, which has been read from."""
+        """Use the server of the process that adopted the box after its former keeper ended.
+
+        Nothing was done, so the request can be sent again, unless its content is a stream that was partly read. The
+        error is raised then, and also if that process cannot be reached.
+        """
         server = self.server.elsewhere(elsewhere) if self.server.elsewhere is not None else self.server
         if server is self.server:
             raise elsewhere
         if self.lease is not None and self.open:
-            self.server.let_go(self.session, self.box_id)
-            server.hold(self.session, self.box_id, self.lease)
+            self.server.drop_handle(self.session, self.box_id)
+            server.add_handle(self.session, self.box_id, self.lease)
         self.server = server
         if not isinstance(content, bytes | bytearray | memoryview | None):
             raise elsewhere
 
-    async def once(self, path: str, body: Mapping[str, object]) -> tuple[bytes, Mapping[str, str]]:
-        """Something that must not happen twice. If the connection breaks, the same operation is asked for again by
-        its name, which the server remembers; one that it does not know is not begun anew."""
+    async def run_once(self, path: str, body: Mapping[str, object]) -> tuple[bytes, Mapping[str, str]]:
+        """Run an operation that must not happen twice.
+
+        If the connection breaks, the operation is requested again by its id, which the server remembers. A server
+        that does not know the id does not start the operation again.
+        """
         operation = secrets.token_hex(8)
         headers = self.headers(Hutch_Operation=operation)
         while True:
@@ -108,8 +117,8 @@ class Handle:
                 return await self.server.get(
                     "POST", self.path + path, headers=headers, body=body, repeat=Repeat.UNSENT
                 )  # fmt: skip
-            except Broken:
-                if not await self.server.life.there(self.server.life.rhythm.patience_sec):
+            except ConnectionBroken:
+                if not await self.server.heartbeat.wait_until_up(self.server.heartbeat.rhythm.outage_timeout_sec):
                     raise
                 headers["Hutch-Again"] = "true"
             except HeldElsewhere as elsewhere:
@@ -117,14 +126,14 @@ class Handle:
             except Conflict as error:
                 if error.details.get("operation") != "unknown":
                     raise
-                # For the caller it is the loss that counts: the server was another one when the connection was back.
+                # The server was another one after the reconnect, so the answer is lost to the caller.
                 raise Unavailable(error.message, op=error.op, details=error.details, remedy=error.remedy) from error
             except asyncio.CancelledError:
                 await asyncio.shield(self._cancel(operation))
                 raise
 
     async def _cancel(self, operation: str) -> None:
-        """Nobody waits for it any more. A server that cannot be told ends it by itself."""
+        """Cancel the operation on the server. A server that cannot be reached ends it by itself."""
         try:
             async with asyncio.timeout(CANCEL_SECONDS):
                 await self.ask(type(None), "DELETE", f"/operations/{operation}", repeat=Repeat.NEVER)

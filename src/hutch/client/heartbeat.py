@@ -1,4 +1,4 @@
-"""Whether the server is there: a heartbeat, and one loop that reconnects for ever (B24)."""
+"""Watches whether the server is up: one loop sends heartbeats and reconnects without end."""
 
 import asyncio
 import contextlib
@@ -9,39 +9,39 @@ from typing import Any
 from hutch.errors import HutchError
 from hutch.logs import log
 
-Told = Callable[[bool, str], None]
-"""Whether the server is there, and why not."""
+ConnectionListener = Callable[[bool, str], None]
+"""Called with whether the server is up, and the reason if it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rhythm:
-    """How a connection lives."""
+    """Times of heartbeats, retries and outages."""
 
-    beat_sec: float = 20.0
-    silence_sec: float = 10.0
-    """A server that leaves a heartbeat unanswered for so long is gone, whatever its connection says."""
+    interval_sec: float = 20.0
+    answer_timeout_sec: float = 10.0
+    """A server that leaves a heartbeat unanswered for this long counts as gone, even if its connection is open."""
     retry_sec: float = 3.0
-    """Until the second try to reconnect; then twice as long each time."""
-    longest_retry_sec: float = 60.0
-    patience_sec: float = 30.0
-    """How long a request that may be repeated waits for the server to come back."""
-    first_beat_sec: float = 0.5
-    """A caller that is gone before that has no need of heartbeats."""
+    """Pause before the second attempt to reconnect. It doubles each time."""
+    max_retry_sec: float = 60.0
+    outage_timeout_sec: float = 30.0
+    """Time for which a repeatable request waits for the server to come back."""
+    first_delay_sec: float = 0.5
+    """Delay of the first heartbeat. Callers that end before it need none."""
 
     def pauses(self) -> Iterator[float]:
-        """Before each try to reconnect; the first is made at once."""
+        """Yield the pause before each attempt to reconnect. The first attempt is immediate."""
         yield 0.0
         pause = self.retry_sec
         while True:
             yield pause
-            pause = min(pause * 2, self.longest_retry_sec)
+            pause = min(pause * 2, self.max_retry_sec)
 
 
-class Lifeline:
-    """One task beats while the server answers and reconnects while it does not: so there are never two loops.
+class Heartbeat:
+    """One task that sends heartbeats while the server answers and reconnects while it does not.
 
-    `beat` asks the server something and raises if there was no answer at all; `gone` is a future that is done when the
-    beat's own connection has ended, cleanly or not; `dispose` throws away what belongs to the lost connection.
+    `beat` sends a request and raises if no answer came. `gone` returns a future that is done when the heartbeat's own
+    connection has ended. `dispose` aborts what belongs to the lost connection.
     """
 
     def __init__(
@@ -50,26 +50,26 @@ class Lifeline:
         beat: Callable[[], Awaitable[None]],
         gone: Callable[[], "asyncio.Future[None] | None"],
         dispose: Callable[[], None],
-        told: Told | None = None,
+        on_change: ConnectionListener | None = None,
     ) -> None:
         self.rhythm = rhythm
         self._beat = beat
-        self._gone = gone
+        self._connection_closed = gone
         self._dispose = dispose
-        self._told = told
+        self._on_change = on_change
         self._task: asyncio.Task[None] | None = None
-        self._there = asyncio.Event()
-        self._there.set()
-        self._wanted = asyncio.Event()
-        """A beat is wanted now."""
+        self._up = asyncio.Event()
+        self._up.set()
+        self._beat_wanted = asyncio.Event()
+        """Set when a heartbeat is wanted now."""
         self.reason = ""
-        """Why the server is not there; empty: it is."""
-        self.every = rhythm.beat_sec
-        """Shorter than usual where leases are."""
+        """Why the server is down, or empty while it is up."""
+        self.interval_sec = rhythm.interval_sec
+        """Current interval. Short leases make it shorter."""
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._live(), name="hutch-lifeline")
+            self._task = asyncio.create_task(self._run(), name="hutch-lifeline")
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -79,60 +79,60 @@ class Lifeline:
             self._task = None
 
     def beat_now(self) -> None:
-        self._wanted.set()
+        self._beat_wanted.set()
 
-    def suspect(self) -> None:
-        """A request met a broken connection: whether the server is gone is found out at once."""
-        self._there.clear()
-        self._wanted.set()
+    def report_failure(self) -> None:
+        """Check the server at once, because a request met a broken connection."""
+        self._up.clear()
+        self._beat_wanted.set()
 
-    async def there(self, seconds: float) -> bool:
-        """Whether the server is there, or comes back within so many seconds."""
+    async def wait_until_up(self, seconds: float) -> bool:
+        """Return whether the server is up or comes back within so many seconds."""
         try:
             async with asyncio.timeout(max(0.0, seconds)):
-                await self._there.wait()
+                await self._up.wait()
         except TimeoutError:
             return False
         return True
 
     # --- the loop -------------------------------------------------------------------------------------------
 
-    async def _live(self) -> None:
-        await self._next_beat(self.rhythm.first_beat_sec)
+    async def _run(self) -> None:
+        await self._next_beat(self.rhythm.first_delay_sec)
         pauses = self.rhythm.pauses()
         while True:
-            why = await self._try()
+            why = await self._beat_once()
             if not why:
                 pauses = self.rhythm.pauses()
-                self._is_there("")
-                why = await self._next_beat(self.every)
+                self._set_state("")
+                why = await self._next_beat(self.interval_sec)
                 if not why:
                     continue
-            self._is_there(why)
+            self._set_state(why)
             self._dispose()
             await asyncio.sleep(next(pauses))
 
-    async def _try(self) -> str:
-        """One beat; why it failed, or nothing."""
-        self._wanted.clear()
+    async def _beat_once(self) -> str:
+        """Send one heartbeat. Return why it failed, or an empty text."""
+        self._beat_wanted.clear()
         try:
-            async with asyncio.timeout(self.rhythm.silence_sec):
+            async with asyncio.timeout(self.rhythm.answer_timeout_sec):
                 await self._beat()
         except TimeoutError as error:
             if isinstance(error, HutchError):
                 return error.message
-            return f"it did not answer for {self.rhythm.silence_sec:g} s"
+            return f"it did not answer for {self.rhythm.answer_timeout_sec:g} s"
         except HutchError as error:
             return error.message
-        except Exception as error:  # whatever it is, the next beat may be better: this loop never ends
+        except Exception as error:  # Whatever it is, the next heartbeat may succeed: this loop never ends.
             log("client").error("a heartbeat failed", error=error)
             return f"{type(error).__name__}: {error}"
         return ""
 
     async def _next_beat(self, seconds: float) -> str:
-        """Until a beat is due or wanted; a reason if the connection ended meanwhile."""
-        gone = self._gone()
-        wanted = asyncio.ensure_future(self._wanted.wait())
+        """Wait until a heartbeat is due or wanted. Return a reason if the connection ended meanwhile."""
+        gone = self._connection_closed()
+        wanted = asyncio.ensure_future(self._beat_wanted.wait())
         waits: set[asyncio.Future[Any]] = {wanted} if gone is None else {wanted, gone}
         try:
             await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
@@ -140,21 +140,21 @@ class Lifeline:
             wanted.cancel()
         return "it closed the connection" if gone is not None and gone.done() else ""
 
-    def _is_there(self, why: str) -> None:
+    def _set_state(self, why: str) -> None:
         changed = bool(why) != bool(self.reason)
         self.reason = why
         if why:
-            self._there.clear()
+            self._up.clear()
         else:
-            self._there.set()
+            self._up.set()
         if not changed:
             return
         if why:
             log("client").warning("server lost", why=why)
         else:
             log("client").info("server is back")
-        if self._told is not None:
+        if self._on_change is not None:
             try:
-                self._told(not why, why)
-            except Exception as error:  # whoever wants to be told must not end the loop that tells him (lesson 12)
+                self._on_change(not why, why)
+            except Exception as error:  # A failing callback must not end this loop.
                 log("client").error("a callback failed", error=error)

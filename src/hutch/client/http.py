@@ -19,11 +19,11 @@ LONGEST_LINE = 1 << 10
 Body = bytes | bytearray | memoryview | AsyncIterator[bytes]
 
 
-class Unreached(Unavailable):
+class NotConnected(Unavailable):
     """There was no connection: the server knows nothing of the request."""
 
 
-class Broken(Unavailable):
+class ConnectionBroken(Unavailable):
     """The connection broke after the request had begun: the server may have done it, or not."""
 
 
@@ -35,7 +35,7 @@ class Response:
         self.headers = headers
         self._connection = connection
 
-    async def whole(self) -> bytes:
+    async def read_all(self) -> bytes:
         parts = [piece async for piece in self.pieces()]
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
@@ -44,14 +44,14 @@ class Response:
         connection = self._connection
         try:
             if self.headers.get("transfer-encoding", "").lower() == "chunked":
-                async for piece in connection.chunks():
+                async for piece in connection.read_chunked():
                     yield piece
             elif "content-length" in self.headers:
-                async for piece in connection.counted(_length(self.headers["content-length"])):
+                async for piece in connection.read_sized(_length(self.headers["content-length"])):
                     yield piece
             elif self.status not in (204, 304):
                 connection.reusable = False
-                async for piece in connection.rest():
+                async for piece in connection.read_until_close():
                     yield piece
             if self.headers.get("connection", "").lower() == "close":
                 connection.reusable = False
@@ -61,21 +61,21 @@ class Response:
 
     def close(self) -> None:
         """Break off what has not been read."""
-        self._connection.give_up()
+        self._connection.cancel()
 
 
 class Connection(asyncio.Protocol):
     """What arrives is kept in pieces as it came, so that large bodies are never copied on the way."""
 
     def __init__(self, done: Callable[["Connection"], None]) -> None:
-        self._done = done
+        self._on_done = done
         """Told once for each request: its answer was read, or the connection is of no more use."""
         self._transport: asyncio.Transport | None = None
-        self._arrived: deque[bytes] = deque()
-        self._held = 0
+        self._received: deque[bytes] = deque()
+        self._received_bytes = 0
         self._paused = False
         self._ended = False
-        self._why = "the server closed it"
+        self._close_reason = "the server closed it"
         self._reader: asyncio.Future[None] | None = None
         self._writer: asyncio.Future[None] | None = None
         self._busy = False
@@ -91,9 +91,9 @@ class Connection(asyncio.Protocol):
         self._transport.set_write_buffer_limits(high=SENT_BYTES)
 
     def data_received(self, data: bytes) -> None:
-        self._arrived.append(data)
-        self._held += len(data)
-        if self._held > HELD_BYTES and not self._paused and self._transport is not None:
+        self._received.append(data)
+        self._received_bytes += len(data)
+        if self._received_bytes > HELD_BYTES and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
         _wake(self._reader)
@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
         self._ended = True
         self.reusable = False
         if error is not None:
-            self._why = str(error) or type(error).__name__
+            self._close_reason = str(error) or type(error).__name__
         for waiting in (self._reader, self._writer, self.closed):
             _wake(waiting)
 
@@ -118,9 +118,9 @@ class Connection(asyncio.Protocol):
     @property
     def usable(self) -> bool:
         """For another request: open, and nothing came that nobody asked for."""
-        return self.reusable and not self._ended and not self._arrived
+        return self.reusable and not self._ended and not self._received
 
-    def has_news(self) -> bool:
+    def has_unread_data(self) -> bool:
         """Whether something came that the event loop has not told yet: on an idle connection only that it is closed.
         By poll: select ends at descriptor 1024."""
         transport = self._transport
@@ -134,7 +134,7 @@ class Connection(asyncio.Protocol):
     async def ask(self, head: bytes, body: Body | None) -> Response:
         """Send a request, and the status and headers of its answer. An answer may come before all was sent."""
         if not self.usable or self._transport is None:
-            raise Unreached("the connection is closed")
+            raise NotConnected("the connection is closed")
         self._busy = True
         try:
             if body is None:
@@ -145,7 +145,7 @@ class Connection(asyncio.Protocol):
                 await self._send_chunks(head, body)
             return await self._response()
         except BaseException:
-            self.give_up()
+            self.cancel()
             raise
 
     async def _send(self, head: bytes, body: memoryview) -> None:
@@ -155,7 +155,7 @@ class Connection(asyncio.Protocol):
             return
         self._transport.write(head)
         for start in range(0, len(body), PIECE):
-            if not await self._room():
+            if not await self._wait_to_send():
                 return
             self._transport.write(body[start : start + PIECE])
 
@@ -164,18 +164,18 @@ class Connection(asyncio.Protocol):
         self._transport.write(head)
         async for piece in pieces:
             if piece:
-                if not await self._room():
+                if not await self._wait_to_send():
                     return
                 self._transport.writelines((b"%x\r\n" % len(piece), piece, b"\r\n"))
-        if await self._room():
+        if await self._wait_to_send():
             self._transport.write(b"0\r\n\r\n")
 
-    async def _room(self) -> bool:
+    async def _wait_to_send(self) -> bool:
         """Wait until there is room to send more; False: the answer is here already, so the rest is unwanted."""
-        while self._writer is not None and not self._ended and not self._arrived:
+        while self._writer is not None and not self._ended and not self._received:
             self._reader = self._writer
             await asyncio.shield(self._writer)
-        if self._arrived or self._ended:
+        if self._received or self._ended:
             self.reusable = False
             return False
         return True
@@ -188,9 +188,9 @@ class Connection(asyncio.Protocol):
                 version, code, *_ = lines[0].split(" ")
                 status = int(code)
             except ValueError:
-                raise self._nonsense("its answer has no status") from None
+                raise self._protocol_error("its answer has no status") from None
             if not version.startswith("HTTP/1."):
-                raise self._nonsense("it does not speak HTTP/1.1")
+                raise self._protocol_error("it does not speak HTTP/1.1")
             if status >= 200:
                 break
         headers: dict[str, str] = {}
@@ -203,7 +203,7 @@ class Connection(asyncio.Protocol):
         found = await self._next()
         while b"\r\n\r\n" not in found:
             if len(found) > LONGEST_HEAD:
-                raise self._nonsense("its headers do not end")
+                raise self._protocol_error("its headers do not end")
             found += await self._next()
         head, _, rest = found.partition(b"\r\n\r\n")
         self._put_back(rest)
@@ -211,7 +211,7 @@ class Connection(asyncio.Protocol):
 
     # --- its body -------------------------------------------------------------------------------------------
 
-    async def counted(self, left: int) -> AsyncIterator[bytes]:
+    async def read_sized(self, left: int) -> AsyncIterator[bytes]:
         while left:
             piece = await self._next()
             if len(piece) > left:
@@ -220,20 +220,20 @@ class Connection(asyncio.Protocol):
             left -= len(piece)
             yield piece
 
-    async def chunks(self) -> AsyncIterator[bytes]:
+    async def read_chunked(self) -> AsyncIterator[bytes]:
         while size := await self._size():
-            async for piece in self.counted(size):
+            async for piece in self.read_sized(size):
                 yield piece
             if await self._line():
-                raise self._nonsense("a chunk is longer than it said")
+                raise self._protocol_error("a chunk is longer than it said")
         while await self._line():
             pass  # trailers
 
-    async def rest(self) -> AsyncIterator[bytes]:
-        while self._arrived or not self._ended:
+    async def read_until_close(self) -> AsyncIterator[bytes]:
+        while self._received or not self._ended:
             try:
                 yield await self._next()
-            except Broken:
+            except ConnectionBroken:
                 return
 
     async def _size(self) -> int:
@@ -241,37 +241,39 @@ class Connection(asyncio.Protocol):
         try:
             return int(line.partition(b";")[0], 16)
         except ValueError:
-            raise self._nonsense("a chunk has no size") from None
+            raise self._protocol_error("a chunk has no size") from None
 
     async def _line(self) -> bytes:
         found = await self._next()
         while b"\r\n" not in found:
             if len(found) > LONGEST_LINE:
-                raise self._nonsense("a line does not end")
+                raise self._protocol_error("a line does not end")
             found += await self._next()
         line, _, rest = found.partition(b"\r\n")
         self._put_back(rest)
         return line
 
     async def _next(self) -> bytes:
-        while not self._arrived:
+        while not self._received:
             if self._ended:
-                raise Broken(f"the connection broke: {self._why}", remedy="is the server still there?")
+                raise ConnectionBroken(
+                    f"the connection broke: {self._close_reason}", remedy="is the server still there?"
+                )
             self._reader = asyncio.get_running_loop().create_future()
             await self._reader
-        piece = self._arrived.popleft()
-        self._held -= len(piece)
-        if self._paused and self._held < HELD_BYTES // 4 and self._transport is not None:
+        piece = self._received.popleft()
+        self._received_bytes -= len(piece)
+        if self._paused and self._received_bytes < HELD_BYTES // 4 and self._transport is not None:
             self._paused = False
             self._transport.resume_reading()
         return piece
 
     def _put_back(self, piece: bytes) -> None:
         if piece:
-            self._arrived.appendleft(piece)
-            self._held += len(piece)
+            self._received.appendleft(piece)
+            self._received_bytes += len(piece)
 
-    def _nonsense(self, why: str) -> HutchError:
+    def _protocol_error(self, why: str) -> HutchError:
         return Unavailable(f"this is no Hutch server: {why}", retryable=False, remedy="check the address")
 
     # --- its end --------------------------------------------------------------------------------------------
@@ -282,14 +284,14 @@ class Connection(asyncio.Protocol):
             self._busy = False
             if not self.usable:
                 self.abort()
-            self._done(self)
+            self._on_done(self)
 
-    def give_up(self) -> None:
+    def cancel(self) -> None:
         """Nobody waits for the answer any more."""
         if self._busy:
             self._busy = False
             self.abort()
-            self._done(self)
+            self._on_done(self)
 
     def abort(self) -> None:
         self.reusable = False

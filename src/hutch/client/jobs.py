@@ -1,4 +1,4 @@
-"""Jobs of a remote box: read by cursor, so that a lost connection loses no byte."""
+"""Jobs of a remote box. Output is read by cursor, so a lost connection loses no byte."""
 
 import asyncio
 import struct
@@ -8,18 +8,18 @@ from typing import Any
 import msgspec
 
 from hutch.client.handle import Handle
-from hutch.client.http import Broken, Response
-from hutch.client.requests import BYTES, Repeat, answered
+from hutch.client.http import ConnectionBroken, Response
+from hutch.client.requests import BYTES, Repeat, decode_answer
 from hutch.errors import HutchError, Invalid, Timeout, Unavailable
 from hutch.model.results import Chunk, JobInfo, Result, Usage, Verdict
 
 FRAME = struct.Struct(">BI")
-"""Of a followed job: kind, length of what follows."""
+"""Header of a frame of a followed job: kind, and length of the content."""
 STDOUT, STDERR, SKIPPED_OUT, SKIPPED_ERR, ERROR = 1, 2, 5, 6, 4
 STREAMS = {STDOUT: "stdout", STDERR: "stderr", SKIPPED_OUT: "stdout", SKIPPED_ERR: "stderr"}
-MOST_AT_ONCE = 16 << 20
-LONGEST_WAIT = 600.0
-"""One question waits no longer than that for its answer; then it is asked again."""
+MAX_READ = 16 << 20
+MAX_WAIT = 600.0
+"""Longest wait of one request. After it the request is sent again."""
 
 
 class RemoteJob:
@@ -40,34 +40,34 @@ class RemoteJob:
         if stream not in self._cursors:
             raise Invalid(f"a job has no stream {stream!r}", op="read", remedy="stdout or stderr")
         start = self._cursors[stream] if cursor is None else cursor
-        data, told = await self._handle.get(
+        data, answer = await self._handle.get(
             f"{self._path}/output", accept=BYTES, stream=stream,
-            cursor=start, limit=min(limit, MOST_AT_ONCE), wait=min(wait, LONGEST_WAIT) or None,
+            cursor=start, limit=min(limit, MAX_READ), wait=min(wait, MAX_WAIT) or None,
         )  # fmt: skip
         chunk = Chunk(
-            data=data, cursor=int(told["hutch-cursor"]), eof=told["hutch-eof"] == "true",
-            dropped=int(told["hutch-dropped"]),
+            data=data, cursor=int(answer["hutch-cursor"]), eof=answer["hutch-eof"] == "true",
+            dropped=int(answer["hutch-dropped"]),
         )  # fmt: skip
         self._cursors[stream] = chunk.cursor
         return chunk
 
     async def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
         cursors: dict[str, Any] = {"stdout": stdout, "stderr": stderr}
-        life = self._handle.server.life
+        heartbeat = self._handle.server.heartbeat
         while True:
             try:
                 async with self._handle.stream("GET", f"{self._path}/follow", accept=BYTES, **cursors) as response:
                     async for kind, data in _frames(response):
                         if kind == ERROR:
-                            raise HutchError.of(answered(data, dict[str, Any]))
+                            raise HutchError.of(decode_answer(data, dict[str, Any]))
                         if kind in (SKIPPED_OUT, SKIPPED_ERR):
                             cursors[STREAMS[kind]] += int(data)
                             continue
                         cursors[STREAMS[kind]] += len(data)
                         yield STREAMS[kind], data
                 return
-            except Broken:
-                if not await life.there(life.rhythm.patience_sec):
+            except ConnectionBroken:
+                if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
                     raise
             except Unavailable as error:
                 if not error.details.get("draining"):
@@ -97,10 +97,10 @@ class RemoteJob:
     async def wait(self, timeout_sec: float | None = None) -> Result:
         left = timeout_sec
         while True:
-            asked = LONGEST_WAIT if left is None else min(left, LONGEST_WAIT)
+            asked = MAX_WAIT if left is None else min(left, MAX_WAIT)
             try:
-                told = await self._handle.ask(Ended, "POST", f"{self._path}/wait", body={"timeout_sec": asked})
-                return told.result()
+                answer = await self._handle.ask(WireResult, "POST", f"{self._path}/wait", body={"timeout_sec": asked})
+                return answer.result()
             except Timeout:
                 if left is not None:
                     left -= asked
@@ -108,8 +108,8 @@ class RemoteJob:
                         raise
 
 
-class Ended(msgspec.Struct, frozen=True, kw_only=True):
-    """A result as it crosses the wire: text, and base64 beside it where the text would lose bytes."""
+class WireResult(msgspec.Struct, frozen=True, kw_only=True):
+    """A result as the server sends it: text, and base64 as well where text would lose bytes."""
 
     job_id: str
     exit_code: int | None
@@ -139,7 +139,7 @@ class Ended(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteStream:
-    """A command read while it runs: a job that is followed, and put away at the end. Leaving early kills it."""
+    """Output of a command while it runs. The job behind it is removed at the end, and leaving early kills it."""
 
     def __init__(self, handle: Handle, body: Mapping[str, object]) -> None:
         self._handle = handle
@@ -153,7 +153,7 @@ class RemoteStream:
         return self._result
 
     async def __aiter__(self) -> AsyncIterator[tuple[str, bytes]]:
-        job, notes = await started(self._handle, self._body)
+        job, notes = await start_job(self._handle, self._body)
         ended = False
         try:
             pieces = job.follow()
@@ -166,17 +166,17 @@ class RemoteStream:
             self._result = result.but(notes=(*notes, *result.notes))
             ended = True
         finally:
-            await asyncio.shield(_put_away(self._handle, job, ended=ended))
+            await asyncio.shield(_remove_job(self._handle, job, ended=ended))
 
 
-async def started(handle: Handle, body: Mapping[str, object]) -> tuple[RemoteJob, tuple[str, ...]]:
-    """A new job, and what the caller should know of it."""
-    data, headers = await handle.once("/jobs", body)
-    notes = answered(headers.get("hutch-notes", "[]"), tuple[str, ...])
-    return RemoteJob(handle, answered(data, JobInfo).id), notes
+async def start_job(handle: Handle, body: Mapping[str, object]) -> tuple[RemoteJob, tuple[str, ...]]:
+    """Start a job. Return it with notes for the caller."""
+    data, headers = await handle.run_once("/jobs", body)
+    notes = decode_answer(headers.get("hutch-notes", "[]"), tuple[str, ...])
+    return RemoteJob(handle, decode_answer(data, JobInfo).id), notes
 
 
-async def _put_away(handle: Handle, job: RemoteJob, *, ended: bool) -> None:
+async def _remove_job(handle: Handle, job: RemoteJob, *, ended: bool) -> None:
     if not ended:
         await job.signal(9)
         await job.wait()
@@ -184,7 +184,7 @@ async def _put_away(handle: Handle, job: RemoteJob, *, ended: bool) -> None:
 
 
 async def _frames(response: Response) -> AsyncIterator[tuple[int, bytes]]:
-    """Each content is put together once, of the pieces in which it happened to come."""
+    """Parse frames. Each content is joined only once from the pieces in which it arrived."""
     parts: list[memoryview] = []
     kind, missing = 0, FRAME.size  # kind 0: the head of the next frame
     async for piece in response.pieces():

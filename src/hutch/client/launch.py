@@ -1,7 +1,7 @@
-"""`LaunchedHutch`: a private server as a child of this process, and its client (B22).
+"""`LaunchedHutch`: a private server as a child of this process, and its client.
 
-The child reads its standard input, which is a pipe of ours: when this process ends, however it ends, the pipe does
-too, and the child goes with its boxes.
+The child reads its standard input, which is a pipe of ours. When this process ends for any reason, the pipe closes, and
+the child ends with its boxes.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from hutch.client.heartbeat import Rhythm, Told
+from hutch.client.heartbeat import ConnectionListener, Rhythm
 from hutch.client.remote import RemoteHutch
 from hutch.config import announcement
 from hutch.errors import ConfigError
@@ -25,27 +25,27 @@ from hutch.model.status import Condition, Status
 READY_SECONDS = 30.0
 END_SECONDS = 20.0
 LOG_TAIL = 2000
-"""Of what a child wrote before it died; the status tells it."""
+"""Most bytes of the child's last output that the status shows after it died."""
 
 
 class LaunchedHutch(RemoteHutch):
-    """A client that brings its server along. Entering waits until the child is ready, or has failed."""
+    """A client that starts its own server. Entering waits until the child is ready or has failed."""
 
     def __init__(
         self, state_dir: Path | None, configuration: Mapping[str, Any], *, session: str = "",
-        rhythm: Rhythm | None = None, told: Told | None = None,
+        rhythm: Rhythm | None = None, on_change: ConnectionListener | None = None,
     ) -> None:  # fmt: skip
-        # Right under /tmp: a Unix socket's path has 108 bytes.
-        self._home = Path(tempfile.mkdtemp(prefix="hutch-", dir="/tmp" if os.path.isdir("/tmp") else None))
-        self._state = state_dir.absolute() if state_dir is not None else self._home / "s"
+        # Directly under /tmp, because the path of a Unix socket has at most 108 bytes.
+        self._runtime_dir = Path(tempfile.mkdtemp(prefix="hutch-", dir="/tmp" if os.path.isdir("/tmp") else None))
+        self._state_dir = state_dir.absolute() if state_dir is not None else self._runtime_dir / "s"
         self._child: asyncio.subprocess.Process | None = None
-        self._keeping: asyncio.Task[None] | None = None
+        self._restart_task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
-        """The child serves, or has failed once."""
-        self._failed = ""
-        self._settings = _settings(configuration)
-        socket = self._home / announcement.SOCKET
-        super().__init__(f"unix:{socket}", session=session, rhythm=rhythm, told=told, expected=True)
+        """Set when the child serves or has failed once."""
+        self._failure = ""
+        self._settings = _environment_settings(configuration)
+        socket = self._runtime_dir / announcement.SOCKET
+        super().__init__(f"unix:{socket}", session=session, rhythm=rhythm, on_change=on_change, expected=True)
 
     async def __aenter__(self) -> Self:
         self._start()
@@ -60,30 +60,30 @@ class LaunchedHutch(RemoteHutch):
         return await super()._ask(kind, method, path, **options)
 
     def _start(self) -> None:
-        if self._keeping is None:
-            self._keeping = asyncio.create_task(self._keep(), name="hutch-launch")
+        if self._restart_task is None:
+            self._restart_task = asyncio.create_task(self._keep_running(), name="hutch-launch")
 
     # --- the child ------------------------------------------------------------------------------------------
 
-    async def _keep(self) -> None:
-        """Start it, wait for its end, and start it again with back-off, for ever."""
-        rhythm = self._server.life.rhythm
+    async def _keep_running(self) -> None:
+        """Start the child, wait for its end, and start it again with back-off, without end."""
+        rhythm = self._server.heartbeat.rhythm
         pause = rhythm.retry_sec
         while True:
             begun = asyncio.get_running_loop().time()
-            self._failed = await self._live_once()
+            self._failure = await self._run_child()
             self._ready.set()
-            log("client").warning("the private server ended", why=self._failed)
-            if asyncio.get_running_loop().time() - begun > rhythm.longest_retry_sec:
+            log("client").warning("the private server ended", why=self._failure)
+            if asyncio.get_running_loop().time() - begun > rhythm.max_retry_sec:
                 pause = rhythm.retry_sec
             await asyncio.sleep(pause)
-            pause = min(pause * 2, rhythm.longest_retry_sec)
+            pause = min(pause * 2, rhythm.max_retry_sec)
 
-    async def _live_once(self) -> str:
-        """One child's life; why it ended."""
-        # -P: without it Python would import from the working directory first, where a box may have left an hutch.py.
+    async def _run_child(self) -> str:
+        """Run one child to its end. Return why it ended."""
+        # Without -P Python imports from the working directory first, where a box may have left a hutch.py.
         command = [sys.executable, "-P", "-m", "hutch.cli.main", "serve", "--private", "--host", "", "--socket",
-                   str(self._home / announcement.SOCKET)]  # fmt: skip
+                   str(self._runtime_dir / announcement.SOCKET)]  # fmt: skip
         try:
             self._child = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL,
@@ -96,37 +96,41 @@ class LaunchedHutch(RemoteHutch):
         while line := await self._child.stderr.read(4096):
             tail = (tail + line)[-LOG_TAIL:]
             if b"listening on" in tail and not self._ready.is_set():
-                self._failed = ""
+                self._failure = ""
                 self._ready.set()
         code = await self._child.wait()
         said = tail.decode(errors="replace").strip()
         return f"the private server ended with {code}" + (f": {said}" if said else "")
 
     def _environment(self) -> dict[str, str]:
-        """The child is a server: whose client this process might be is not its concern."""
+        """Return the child's environment without the settings that would make it a client of another server."""
         kept = {name: value for name, value in os.environ.items() if name not in ("HUTCH_SERVER", "HUTCH_KEY")}
-        return kept | self._settings | {"HUTCH_STATE_DIR": str(self._state), "HUTCH_RUN_DIR": str(self._home / "r")}
+        return (
+            kept
+            | self._settings
+            | {"HUTCH_STATE_DIR": str(self._state_dir), "HUTCH_RUN_DIR": str(self._runtime_dir / "r")}
+        )
 
-    # --- what differs from a server of others -----------------------------------------------------------------
+    # --- differences from a client of a foreign server ---------------------------------------------------
 
     async def status(self) -> Status:
         self._start()
-        told = await super().status()
-        if told.state is Condition.UNREACHABLE and self._failed:
-            return told.but(reason=self._failed, remedy="look at what it said; it is started again by itself")
-        return told
+        status = await super().status()
+        if status.state is Condition.UNREACHABLE and self._failure:
+            return status.but(reason=self._failure, remedy="look at what it said; it is started again by itself")
+        return status
 
     async def close(self) -> None:
-        if self._borrowed:
+        if self._is_view:
             return
         await super().close()
-        if self._keeping is not None:
-            self._keeping.cancel()
+        if self._restart_task is not None:
+            self._restart_task.cancel()
             with suppress(asyncio.CancelledError):
-                await self._keeping
+                await self._restart_task
         if self._child is not None and self._child.returncode is None:
             await _end(self._child)
-        await asyncio.to_thread(shutil.rmtree, self._home, ignore_errors=True)
+        await asyncio.to_thread(shutil.rmtree, self._runtime_dir, ignore_errors=True)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -135,7 +139,7 @@ class LaunchedHutch(RemoteHutch):
 
 
 async def _end(child: asyncio.subprocess.Process) -> None:
-    """Gently: it ends its boxes. What takes too long is killed, and its boxes end by their own clocks."""
+    """End the child gently, so that it ends its boxes. If it takes too long it is killed, and its boxes time out."""
     if child.stdin is not None:
         child.stdin.close()
     try:
@@ -149,8 +153,8 @@ async def _end(child: asyncio.subprocess.Process) -> None:
         await child.wait()
 
 
-def _settings(configuration: Mapping[str, Any]) -> dict[str, str]:
-    """Keyword arguments as the child's environment has them."""
+def _environment_settings(configuration: Mapping[str, Any]) -> dict[str, str]:
+    """Return the keyword arguments as environment variables for the child."""
     settings: dict[str, str] = {}
     for name, value in configuration.items():
         if value is None:

@@ -1,4 +1,4 @@
-"""`RemoteHutch`: the `Hutch` protocol over HTTP. One session's view of the boxes that a server keeps."""
+"""`RemoteHutch`: the `Hutch` protocol over HTTP, as one session of a server."""
 
 import asyncio
 import copy
@@ -14,10 +14,10 @@ from urllib.parse import quote
 import msgspec
 
 from hutch.client import transfer
-from hutch.client.boxes import RemoteBox, named
+from hutch.client.boxes import RemoteBox, checked_name
 from hutch.client.connections import address_of
-from hutch.client.heartbeat import Rhythm, Told
-from hutch.client.requests import Repeat, Server, answered_plain
+from hutch.client.heartbeat import ConnectionListener, Rhythm
+from hutch.client.requests import Repeat, Server, convert_answer
 from hutch.errors import HeldElsewhere, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 STATUS_SECONDS = 10.0
 UNDO_SECONDS = 30.0
-FAREWELL_SECONDS = 5.0
+CLOSE_SECONDS = 5.0
 EVENTS_AT_ONCE = 1000
-_IN_HEADERS = "!#$&'()*+,/:;=?@[]^`{|}~-._"
-"""Characters of a key that are sent as they are."""
+_KEY_CHARACTERS = "!#$&'()*+,/:;=?@[]^`{|}~-._"
+"""Characters of an idempotency key that are sent unquoted."""
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
-    """A box, and what the caller should know of it."""
+class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
+    """A box, with notes for the caller."""
 
     box: BoxInfo
     notes: tuple[str, ...] = ()
@@ -46,22 +46,22 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteHutch:
     """`async with RemoteHutch("http://127.0.0.1:7300", key=…) as hutch: …`
 
-    `session` names who holds the leases; without one, a new name that ends with this object. `told` is called when the
-    server is lost, and when it is back.
+    `session` names the holder of the leases. Without one, a new session ends with this object. `on_change` is called
+    when the server is lost and when it is back.
     """
 
     def __init__(
         self, url: str, *, key: str = "", ca: str = "", session: str = "", rhythm: Rhythm | None = None,
-        told: Told | None = None, expected: bool = False,
+        on_change: ConnectionListener | None = None, expected: bool = False,
         elsewhere: Callable[[HeldElsewhere], Server] | None = None,
     ) -> None:  # fmt: skip
         self._server = Server(
-            address_of(url, ca), key, rhythm=rhythm, told=told, expected=expected, elsewhere=elsewhere
+            address_of(url, ca), key, rhythm=rhythm, on_change=on_change, expected=expected, elsewhere=elsewhere
         )  # fmt: skip
         self._own_session = not session
-        self.session = _checked(session or f"client-{secrets.token_hex(8)}")
-        self._borrowed = False
-        """A view for another session: whoever made it closes."""
+        self.session = _checked_session(session or f"client-{secrets.token_hex(8)}")
+        self._is_view = False
+        """This object is a view for another session. The original object closes the connection."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -77,7 +77,7 @@ class RemoteHutch:
 
     @property
     def server(self) -> Server:
-        """The server behind every session of this object."""
+        """The server that all sessions of this object use."""
         return self._server
 
     @property
@@ -88,17 +88,17 @@ class RemoteHutch:
         return await self._server.ask(kind, method, path, headers=self._headers, **options)
 
     def for_session(self, name: str) -> "RemoteHutch":
-        """The same boxes through the eyes of another session."""
+        """Return a view of the same server for another session."""
         view = copy.copy(self)
-        view.session = _checked(name)
-        view._borrowed = True
+        view.session = _checked_session(name)
+        view._is_view = True
         return view
 
     # --- boxes ----------------------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def box(self, **spec: Any) -> AsyncIterator[RemoteBox]:
-        """A new box, destroyed at exit, unless another session took it over meanwhile."""
+        """Create a box and destroy it at exit, unless another session took it over meanwhile."""
         box = await self.create(**spec)
         try:
             yield box
@@ -107,33 +107,33 @@ class RemoteHutch:
                 await box.destroy()
 
     async def create(self, *, key: str = "", **spec: Any) -> RemoteBox:
-        """A new box. Without a key of the caller's it has one of its own: a retry never makes two."""
-        name = quote(key, safe=_IN_HEADERS) if key else f"once:{secrets.token_hex(16)}"
+        """Create a box. Without a key of the caller one is generated, so a retry never creates two boxes."""
+        name = quote(key, safe=_KEY_CHARACTERS) if key else f"once:{secrets.token_hex(16)}"
         headers = self._headers | {"Idempotency-Key": name}
         if roots := granted_roots():
             headers["Hutch-Mount-Roots"] = json.dumps(roots)
-        making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec))
+        making = self._server.ask(BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec))
         try:
             info = await making
         except asyncio.CancelledError:
             if not key:
-                await asyncio.shield(self._undo(headers, spec))
+                await asyncio.shield(self._destroy_unclaimed(headers, spec))
             raise
         return await self._leased(info)
 
-    async def _undo(self, headers: dict[str, str], spec: dict[str, Any]) -> None:
-        """The caller has gone, the box may have been made: by its key it is found, and goes too."""
+    async def _destroy_unclaimed(self, headers: dict[str, str], spec: dict[str, Any]) -> None:
+        """Destroy the box of a cancelled creation. Its idempotency key finds it if it was created."""
         try:
             async with asyncio.timeout(UNDO_SECONDS):
                 info = await self._server.ask(
-                    BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain(spec), repeat=Repeat.UNSENT
+                    BoxInfo, "POST", "/v1/boxes", headers=headers, body=_plain_spec(spec), repeat=Repeat.UNSENT
                 )
                 await self.destroy(info.id, force=True)
-        except (HutchError, TimeoutError):  # a server that is gone; the box ends when it has been idle for long enough
+        except (HutchError, TimeoutError):  # The server is gone. The box ends by its idle timeout.
             return
 
     async def _leased(self, info: BoxInfo) -> RemoteBox:
-        """A box that came by its key may be held by another session."""
+        """Return a handle. A box that was found by its key may be held by another session."""
         if info.lease is None or info.lease.holder != self.session:
             return await self.attach(info.id)
         return RemoteBox(self._server, self.session, info)
@@ -142,38 +142,38 @@ class RemoteHutch:
     async def box_for(
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AsyncIterator[RemoteBox]:
-        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
+        """Find the box of this conversation, or create it from `spec`. Leaving only releases the box."""
         given = {name: None if value is None else str(value) for name, value in values.items()}
         if template == "task" and not (given.get("task") or given.get("conversation_id")):
-            given["task"] = secrets.token_hex(8)  # chosen here, so that a retry means the same one
-        body = {"template": template, "kind": kind, "values": given, "spec": _plain(dict(spec or {}))}
-        box = self._found(await self._ask(Found, "POST", "/v1/scopes", body=body))
+            given["task"] = secrets.token_hex(8)  # Chosen here, so that a retry names the same task.
+        body = {"template": template, "kind": kind, "values": given, "spec": _plain_spec(dict(spec or {}))}
+        box = self._found(await self._ask(FoundBox, "POST", "/v1/scopes", body=body))
         try:
             yield box
         finally:
             await box.release()
 
-    def _found(self, found: Found) -> RemoteBox:
+    def _found(self, found: FoundBox) -> RemoteBox:
         return RemoteBox(self._server, self.session, found.box, found.notes)
 
     async def import_box(
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
         name: str | None = None,
     ) -> RemoteBox:  # fmt: skip
-        """A new box from a file that `Box.export` wrote. Not asked twice: there would be two."""
-        found: Found = await self._ask(
-            Found, "POST", "/v1/boxes/import", content=transfer.read_file(file), repeat=Repeat.NEVER, provider=provider,
-            profile=profile, image=image, name=name,
+        """Create a box from a file that `Box.export` wrote. It is not retried, since that could create two boxes."""
+        found: FoundBox = await self._ask(
+            FoundBox, "POST", "/v1/boxes/import", content=transfer.read_file(file), repeat=Repeat.NEVER,
+            provider=provider, profile=profile, image=image, name=name,
         )  # fmt: skip
         return self._found(found)
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
-        path = f"/v1/boxes/{named(box_id, 'box')}"
+        path = f"/v1/boxes/{checked_name(box_id, 'box')}"
         await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
         return RemoteBox(self._server, self.session, await self._ask(BoxInfo, "GET", path))
 
     async def observe(self, box_id: str) -> RemoteBox:
-        info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{named(box_id, 'box')}")
+        info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")
         return RemoteBox(self._server, self.session, info, observing=True)
 
     async def find(self, text: str) -> BoxInfo:
@@ -181,7 +181,7 @@ class RemoteHutch:
         return found
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        """None while the server is not there (B25)."""
+        """Return no boxes while the server is down, so that lists keep working."""
         try:
             found: tuple[BoxInfo, ...] = await self._ask(
                 tuple[BoxInfo, ...], "GET", "/v1/boxes", part="boxes", repeat=Repeat.NEVER
@@ -191,7 +191,7 @@ class RemoteHutch:
         return found
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        await self._ask(type(None), "DELETE", f"/v1/boxes/{named(box_id, 'box')}", force=force)
+        await self._ask(type(None), "DELETE", f"/v1/boxes/{checked_name(box_id, 'box')}", force=force)
 
     # --- the session's current box ----------------------------------------------------------------------------
 
@@ -199,13 +199,13 @@ class RemoteHutch:
         return _id(await self._ask(dict[str, Any], "GET", "/v1/session/current"))
 
     async def switch(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
-        named(box_id, "box")
+        checked_name(box_id, "box")
         await self._ask(dict[str, Any], "PUT", "/v1/session/current", body={"box": box_id, "takeover": takeover})
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{box_id}")
         return RemoteBox(self._server, self.session, info)
 
     async def working(self, **spec: Any) -> RemoteBox:
-        return self._found(await self._ask(Found, "POST", "/v1/session/working", body=_plain(spec)))
+        return self._found(await self._ask(FoundBox, "POST", "/v1/session/working", body=_plain_spec(spec)))
 
     async def leave(self) -> None:
         await self._ask(type(None), "DELETE", "/v1/session/current")
@@ -216,7 +216,7 @@ class RemoteHutch:
     async def set_default(self, box_id: str, provider: str = "") -> None:
         await self._ask(dict[str, Any], "PUT", "/v1/default", body={"box": box_id, "provider": provider})
 
-    # --- what there is ----------------------------------------------------------------------------------------
+    # --- everything else ----------------------------------------------------------------------------------------
 
     @property
     def volumes(self) -> "RemoteVolumes":
@@ -257,60 +257,60 @@ class RemoteHutch:
         while len(found) < limit:
             asked = min(limit - len(found), EVENTS_AT_ONCE)
             page = await self._ask(dict[str, Any], "GET", "/v1/events", after=after, limit=asked)
-            found += answered_plain(page["events"], list[Event])
+            found += convert_answer(page["events"], list[Event])
             after = page["cursor"]
             if len(page["events"]) < asked:
                 break
         return tuple(found)
 
     async def providers(self, name: str = "") -> tuple[Capabilities, ...]:
-        told = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
-        return answered_plain(told["providers"], tuple[Capabilities, ...])
+        answer = await self._ask(dict[str, Any], "GET", "/v1/providers", **({"name": name} if name else {}))
+        return convert_answer(answer["providers"], tuple[Capabilities, ...])
 
     async def check(self) -> None:
-        """Raises unless the server answers, and lets this session in."""
+        """Raise unless the server answers and accepts this session."""
         await self._ask(dict[str, Any], "GET", "/v1/session/current")
 
     async def status(self) -> Status:
-        """Always answers (lesson 11)."""
+        """Return the status. It never raises, so that it can report an unreachable server."""
         try:
             async with asyncio.timeout(STATUS_SECONDS):
-                told: Status = await self._ask(Status, "GET", "/v1/status", repeat=Repeat.NEVER)
+                answer: Status = await self._ask(Status, "GET", "/v1/status", repeat=Repeat.NEVER)
         except HutchError as error:
             return _unreachable(error.message, error.remedy)
         except TimeoutError:
             return _unreachable(f"{self.url} does not answer", "look at the server's log")
-        return told
+        return answer
 
     async def close(self) -> None:
-        """Boxes go on by their clocks. The leases of a session that ends here are given up."""
-        if self._borrowed:
+        """Close the connections, and release the leases if the session ends here. Boxes live on until they time out."""
+        if self._is_view:
             return
         if self._own_session:
             try:
-                async with asyncio.timeout(FAREWELL_SECONDS):
-                    for session, box_id in list(self._server.handles):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    for session, box_id in list(self._server.held_leases):
                         if session == self.session:
                             path = f"/v1/boxes/{box_id}/lease"
                             await self._ask(dict[str, Any], "DELETE", path, repeat=Repeat.NEVER)
-            except (HutchError, TimeoutError):  # leases end by themselves
+            except (HutchError, TimeoutError):  # The leases expire by themselves.
                 pass
         await self._server.close()
 
 
-def _id(told: dict[str, Any]) -> str | None:
-    found: str | None = told["box"]
+def _id(answer: dict[str, Any]) -> str | None:
+    found: str | None = answer["box"]
     return found
 
 
-def _plain(spec: dict[str, Any]) -> dict[str, Any]:
-    """Records, paths and enums as the wire has them; what was not said is not sent."""
+def _plain_spec(spec: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec as JSON values, without fields that are not set."""
     given = {name: value for name, value in spec.items() if value is not None}
     plain: dict[str, Any] = msgspec.to_builtins(given, enc_hook=str)
     return plain
 
 
-def _checked(session: str) -> str:
+def _checked_session(session: str) -> str:
     if not session or len(session) > 128 or not (session.isascii() and session.isprintable()):
         raise Invalid(f"{session!r} is no name for a session", remedy="1 to 128 printable ASCII characters")
     return session

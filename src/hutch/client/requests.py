@@ -1,4 +1,4 @@
-"""Asking a server: headers, JSON both ways, errors as the classes they were, and what may be asked twice."""
+"""Requests to a server: headers, JSON both ways, errors as their original classes, retries, and lease heartbeats."""
 
 import asyncio
 import secrets
@@ -11,9 +11,9 @@ from urllib.parse import quote
 
 import msgspec
 
-from hutch.client.connections import Address, Line, Pool
-from hutch.client.heartbeat import Lifeline, Rhythm, Told
-from hutch.client.http import Body, Broken, Response, Unreached
+from hutch.client.connections import Address, ConnectionPool, HeartbeatConnection
+from hutch.client.heartbeat import ConnectionListener, Heartbeat, Rhythm
+from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
 from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
@@ -25,94 +25,95 @@ JSON = "application/json"
 BYTES = "application/octet-stream"
 NDJSON = "application/x-ndjson"
 BOXES_PER_BEAT = 1000
-"""More are named by several heartbeats: a server takes no more at once."""
+"""Most boxes that a server accepts in one heartbeat. More boxes need several."""
 
 
 class Repeat(Enum):
-    """What becomes of a request whose connection broke."""
+    """Whether a request is sent again after its connection broke."""
 
     ALWAYS = "always"
-    """Asked again: doing it twice is doing it once."""
+    """The request is idempotent and is sent again."""
     UNSENT = "unsent"
-    """Asked again only if the server cannot have seen it."""
+    """The request is sent again only if the server cannot have seen it."""
     NEVER = "never"
-    """Not even that: the caller wants to know now."""
+    """The request is never sent again, because the caller wants to know now."""
 
 
 class Server:
-    """One server, and everything that several sessions of this process share to reach it."""
+    """One server, with the connections and the heartbeat that all sessions of this process share."""
 
     def __init__(
-        self, address: Address, key: str = "", *, rhythm: Rhythm | None = None, told: Told | None = None,
-        expected: bool = False, elsewhere: "Callable[[HeldElsewhere], Server] | None" = None,
+        self, address: Address, key: str = "", *, rhythm: Rhythm | None = None,
+        on_change: ConnectionListener | None = None, expected: bool = False,
+        elsewhere: "Callable[[HeldElsewhere], Server] | None" = None,
     ) -> None:  # fmt: skip
         self.address = address
         self.elsewhere = elsewhere
-        """How the process is reached that keeps a box which this one does not, where processes share boxes."""
-        self.handles: dict[tuple[str, str], Held] = {}
-        """Boxes whose leases are kept alive, by session and id."""
-        self._pool = Pool(address)
-        self._line = Line(address)
-        self._fixed = f"Host: {address.named}\r\nHutch-Client: {secrets.token_hex(8)}\r\n"
+        """Finds the server of another process that keeps a box, where processes share boxes."""
+        self.held_leases: dict[tuple[str, str], HeldLease] = {}
+        """Leases that heartbeats keep alive, by session and box id."""
+        self._pool = ConnectionPool(address)
+        self._heartbeat_connection = HeartbeatConnection(address)
+        self._fixed_headers = f"Host: {address.host_header}\r\nHutch-Client: {secrets.token_hex(8)}\r\n"
         if key:
             if not (key.isascii() and key.isprintable()):
                 raise Invalid("the key has characters that no key has", remedy="check it")
-            self._fixed += f"Authorization: Bearer {key}\r\n"
-        self._reached = expected
-        """It has answered before, or is known to be there: then it is worth to wait for."""
+            self._fixed_headers += f"Authorization: Bearer {key}\r\n"
+        self._was_reached = expected
+        """The server has answered before or is known to exist, so requests wait for it to come back."""
         self._closed = False
-        self.life = Lifeline(
-            rhythm or Rhythm(), self._beat, lambda: self._line.gone, self._pool.dispose, told
+        self.heartbeat = Heartbeat(
+            rhythm or Rhythm(), self._beat, lambda: self._heartbeat_connection.gone, self._pool.dispose, on_change
         )  # fmt: skip
 
-    # --- one question ---------------------------------------------------------------------------------------
+    # --- one request ---------------------------------------------------------------------------------------
 
     async def ask(
         self, kind: type[T], method: str, path: str, /, *, headers: Mapping[str, str], body: object = None,
         content: Body | None = None, repeat: Repeat = Repeat.ALWAYS, seconds: float | None = None, part: str = "",
         **query: object,
     ) -> T:  # fmt: skip
-        """The JSON of a good answer, or the named part of it, as `kind`; an error answer is raised as what it was."""
+        """Return the JSON answer, or the named `part` of it, as `kind`. Errors are raised as their original class."""
         data, _ = await self.get(
             method, path, headers=headers, body=body, content=content, repeat=repeat, seconds=seconds, **query
         )
         op = f"{method} {path}"
         if part:
-            return answered_plain(answered(data, dict[str, Any], op).get(part), kind, op)
-        return answered(data or b"null", kind, op)
+            return convert_answer(decode_answer(data, dict[str, Any], op).get(part), kind, op)
+        return decode_answer(data or b"null", kind, op)
 
     async def get(
         self, method: str, path: str, /, *, headers: Mapping[str, str], body: object = None,
         content: Body | None = None, repeat: Repeat = Repeat.ALWAYS, seconds: float | None = None,
         **query: object,
     ) -> tuple[bytes, Mapping[str, str]]:  # fmt: skip
-        """The body of a good answer, whole, and its headers. `seconds` bounds the patience with a lost server."""
+        """Return body and headers of a successful answer. `seconds` bounds the wait for a lost server."""
         sent = encoded(body) if body is not None else content
-        outage = Outage(self.life.rhythm.patience_sec if seconds is None else seconds)
+        outage = OutageTimer(self.heartbeat.rhythm.outage_timeout_sec if seconds is None else seconds)
         while True:
-            outage.trying()
+            outage.start_attempt()
             try:
                 response = await self._send(method, path, headers, sent, query)
-                return await self._good(response), response.headers
+                return await self._checked_body(response), response.headers
             except Unavailable as error:
-                await self._come_back(error, repeat, outage.left())
+                await self._wait_to_retry(error, repeat, outage.remaining())
 
     @asynccontextmanager
     async def open(
         self, method: str, path: str, /, *, headers: Mapping[str, str], content: Body | None = None,
         repeat: Repeat = Repeat.ALWAYS, **query: object,
     ) -> AsyncIterator[Response]:  # fmt: skip
-        """A good answer that is read piece by piece; leaving breaks off what was not read."""
-        outage = Outage(self.life.rhythm.patience_sec)
+        """Open a successful answer for reading piece by piece. Leaving early aborts the rest."""
+        outage = OutageTimer(self.heartbeat.rhythm.outage_timeout_sec)
         while True:
-            outage.trying()
+            outage.start_attempt()
             try:
                 response = await self._send(method, path, headers, content, query)
                 if response.status >= 300:
-                    await self._good(response)
+                    await self._checked_body(response)
                 break
             except Unavailable as error:
-                await self._come_back(error, repeat, outage.left())
+                await self._wait_to_retry(error, repeat, outage.remaining())
         try:
             yield response
         finally:
@@ -123,15 +124,15 @@ class Server:
     ) -> Response:
         if self._closed:
             raise Unavailable("this Hutch is closed", retryable=False, remedy="make a new one")
-        self.life.start()
+        self.heartbeat.start()
         response = await self._pool.ask(self._head(method, path, headers, body, query), body)
-        self._reached = True
+        self._was_reached = True
         return response
 
     def _head(
         self, method: str, path: str, headers: Mapping[str, str], body: Body | None, query: Mapping[str, object]
     ) -> bytes:
-        lines = [f"{method} {path}{_query(query)} HTTP/1.1\r\n", self._fixed]
+        lines = [f"{method} {path}{_query(query)} HTTP/1.1\r\n", self._fixed_headers]
         lines += [f"{name}: {value}\r\n" for name, value in headers.items() if value]
         if isinstance(body, bytes | bytearray | memoryview):
             lines.append(f"Content-Length: {len(body)}\r\n")
@@ -141,93 +142,94 @@ class Server:
             lines.append("Content-Length: 0\r\n")
         return "".join([*lines, "\r\n"]).encode("ascii")
 
-    async def _good(self, response: Response) -> bytes:
-        data = await response.whole()
+    async def _checked_body(self, response: Response) -> bytes:
+        data = await response.read_all()
         if response.status < 300:
             return data
         raise _error(response.status, data)
 
-    async def _come_back(self, error: Unavailable, repeat: Repeat, left: float) -> None:
-        """Returns when the same request may be sent again, else raises its error."""
-        met = isinstance(error, Unreached | Broken)
+    async def _wait_to_retry(self, error: Unavailable, repeat: Repeat, left: float) -> None:
+        """Return when the same request may be sent again, or raise its error."""
+        met = isinstance(error, NotConnected | ConnectionBroken)
         if met:
-            self.life.suspect()
+            self.heartbeat.report_failure()
         elif not error.details.get("draining"):
             raise error
-        sent = not isinstance(error, Unreached)
-        if repeat is Repeat.NEVER or not self._reached or left <= 0 or (repeat is Repeat.UNSENT and sent):
+        sent = not isinstance(error, NotConnected)
+        if repeat is Repeat.NEVER or not self._was_reached or left <= 0 or (repeat is Repeat.UNSENT and sent):
             raise error
         if not met:
             await asyncio.sleep(min(left, error.retry_after or 1.0))
-        elif not await self.life.there(left):
+        elif not await self.heartbeat.wait_until_up(left):
             raise error
 
     # --- the heartbeat --------------------------------------------------------------------------------------
 
     async def _beat(self) -> None:
-        """Tells which leases are to be kept; any answer is one."""
-        held = [(*name, each.acquired_at) for name, each in self.handles.items()]
+        """Send the held leases to the server. Any answer shows that it is up."""
+        held = [(*name, each.acquired_at) for name, each in self.held_leases.items()]
         for first in range(0, len(held) or 1, BOXES_PER_BEAT):
-            await self._keep(held[first : first + BOXES_PER_BEAT])
+            await self._renew_leases(held[first : first + BOXES_PER_BEAT])
 
-    async def _keep(self, held: Sequence[tuple[str, str, float]]) -> None:
+    async def _renew_leases(self, held: Sequence[tuple[str, str, float]]) -> None:
         sessions: dict[str, dict[str, float]] = {}
         for session, box_id, acquired_at in held:
             sessions.setdefault(session, {})[box_id] = acquired_at
         body = encoded({"sessions": sessions})
-        status, told = await self._line.ask(self._head("POST", "/v1/session/presence", {}, body, {}), body)
-        self._reached = True
+        status, answer = await self._heartbeat_connection.ask(
+            self._head("POST", "/v1/session/presence", {}, body, {}), body
+        )
+        self._was_reached = True
         if status != 200:
             return
-        for session, lost in answered(told, Presence).lost.items():
+        for session, lost in decode_answer(answer, Presence).lost.items():
             for box_id in lost:
-                known = self.handles.get((session, box_id))
+                known = self.held_leases.get((session, box_id))
                 if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
-                    del self.handles[session, box_id]
+                    del self.held_leases[session, box_id]
 
-    def hold(self, session: str, box_id: str, lease: Lease) -> None:
-        """One more handle on a box: its lease is kept alive from now on."""
-        held = self.handles.get((session, box_id))
+    def add_handle(self, session: str, box_id: str, lease: Lease) -> None:
+        """Register one more handle on a box, whose lease is kept alive from now on."""
+        held = self.held_leases.get((session, box_id))
         if held is None:
-            held = self.handles[session, box_id] = Held()
+            held = self.held_leases[session, box_id] = HeldLease()
         held.acquired_at = lease.acquired_at
         held.count += 1
-        if lease.seconds and lease.seconds / 3 < self.life.every:
-            self.life.every = lease.seconds / 3
-        self.life.start()
-        self.life.beat_now()
+        if lease.seconds and lease.seconds / 3 < self.heartbeat.interval_sec:
+            self.heartbeat.interval_sec = lease.seconds / 3
+        self.heartbeat.start()
+        self.heartbeat.beat_now()
 
-    def let_go(self, session: str, box_id: str) -> bool:
-        """One handle less; whether that was the last of this session."""
-        held = self.handles.get((session, box_id))
+    def drop_handle(self, session: str, box_id: str) -> bool:
+        """Remove one handle. Return whether it was the last of this session."""
+        held = self.held_leases.get((session, box_id))
         if held is None:
             return False
         held.count -= 1
         if held.count:
             return False
-        del self.handles[session, box_id]
+        del self.held_leases[session, box_id]
         return True
 
     async def close(self) -> None:
         self._closed = True
-        await self.life.stop()
-        self._line.close()
+        await self.heartbeat.stop()
+        self._heartbeat_connection.close()
         self._pool.dispose()
 
 
-class Outage:
-    """How much patience is left with a server that does not answer. A request that had waited for long in good order
-    when its connection broke has all of it."""
+class OutageTimer:
+    """Bounds how long a request waits for a lost server. A long request whose connection breaks gets the full time."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._begun = self._until = 0.0
 
-    def trying(self) -> None:
+    def start_attempt(self) -> None:
         self._begun = time.monotonic()
 
-    def left(self) -> float:
-        """After a try that failed."""
+    def remaining(self) -> float:
+        """Return the seconds that are left after a failed attempt."""
         now = time.monotonic()
         if not self._until or now - self._begun > self._seconds:
             self._until = now + self._seconds
@@ -235,13 +237,13 @@ class Outage:
 
 
 class Presence(msgspec.Struct, frozen=True, kw_only=True):
-    """A server's answer to a heartbeat."""
+    """The server's answer to a heartbeat."""
 
     lost: dict[str, list[str]]
 
 
-class Held:
-    """Handles of one session on one box."""
+class HeldLease:
+    """The lease of one session on one box, and how many handles use it."""
 
     __slots__ = ("acquired_at", "count")
 
@@ -258,37 +260,40 @@ def _query(given: Mapping[str, object]) -> str:
 def _text(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
-    # A file's name may hold any byte: it goes as the bytes it is.
+    # A file name may hold any byte, so it is sent as raw bytes.
     return quote(str(value).encode("utf-8", "surrogateescape"), safe="/")
 
 
 def _error(status: int, data: bytes) -> HutchError:
     try:
-        told = answered(data, dict[str, Any])
+        fields = decode_answer(data, dict[str, Any])
     except HutchError:
-        told = {}
-    if "code" in told:
-        return HutchError.of(told)
+        fields = {}
+    if "code" in fields:
+        return HutchError.of(fields)
     return Unavailable(
         f"the server answered {status} without saying why", retryable=status >= 500, remedy="is it a Hutch server?"
     )
 
 
-def answered(data: bytes | str, kind: type[T], op: str = "") -> T:
-    """What the server said, as `kind`."""
-    return _understood(lambda: of_a_newer_release(data, kind), op)
+def decode_answer(data: bytes | str, kind: type[T], op: str = "") -> T:
+    """Decode an answer of a server that may be newer.
+
+    Unknown fields are dropped and unknown states become `unknown`. Anything else raises an error with a remedy.
+    """
+    return _decode(lambda: of_a_newer_release(data, kind), op)
 
 
-def answered_plain(plain: object, kind: type[T], op: str = "") -> T:
-    """The same for what is decoded already."""
-    return _understood(lambda: of_a_newer_release_plain(plain, kind), op)
+def convert_answer(plain: object, kind: type[T], op: str = "") -> T:
+    """Convert an answer that is already decoded from JSON."""
+    return _decode(lambda: of_a_newer_release_plain(plain, kind), op)
 
 
-def _understood(read: Callable[[], T], op: str) -> T:
+def _decode(read: Callable[[], T], op: str) -> T:
     try:
         return read()
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise HutchError(
             f"the server's answer is not understood: {error}", op=op,
-            remedy="use the server's version of Hutch here too: `hutch status` tells it",
+            remedy="use the server's version of Hutch here too: `hutch status` shows it",
         ) from error  # fmt: skip

@@ -5,8 +5,8 @@ from typing import Any
 
 import msgspec
 
-from hutch.client.boxes import named
-from hutch.client.requests import NDJSON, Repeat, Server, answered_plain
+from hutch.client.boxes import checked_name
+from hutch.client.requests import NDJSON, Repeat, Server, convert_answer
 from hutch.model.boxes import VolumeInfo
 from hutch.model.mcp import McpServer, McpServerInfo, McpTool
 from hutch.model.questions import Answer, AskRequest, QuestionInfo
@@ -14,7 +14,7 @@ from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 
 
 class RemoteVolumes:
-    """Volumes of the key's owner."""
+    """The `Volumes` protocol: volumes of the key's owner."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
@@ -32,31 +32,31 @@ class RemoteVolumes:
         return found
 
     async def get(self, name: str) -> VolumeInfo:
-        found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{named(name, 'volume')}")
+        found: VolumeInfo = await self._ask(VolumeInfo, "GET", f"/v1/volumes/{checked_name(name, 'volume')}")
         return found
 
     async def remove(self, name: str) -> None:
-        path = f"/v1/volumes/{named(name, 'volume')}"
+        path = f"/v1/volumes/{checked_name(name, 'volume')}"
         await self._ask(type(None), "DELETE", path, repeat=Repeat.UNSENT)
 
 
 class RemoteReceipts:
-    """Of the boxes that the key's owner has, or had."""
+    """The `Receipts` protocol: receipts of the boxes that the key's owner has or had."""
 
     def __init__(self, server: Server, session: str) -> None:
         self._server = server
         self._headers = {"Hutch-Session": session}
 
     async def list(self, box_id: str, after: int = 0, limit: int = 1000) -> tuple[Receipt, ...]:
-        page = await self._ask("GET", "/v1/receipts", box=named(box_id, "box"), after=after, limit=limit)
-        return answered_plain(page["receipts"], tuple[Receipt, ...])
+        page = await self._ask("GET", "/v1/receipts", box=checked_name(box_id, "box"), after=after, limit=limit)
+        return convert_answer(page["receipts"], tuple[Receipt, ...])
 
     async def chains(self) -> tuple[Chain, ...]:
-        return answered_plain((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
+        return convert_answer((await self._ask("GET", "/v1/receipts"))["chains"], tuple[Chain, ...])
 
     async def verify(self, box_id: str = "") -> tuple[ChainCheck, ...]:
         found = await self._ask("POST", "/v1/receipts/verify", body={"box": box_id})
-        return answered_plain(found["chains"], tuple[ChainCheck, ...])
+        return convert_answer(found["chains"], tuple[ChainCheck, ...])
 
     async def export(self, box_id: str = "") -> AsyncIterator[bytes]:
         headers = self._headers | {"Accept": NDJSON}
@@ -69,7 +69,7 @@ class RemoteReceipts:
         duration_ms: float = 0.0,
     ) -> None:  # fmt: skip
         body = {"op": op, "details": dict(details or {}), "error": error, "duration_ms": duration_ms}
-        path = f"/v1/boxes/{named(box_id, 'box')}/receipts" if box_id else "/v1/receipts"
+        path = f"/v1/boxes/{checked_name(box_id, 'box')}/receipts" if box_id else "/v1/receipts"
         await self._server.ask(type(None), "POST", path, headers=self._headers, body=body, repeat=Repeat.UNSENT)
 
     async def _ask(self, method: str, path: str, /, **options: Any) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class RemoteQuestions:
         return msgspec.convert(found["questions"], tuple[QuestionInfo, ...])
 
     async def answer(self, question_id: str, answer: Answer | str) -> None:
-        path = f"/v1/questions/{named(question_id, 'question')}"
+        path = f"/v1/questions/{checked_name(question_id, 'question')}"
         body = {"answer": str(answer)}
         await self._server.ask(type(None), "POST", path, headers=self._headers, body=body, repeat=Repeat.UNSENT)
 
@@ -101,7 +101,7 @@ class RemoteQuestions:
 
 
 class RemoteMcpServers:
-    """Of the key's owner."""
+    """Hosted MCP servers of the key's owner. MCP clients themselves use /mcp/gateway."""
 
     def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
         self._ask = ask
@@ -116,7 +116,7 @@ class RemoteMcpServers:
         return await self._of(name, "GET", "")
 
     async def add(self, name: str, server: McpServer, *, trusted: bool = True, replace: bool = False) -> McpServerInfo:
-        """`trusted`: what it names of the server's machine is opened to it, if this key may do that."""
+        """Register a server. `trusted` opens the host paths that it names to it, if this key may do that."""
         body = {"name": name, "definition": server.to_plain(), "replace": replace}
         if not trusted:
             body["open_paths"] = False
@@ -138,15 +138,15 @@ class RemoteMcpServers:
         return await self._of(name, "POST", "/restart")
 
     async def logs(self, name: str) -> tuple[str, ...]:
-        told: tuple[str, ...] = await self._ask(tuple[str, ...], "GET", _path(name, "/logs"), part="lines")
-        return told
+        found: tuple[str, ...] = await self._ask(tuple[str, ...], "GET", _path(name, "/logs"), part="lines")
+        return found
 
     async def tools(self, name: str) -> tuple[McpTool, ...]:
-        told: tuple[McpTool, ...] = await self._ask(tuple[McpTool, ...], "GET", _path(name, "/tools"), part="tools")
-        return told
+        found: tuple[McpTool, ...] = await self._ask(tuple[McpTool, ...], "GET", _path(name, "/tools"), part="tools")
+        return found
 
     async def call(self, name: str, tool: str, arguments: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Not asked twice: nobody knows what a tool does."""
+        """Call a tool. It is not retried, because nobody knows what the tool does."""
         body = {"tool": tool, "arguments": dict(arguments or {})}
         result: dict[str, Any] = await self._ask(
             dict[str, Any], "POST", _path(name, "/call"), body=body, repeat=Repeat.UNSENT
@@ -159,4 +159,4 @@ class RemoteMcpServers:
 
 
 def _path(name: str, rest: str = "") -> str:
-    return f"/v1/mcp-servers/{named(name, 'MCP server')}{rest}"
+    return f"/v1/mcp-servers/{checked_name(name, 'MCP server')}{rest}"

@@ -1,4 +1,4 @@
-"""`RemoteSkills`: the `Skills` protocol over HTTP. What lies on this machine is packed here and sent as a zip."""
+"""`RemoteSkills`: the `Skills` protocol over HTTP. Skills on this machine are sent as a zip."""
 
 import asyncio
 import io
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hutch import api
-from hutch.client.boxes import named
+from hutch.client.boxes import checked_name
 from hutch.client.requests import Repeat
 from hutch.model.skills import (
     FoundSkill,
@@ -34,13 +34,13 @@ class RemoteSkills:
         self._get = get
 
     async def _of(self, kind: type[Any], method: str, name: str, path: str = "", /, **options: Any) -> Any:
-        return await self._ask(kind, method, f"/v1/skills/{named(name, 'skill')}{path}", **options)
+        return await self._ask(kind, method, f"/v1/skills/{checked_name(name, 'skill')}{path}", **options)
 
     async def _change(self, method: str, name: str, path: str = "", /, **options: Any) -> SkillInfo:
         changed: SkillInfo = await self._of(SkillInfo, method, name, path, repeat=Repeat.UNSENT, **options)
         return changed
 
-    # --- looking --------------------------------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------------------------
 
     async def all(self) -> tuple[SkillInfo, ...]:
         found: tuple[SkillInfo, ...] = await self._ask(tuple[SkillInfo, ...], "GET", "/v1/skills", part="skills")
@@ -51,25 +51,25 @@ class RemoteSkills:
         return found
 
     async def body(self, name: str) -> str:
-        told: str = await self._of(str, "GET", name, "/body", part="body")
-        return told
+        found: str = await self._of(str, "GET", name, "/body", part="body")
+        return found
 
     async def files(self, name: str, version: str = "") -> tuple[SkillFile, ...]:
         kind, given = tuple[SkillFile, ...], version or None
-        told: tuple[SkillFile, ...] = await self._of(kind, "GET", name, "/files", part="files", version=given)
-        return told
+        found: tuple[SkillFile, ...] = await self._of(kind, "GET", name, "/files", part="files", version=given)
+        return found
 
     async def read_file(self, name: str, path: str, version: str = "") -> bytes:
-        where = f"/v1/skills/{named(name, 'skill')}/files/content"
+        where = f"/v1/skills/{checked_name(name, 'skill')}/files/content"
         return await self._get(where, path=path, version=version or None)
 
     async def versions(self, name: str) -> tuple[SkillVersion, ...]:
         kind = tuple[SkillVersion, ...]
-        told: tuple[SkillVersion, ...] = await self._of(kind, "GET", name, "/versions", part="versions")
-        return told
+        found: tuple[SkillVersion, ...] = await self._of(kind, "GET", name, "/versions", part="versions")
+        return found
 
     async def export(self, name: str, version: str = "") -> bytes:
-        return await self._get(f"/v1/skills/{named(name, 'skill')}/export", version=version or None)
+        return await self._get(f"/v1/skills/{checked_name(name, 'skill')}/export", version=version or None)
 
     async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
         return await asyncio.to_thread(content.scan, Path(directory).absolute())
@@ -79,20 +79,20 @@ class RemoteSkills:
     async def preview(
         self, source: str | Path | bytes, *, path: str = "", ref: str = "", local_git: bool = False
     ) -> SkillPreview:
-        told: SkillPreview = await self._sent(SkillPreview, "/preview", source, path, ref, local_git)
-        return told
+        found: SkillPreview = await self._upload(SkillPreview, "/preview", source, path, ref, local_git)
+        return found
 
     async def install(
         self, source: str | Path | bytes, *, path: str = "", ref: str = "", local_git: bool = False, digest: str = ""
     ) -> SkillInfo:
-        made: SkillInfo = await self._sent(SkillInfo, "", source, path, ref, local_git, digest=digest)
+        made: SkillInfo = await self._upload(SkillInfo, "", source, path, ref, local_git, digest=digest)
         return made
 
-    async def _sent(
+    async def _upload(
         self, kind: type[Any], what: str, source: str | Path | bytes, path: str, ref: str, local_git: bool,
         digest: str = "",
     ) -> Any:  # fmt: skip
-        """A repository is fetched by the server; all else is packed here. The same content twice is one version."""
+        """Send a skill. The server fetches repositories; other sources are packed here."""
         if isinstance(source, bytes):
             query = {"path": path or None, "digest": digest or None}
             return await self._ask(kind, "POST", f"/v1/skills/archive{what}", content=source, **query)
@@ -100,7 +100,7 @@ class RemoteSkills:
         if isinstance(found, sources.Git) and not found.local:
             body = {"git": found.url, "ref": ref, "path": path, "digest": digest}
             return await self._ask(kind, "POST", f"/v1/skills{what}", body=body)
-        content = await asyncio.to_thread(_packed, found)
+        content = await asyncio.to_thread(_zip_of, found)
         return await self._ask(kind, "POST", f"/v1/skills/archive{what}", content=content, digest=digest or None)
 
     async def create(self, name: str, description: str, body: str = "") -> SkillInfo:
@@ -140,11 +140,11 @@ class RemoteSkills:
 
     async def bindings(self) -> tuple[SkillBinding, ...]:
         kind = tuple[SkillBinding, ...]
-        told: tuple[SkillBinding, ...] = await self._ask(kind, "GET", "/v1/skill-bindings", part="bindings")
-        return told
+        found: tuple[SkillBinding, ...] = await self._ask(kind, "GET", "/v1/skill-bindings", part="bindings")
+        return found
 
     async def bind(self, group: str, names: Sequence[str]) -> SkillBinding:
-        path = f"/v1/skill-bindings/{named(group, 'group')}"
+        path = f"/v1/skill-bindings/{checked_name(group, 'group')}"
         bound: SkillBinding = await self._ask(SkillBinding, "PUT", path, body={"skills": list(names)})
         return bound
 
@@ -153,8 +153,8 @@ class RemoteSkills:
         return place
 
 
-def _packed(source: sources.Source) -> bytes:
-    """One skill of this machine as a zip."""
+def _zip_of(source: sources.Source) -> bytes:
+    """Return one skill of this machine as a zip."""
     with tempfile.TemporaryDirectory(prefix="hutch-skill-") as scratch:
         into, aside = Path(scratch, "skill"), Path(scratch, "aside")
         into.mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from hutch.client.handle import Handle
-from hutch.client.requests import BYTES, Repeat, answered
+from hutch.client.requests import BYTES, Repeat, decode_answer
 from hutch.errors import FileMissing
 from hutch.model.boxes import Moved
 from hutch.providers.guest_client.file_answers import Copied
@@ -19,7 +19,7 @@ _PIECE = 1 << 18
 
 
 async def copy_in(handle: Handle, source: str | Path, target: str) -> int:
-    """A file or tree of this machine into the box."""
+    """Copy a file or tree of this machine into the box."""
     path = os.path.abspath(source)
     async with aclosing(cast(AsyncGenerator[bytes, None], packed(path))) as blocks:
         report = await handle.ask(
@@ -30,7 +30,7 @@ async def copy_in(handle: Handle, source: str | Path, target: str) -> int:
 
 
 async def copy_out(handle: Handle, source: str, target: str | Path, most: int) -> int:
-    """A box's file or tree to this machine; at most so many bytes on its disk."""
+    """Copy a file or tree of the box to this machine, with at most `most` bytes on disk."""
     async with aclosing(cast(AsyncGenerator[bytes, None], _received(handle, source))) as pieces:
         return await unpacked(pieces, source, target, most)
 
@@ -42,7 +42,7 @@ async def _received(handle: Handle, source: str) -> AsyncIterator[bytes]:
 
 
 async def export(handle: Handle, file: str | Path) -> Moved:
-    """The file is there as a whole or not at all."""
+    """Write a box to a file. The file appears complete or not at all."""
     target = Path(file)
     draft = target.with_name(f"{target.name}.{secrets.token_hex(4)}~")
     try:
@@ -53,7 +53,7 @@ async def export(handle: Handle, file: str | Path) -> Moved:
         draft.rename(target)
     finally:
         draft.unlink(missing_ok=True)
-    return answered(response.headers["hutch-moved"], Moved)
+    return decode_answer(response.headers["hutch-moved"], Moved)
 
 
 async def read_file(file: str | Path) -> AsyncIterator[bytes]:
@@ -67,5 +67,5 @@ async def read_file(file: str | Path) -> AsyncIterator[bytes]:
 
 
 def _created(path: Path) -> IO[bytes]:
-    """Nobody else's business: it holds a whole box."""
+    """Create a file that only this user can read, because it holds a whole box."""
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb")

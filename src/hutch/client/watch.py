@@ -1,19 +1,18 @@
-"""A watch over HTTP: lines of changes. When the connection is lost and found again, an `overflow` says that some may
-have been missed."""
+"""`RemoteWatch`: changes of files over HTTP. After a lost connection an `overflow` says that some may be missing."""
 
 import asyncio
 from collections import deque
 from typing import Any, Self
 
 from hutch.client.handle import Handle
-from hutch.client.http import Broken
-from hutch.client.requests import NDJSON, answered, answered_plain
+from hutch.client.http import ConnectionBroken
+from hutch.client.requests import NDJSON, convert_answer, decode_answer
 from hutch.errors import HutchError
 from hutch.model.files import Change
 
 
 class RemoteWatch:
-    """Changes, from the moment it is entered or first awaited; cancelling one wait, as a timeout does, loses none."""
+    """Changes from the moment it is entered or first awaited. A cancelled wait loses none."""
 
     def __init__(self, handle: Handle, path: str, *, recursive: bool) -> None:
         self._handle = handle
@@ -21,9 +20,9 @@ class RemoteWatch:
         self._recursive = recursive
         self._changes: deque[Change] = deque()
         self._reading: asyncio.Task[None] | None = None
-        self._news = asyncio.Event()
-        self._failed: Exception | None = None
-        self._in_place = False
+        self._wakeup = asyncio.Event()
+        self._error: Exception | None = None
+        self._established = False
         self._closed = False
 
     async def __aenter__(self) -> Self:
@@ -39,12 +38,12 @@ class RemoteWatch:
     async def __anext__(self) -> Change:
         await self._begin()
         while not self._changes:
-            if self._failed is not None:
-                raise self._failed
+            if self._error is not None:
+                raise self._error
             if self._reading is None or self._reading.done():
                 raise StopAsyncIteration
-            self._news.clear()
-            await self._news.wait()
+            self._wakeup.clear()
+            await self._wakeup.wait()
         return self._changes.popleft()
 
     async def aclose(self) -> None:
@@ -59,26 +58,26 @@ class RemoteWatch:
             raise StopAsyncIteration
         if self._reading is None:
             self._reading = asyncio.create_task(self._read(), name="hutch-watch")
-            self._reading.add_done_callback(lambda _: self._news.set())
-        while not self._in_place:
-            if self._failed is not None:
-                raise self._failed
-            self._news.clear()
-            await self._news.wait()
+            self._reading.add_done_callback(lambda _: self._wakeup.set())
+        while not self._established:
+            if self._error is not None:
+                raise self._error
+            self._wakeup.clear()
+            await self._wakeup.wait()
 
     async def _read(self) -> None:
-        """Until the server says that it is over; a lost connection is not."""
-        life = self._handle.server.life
+        """Read until the server ends the watch. A lost connection is opened again."""
+        heartbeat = self._handle.server.heartbeat
         try:
             while True:
                 try:
                     await self._read_once()
                     return
-                except Broken:
-                    if not await life.there(life.rhythm.patience_sec):
+                except ConnectionBroken:
+                    if not await heartbeat.wait_until_up(heartbeat.rhythm.outage_timeout_sec):
                         raise
         except HutchError as error:
-            self._failed = error
+            self._error = error
 
     async def _read_once(self) -> None:
         where: dict[str, Any] = {"path": self._path, "recursive": self._recursive}
@@ -87,15 +86,15 @@ class RemoteWatch:
             async for piece in response.pieces():
                 *lines, rest = (rest + piece).split(b"\n")
                 for line in lines:
-                    self._take(answered(line, dict[str, Any]))
-                self._news.set()
+                    self._handle_message(decode_answer(line, dict[str, Any]))
+                self._wakeup.set()
 
-    def _take(self, told: dict[str, Any]) -> None:
-        if "error" in told:
-            raise HutchError.of(told["error"])
-        if "watching" in told:
-            if self._in_place:
+    def _handle_message(self, message: dict[str, Any]) -> None:
+        if "error" in message:
+            raise HutchError.of(message["error"])
+        if "watching" in message:
+            if self._established:
                 self._changes.append(Change(path=self._path, kind="overflow"))
-            self._in_place = True
+            self._established = True
         else:
-            self._changes.append(answered_plain(told, Change))
+            self._changes.append(convert_answer(message, Change))

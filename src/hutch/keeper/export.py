@@ -21,8 +21,8 @@ import msgspec
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
 from hutch.keeper import bundles
+from hutch.keeper.locks import whole
 from hutch.keeper.system_archive import SystemArchive
-from hutch.keeper.uncancelled import whole
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT

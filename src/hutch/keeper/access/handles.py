@@ -12,8 +12,8 @@ from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
 from hutch.keeper.access.views import shown
 from hutch.keeper.boxes import pause as sleeping
 from hutch.keeper.boxes import update
+from hutch.keeper.boxes.health import recover
 from hutch.keeper.boxes.live import Live, taken_over
-from hutch.keeper.boxes.recovery import recover
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo, Moved

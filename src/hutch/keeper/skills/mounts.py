@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import FileThere, HutchError, Unsupported
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.pool import POOL_OWNER
-from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.boxes.records import POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
+from hutch.keeper.capacity import Census, Counted
 from hutch.keeper.engines import Engines
-from hutch.keeper.inventory import Census, Counted
 from hutch.keeper.locks import Turns
 from hutch.keeper.skills.skills import Skills, in_thread
 from hutch.keeper.store.store import Store
@@ -245,7 +244,7 @@ class SkillBoxes:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
         from hutch.skills import dependencies
 
-        skill = await self._skills.get(owner, name)
+        skill = await in_thread(self._skills.store.get, owner, name)
         warning = await self.workshop.prepare(owner, skill.name, skill.digest)
         warnings = [warning] if warning else []
         state = f"{STATE_AT}/{name}"
