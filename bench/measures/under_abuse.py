@@ -7,9 +7,9 @@ from time import perf_counter
 from urllib.parse import urlsplit
 
 from bench.abuse import LOADS, Target, prepare
+from bench.context import Context
 from bench.measures.http import served
-from bench.numbers import Number, Summary, times_as_long
-from bench.setting import Setting
+from bench.numbers import Number, Summary, at_most_times
 from hutch import Hutch
 from hutch.api import Box
 
@@ -19,12 +19,12 @@ SECONDS = 3.0
 """So many at once of each kind of load, for so long."""
 
 
-async def beside(setting: Setting) -> list[Number]:
+async def under_abuse(context: Context) -> list[Number]:
     """In turns, load by load: what it takes without one, then with it."""
-    seconds = SECONDS if not setting.brief else 0.3
+    seconds = SECONDS if not context.brief else 0.3
     quiet: list[float] = []
     loaded: list[float] = []
-    async with served(setting, "beside") as server:
+    async with served(context, "abuse") as server:
         address = urlsplit(server.url)
         admin = Target(address.hostname or "", address.port or 0, server.key, "")
         target = await _prepared(admin)
@@ -35,7 +35,7 @@ async def beside(setting: Setting) -> list[Number]:
                 loaded += await _during(box, load(target, COUNT, seconds))
     what = f"exec `true` over HTTP beside {len(LOADS)} kinds of abuse by another key"
     peers = {"quiet": Summary.of(quiet)}
-    return [Number("beside_abuse", what, "ms", Summary.of(loaded), peers, (times_as_long(3, "quiet"),))]
+    return [Number("beside_abuse", what, "ms", Summary.of(loaded), peers, (at_most_times(3, "quiet"),))]
 
 
 async def _prepared(admin: Target) -> Target:
