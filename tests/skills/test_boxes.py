@@ -16,6 +16,7 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.owner_view import OwnerView
 from hutch.keeper.store.store import MemoryStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.spec import Spec
@@ -111,10 +112,9 @@ async def test_a_reader_never_finds_it_missing(tmp_path: Path) -> None:
             )
             await box.files.write("read.py", reader)
             reading = asyncio.create_task(said(box, "python3 read.py", timeout=60))
-            store = hutch._keeper.skills
             for number in range(1, 30):
                 text = str(number).encode()
-                await store.change_files("local", "demo", {"first": text, "second": text})
+                await hutch.skills.change_files("demo", {"first": text, "second": text})
             await box.files.write("stop", "")
             assert await reading == "never missing\n"
 
@@ -124,7 +124,7 @@ async def test_each_owner_sees_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as hutch:
         keeper = hutch._keeper
         for owner in ("ann", "bob"):
-            await keeper.skills.install(owner, Directory(str(skill(tmp_path / owner, f"of-{owner}"))))
+            await OwnerView(keeper, owner).skills.install(Directory(str(skill(tmp_path / owner, f"of-{owner}"))))
         boxes = {}
         for owner in ("ann", "bob"):
             live = await keeper.create(Spec(), session="s", owner=owner)
@@ -207,14 +207,14 @@ async def test_boxes_of_the_pool(tmp_path: Path) -> None:
     """A box made before it had an owner shows that owner's skills, and no other's."""
     async with opened(tmp_path, pool={"default": 1}) as hutch:
         keeper = hutch._keeper
-        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "of-ann"))))
+        await OwnerView(keeper, "ann").skills.install(Directory(str(skill(tmp_path, "of-ann"))))
         while not keeper.pool.waiting()["default"]:
             await asyncio.sleep(0.01)
         live = await keeper.create(Spec(), session="s", owner="ann")
         assert "claimed" in [event.kind for event in await hutch.events()]
         box = BoxHandle(keeper, live, "s")
         assert await said(box, f"ls {AT}") == "of-ann\n"
-        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "later"))))
+        await OwnerView(keeper, "ann").skills.install(Directory(str(skill(tmp_path, "later"))))
         assert await said(box, f"ls {AT}") == "later\nof-ann\n"
         views = tmp_path / "state" / "skills" / "views"
         assert len(list(views.glob(f"*/box-{box.id}"))) == 1

@@ -244,7 +244,7 @@ class SkillBoxes:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
         from hutch.skills import dependencies
 
-        skill = await self._skills.get(owner, name)
+        skill = await in_thread(self._skills.store.get, owner, name)
         warning = await self.workshop.prepare(owner, skill.name, skill.digest)
         warnings = [warning] if warning else []
         state = f"{STATE_AT}/{name}"
