@@ -340,7 +340,7 @@ async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
             env = ready[0].env
             assert await said(box, "python3 -c 'import tiny_dep; tiny_dep.answer()'", env=env) == "42 from the wheel\n"
             assert await said(box, "node -e 'console.log(require(\"tiny-node\"))'", env=env) == "from node\n"
-            result = await box.exec(tool_call.words(info, info.tools[0], ready[0], box.spec), env=env)
+            result = await box.exec(tool_call.command_line(info, info.tools[0], ready[0], box.spec), env=env)
             assert result.stdout == "42 from the wheel\n", result
             made = [event.box_id for event in await hutch.events() if event.kind == "created"]
             assert len(made) == 2, "one box for the work, one for us"
@@ -514,8 +514,8 @@ async def test_a_declared_network_holds(tmp_path: Path) -> None:
 async def _call(hutch: Hutch, box: BoxHandle, name: str) -> dict[str, Any]:
     info = await hutch.skills.get(name)
     place = await hutch.skills.prepare(name, box)
-    words = tool_call.words(info, tool_call.tool_of(info, "probe"), place, box.spec)
-    result = await box.exec(words, env=place.env, stdin=tool_call.given({"n": 1}))
+    words = tool_call.command_line(info, tool_call.find_tool(info, "probe"), place, box.spec)
+    result = await box.exec(words, env=place.env, stdin=tool_call.encode_arguments({"n": 1}))
     assert result.exit_code == 0, result
     told: dict[str, Any] = json.loads(result.stdout)
     return told

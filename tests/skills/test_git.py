@@ -112,9 +112,9 @@ def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: S
     repository.commit()
     for url in (f"file://{repository.top}", "ext::sh -c id", "http://localhost/x.git", "fd::3"):
         with pytest.raises(HutchError):
-            store.install(ME, sources.of(url))
+            store.install(ME, sources.parse_source(url))
         with pytest.raises(Invalid):
-            git.check(url, "", local=False)
+            git.check_source(url, "", local=False)
     with pytest.raises(NotFound):
         store.install(ME, Git(str(tmp_path / "none"), local=True))
     (tmp_path / "empty").mkdir()
