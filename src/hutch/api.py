@@ -17,8 +17,7 @@ from hutch.model.questions import Answer, AskRequest, QuestionInfo
 from hutch.model.receipts import Chain, ChainCheck, Detail, Receipt
 from hutch.model.results import Chunk, JobInfo, Result, Usage
 from hutch.model.skills import FoundSkill, SkillBinding, SkillFile, SkillInfo, SkillPlace, SkillPreview, SkillVersion
-from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.model.status import Status
 
