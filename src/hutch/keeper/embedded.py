@@ -19,9 +19,9 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
+from hutch.model.arguments import ask
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
-from hutch.model.spec_arguments import ask
 from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.

@@ -10,7 +10,7 @@ from typing import Protocol
 from hutch import host_files
 from hutch.errors import FileMissing, Invalid, NotFound, Refused
 from hutch.host_files import Tree, opened_by_user
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.skills import archives, git
 from hutch.skills.content import MAX_PACKAGE_BYTES, Budget, copy_skill, write_file
 from hutch.skills.manifest import MANIFEST, check_name

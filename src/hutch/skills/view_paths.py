@@ -5,7 +5,7 @@ import os
 from functools import lru_cache
 from pathlib import Path
 
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 
 
 @lru_cache(1024)

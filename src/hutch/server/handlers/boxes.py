@@ -14,7 +14,7 @@ from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require

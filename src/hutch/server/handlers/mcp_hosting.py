@@ -11,8 +11,8 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
+from hutch.model.arguments import ask
 from hutch.model.boxes import BoxInfo
-from hutch.model.spec_arguments import ask
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
 from hutch.server.handlers import mcp_sdk

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hutch.errors import EngineError, HutchError, Invalid, NotFound, Refused
 from hutch.images.settings import ImageSettings
 from hutch.model.images import ImageDefaults
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.providers.native.rootfs import skeleton
 
 if TYPE_CHECKING:

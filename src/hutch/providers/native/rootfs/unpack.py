@@ -12,7 +12,7 @@ from hutch.host_files import opened, opened_by_user
 from hutch.images.layers import unpack as unpacking
 from hutch.images.layers.decompression import DecompressedStream
 from hutch.images.settings import Bounds
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.providers.native.rootfs.prepared import prepared
 
 
