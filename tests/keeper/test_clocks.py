@@ -11,11 +11,11 @@ import pytest
 
 from hutch.errors import Conflict
 from hutch.keeper.access.leases import granted
-from hutch.keeper.boxes import claim, clocks
+from hutch.keeper.boxes import clocks, pool
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import whole
 from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -150,7 +150,7 @@ async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_
         keeper = hutch._keeper
         live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
         async with asked_for_its_jobs(engine, keeper, live):
-            assert await claim.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
+            assert await pool.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
         assert live.record.id in engine.boxes
 
 

@@ -20,7 +20,7 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
-from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
@@ -391,7 +391,7 @@ async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
         await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
         (order,) = engine.orders
         assert (order.orphan_grace_sec, order.spec.idle_timeout_sec) == (77, 600)
-        assert 1200 < order.spec.ttl_sec - deadlines.GRACE_SECONDS <= 1234
+        assert 1200 < order.spec.ttl_sec - clocks.GRACE_SECONDS <= 1234
         (record,) = hutch._keeper.boxes()
         assert (record.spec.ttl_sec, engine.clocks) == (1234, []), "what the order says is not said twice"
 
@@ -405,7 +405,7 @@ async def test_a_restored_box_has_the_rest_of_its_ttl(tmp_path: Path) -> None:
     async with opened(engine, tmp_path) as hutch:
         hutch._keeper._live[box.id].record = hutch._keeper._live[box.id].record.but(created_at=time.time() - 600)
         await hutch.attach(box.id, takeover=True)
-        assert 300 < engine.restored[-1].spec.ttl_sec - deadlines.GRACE_SECONDS <= 400
+        assert 300 < engine.restored[-1].spec.ttl_sec - clocks.GRACE_SECONDS <= 400
 
 
 async def test_a_box_destroyed_while_it_is_made_is_gone_once(

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import BoxBroken, Conflict, EngineError, Gone, NotFound, QuotaExceeded
-from hutch.keeper.boxes import deadlines
-from hutch.keeper.boxes.pool import POOL_OWNER
-from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
+from hutch.keeper.boxes import clocks
+from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -60,7 +59,7 @@ async def test_the_ttl_of_a_pools_box_is_counted_from_its_claim(tmp_path: Path) 
         box = await hutch.create(profile="short")
         ((told, _, ttl),) = engine.clocks
         assert told == box.id == waiting
-        assert ttl is not None and 900 < ttl - deadlines.GRACE_SECONDS <= 1000
+        assert ttl is not None and 900 < ttl - clocks.GRACE_SECONDS <= 1000
         await filled(hutch, "short", 1)
         engine.fault = fail_once("clocks", BoxBroken("dead"))
         ready = set(engine.boxes)

@@ -21,13 +21,12 @@ import msgspec
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
 from hutch.keeper import bundles
+from hutch.keeper.locks import whole
 from hutch.keeper.system_archive import SystemArchive
-from hutch.keeper.uncancelled import whole
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
-from hutch.model.spec import EffectiveSpec, MountMode
-from hutch.model.spec_kinds import NetworkMode
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode
 from hutch.providers.guest_client.copy_bounds import entries_of
 
 B = TypeVar("B", bound=Box)

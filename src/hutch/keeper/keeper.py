@@ -14,18 +14,17 @@ from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, HutchError, No
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.callers import NOBODY, called_by, who
 from hutch.keeper.access.sessions import Sessions
-from hutch.keeper.boxes import claim, pause, update
+from hutch.keeper.boxes import pause, pool, update
 from hutch.keeper.boxes.clocks import Clocks
 from hutch.keeper.boxes.create import Maker
 from hutch.keeper.boxes.destroy import Endings, Hook, Unless
 from hutch.keeper.boxes.health import Health
 from hutch.keeper.boxes.live import Found, Live, gone
-from hutch.keeper.boxes.pool import POOL_OWNER, Pool
-from hutch.keeper.boxes.records import LOCAL_OWNER, BoxRecord
+from hutch.keeper.boxes.pool import Pool
+from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
-from hutch.keeper.capacity import Room
+from hutch.keeper.capacity import Census, Room
 from hutch.keeper.engines import Engines
-from hutch.keeper.inventory import Census
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
@@ -296,7 +295,7 @@ class Keeper:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
             await lookup.check_free(self.store, spec.name, owner)
-        live = await claim.claim(self, spec, self._lease(session), owner, key)
+        live = await pool.claim(self, spec, self._lease(session), owner, key)
         if live is None:
             live = await self._maker.make(spec, self._lease(session), owner, key)
         try:

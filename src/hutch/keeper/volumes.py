@@ -8,15 +8,13 @@ from pathlib import Path
 
 from hutch.errors import Conflict, HutchError, Invalid, NotFound
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.inventory import Census
+from hutch.keeper.capacity import Census
+from hutch.keeper.locks import whole
 from hutch.keeper.store.store import Store
-from hutch.keeper.uncancelled import whole
 from hutch.model.boxes import VolumeInfo
-from hutch.model.digests import digest
-from hutch.model.ids import is_name
-from hutch.model.mounts import CheckedMount
+from hutch.model.ids import digest, is_name
 from hutch.model.record import Record
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import CheckedMount, MountMode
 
 KIND = "volume"
 PREFIX = "volume:"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hutch.config import directories
 from hutch.errors import QuotaExceeded
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import whole
 
 LEFT_FREE = 256 << 20
 """Bytes of the disk that are never promised to anybody."""

@@ -9,7 +9,7 @@ from hutch.config import Config
 from hutch.errors import ConfigError, FileMissing, Invalid
 from hutch.mcp.hosting import client_files, projects
 from hutch.model.mcp import McpServer, Transport
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import MountMode
 
 
 def test_claude_and_cursor() -> None:

@@ -6,15 +6,15 @@ import time
 from hutch import telemetry
 from hutch.config import Config
 from hutch.errors import Conflict, EngineError, HutchError, Unavailable
-from hutch.keeper.boxes.deadlines import orphan_grace, own_ttl
+from hutch.keeper.boxes.clocks import orphan_grace, own_ttl
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Room
 from hutch.keeper.engines import Engines
+from hutch.keeper.locks import whole
 from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
-from hutch.keeper.uncancelled import whole
 from hutch.keeper.volumes import Volumes
 from hutch.logs import conceal, log
 from hutch.model.boxes import Lease

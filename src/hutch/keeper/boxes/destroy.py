@@ -10,7 +10,7 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States, in_words
 from hutch.keeper.engines import Engines
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import whole
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.spec import Retention

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, Unsupported
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import whole
 from hutch.model.capabilities import Pause
 from hutch.model.state import State
 

@@ -16,6 +16,7 @@ from hutch.providers.base import InstanceRecord
 SCHEMA = 2
 """2: the environment may be sealed."""
 LOCAL_OWNER = "local"
+POOL_OWNER = ""
 SCOPE_KEY = "scope:"
 """How the key of a conversation's box begins; the keys that callers choose for their creations do not."""
 

@@ -18,11 +18,10 @@ from hutch.keeper import export
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import in_words
+from hutch.keeper.locks import whole
 from hutch.keeper.skills.mounts import shows_skills
-from hutch.keeper.uncancelled import whole
 from hutch.model.results import JobState
-from hutch.model.spec import EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import grades, requirements
 from hutch.providers.base import Instance

@@ -7,8 +7,8 @@ from typing import Any, Protocol, TypeVar
 
 from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
+from hutch.keeper.locks import whole
 from hutch.keeper.store.store import Store
-from hutch.keeper.uncancelled import whole
 from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.state import State, may_move

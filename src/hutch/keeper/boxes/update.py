@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.errors import Conflict, Invalid
-from hutch.keeper.boxes.drift import changed_limits, fixed_differences
 from hutch.keeper.boxes.live import Live
 from hutch.model.limits import Limits
-from hutch.model.spec import Adjustment, Spec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
 from hutch.policy import rights
 from hutch.policy.change import Change
 from hutch.policy.rights import Action
@@ -116,3 +114,21 @@ def _limits(now: Limits, changes: dict[str, float]) -> Limits:
         return msgspec.convert(now.to_plain() | changes, type=Limits)
     except msgspec.ValidationError as error:
         raise Invalid(f"limits: {error}") from error
+
+
+_CHANGEABLE = frozenset({"limits", "labels", "name", "idle_timeout_sec", "ttl_sec", "adjustments"})
+
+
+def fixed_differences(live: EffectiveSpec, asked: EffectiveSpec) -> tuple[str, ...]:
+    """Fields that would need a new box."""
+    shown = asked.shown()
+    return tuple(
+        name
+        for name in EffectiveSpec.__struct_fields__
+        if name not in _CHANGEABLE and getattr(live, name) != getattr(shown, name)
+    )
+
+
+def changed_limits(live: EffectiveSpec, asked: EffectiveSpec) -> Limits | None:
+    """The limits to apply to the live box, or None if they are as they should be."""
+    return asked.limits if asked.limits != live.limits else None

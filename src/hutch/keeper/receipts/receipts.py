@@ -14,8 +14,7 @@ import msgspec
 
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.callers import unasked, who
-from hutch.keeper.boxes.pool import POOL_OWNER
-from hutch.keeper.boxes.records import BoxRecord
+from hutch.keeper.boxes.records import POOL_OWNER, BoxRecord
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.operations import Operations
 from hutch.keeper.store.store import Store

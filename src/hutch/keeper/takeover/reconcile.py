@@ -10,7 +10,7 @@ from hutch.config import Config
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
 from hutch.keeper.access.callers import who
 from hutch.keeper.access.leases import surviving
-from hutch.keeper.boxes.deadlines import attached, orphan_grace
+from hutch.keeper.boxes.clocks import attached, orphan_grace
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States

@@ -16,10 +16,8 @@ from hutch.mcp.hosting.receipts import ReceiptWriter
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import BoxInfo, VolumeInfo
 from hutch.model.mcp import Share
-from hutch.model.mounts import CheckedMount
 from hutch.model.skills import NO_SKILL
-from hutch.model.spec import Mount
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import CheckedMount, Mount, MountMode
 from hutch.model.status import Status
 from hutch.policy import mounts
 from hutch.policy.rights import UNBOUND, Rights, both, bound_by

@@ -16,7 +16,7 @@ from hutch import host_files
 from hutch.api import Box
 from hutch.errors import FileMissing, FileTooLarge, Refused
 from hutch.host_files import Found, Tree
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 
 MAX_COPIED_BYTES = 512 << 20
 MAX_FILES = 20_000

@@ -13,7 +13,7 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 
 from hutch.errors import FileMissing
 from hutch.model.mcp import McpServer
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import MountMode
 from hutch.policy.mounts import SYSTEM_TREES
 from hutch.policy.values import at_or_below
 

@@ -6,9 +6,8 @@ from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool, ToolAnnotations
 
-from hutch.model.spec import Mount, Workspace
-from hutch.model.spec_arguments import ask
-from hutch.model.spec_kinds import MountMode, NetworkMode
+from hutch.model.arguments import ask
+from hutch.model.spec import Mount, MountMode, NetworkMode, Workspace
 from hutch.policy.profiles import Profile
 from hutch.tools import ToolResult
 

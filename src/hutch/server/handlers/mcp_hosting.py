@@ -1,7 +1,6 @@
 """MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
 
 import asyncio
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
@@ -9,14 +8,11 @@ from hutch.errors import Gone, HutchError, Invalid, NotFound
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.views import all_shown, condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.keeper import Keeper
-from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
-from hutch.model.boxes import BoxInfo, VolumeInfo
-from hutch.model.receipts import Detail
-from hutch.model.spec_arguments import ask
+from hutch.model.arguments import ask
+from hutch.model.boxes import BoxInfo
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
 from hutch.server.handlers import mcp_sdk
@@ -32,29 +28,26 @@ SESSION = "mcp-hosting"
 """Holds the leases of all hosted servers' boxes; the same after a restart."""
 
 
-class OwnerBoxes:
-    """One owner's boxes and volumes, as `hutch.mcp.hosting` needs them."""
+class OwnerHost(OwnerView):
+    """One owner's boxes, volumes and receipts, as `hutch.mcp.hosting` needs them.
+
+    Its receipts name no session: each is written for whoever called the hosted tool.
+    """
 
     def __init__(self, service: Service, owner: str) -> None:
+        super().__init__(service.keeper, owner)
         self._service = service
-        self._owner = owner
-        self.volumes = OwnerVolumes(service.keeper.volumes, owner)
-        self.receipts = OwnerReceipts(service.keeper.receipts, owner)
 
     @property
     def config(self) -> Config:
         return self._service.config
 
-    @property
-    def _keeper(self) -> Keeper:
-        return self._service.keeper
-
     async def create(self, /, *, key: str = "", **spec: Any) -> BoxHandle:
-        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self._owner, key=key)
+        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self.owner, key=key)
         return BoxHandle(self._keeper, live, SESSION)
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        return await all_shown(self._keeper, self._owner)
+        return await all_shown(self._keeper, self.owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         with bound_by(UNBOUND):  # the box is the MCP server's own: the caller's rights do not matter
@@ -66,34 +59,6 @@ class OwnerBoxes:
 
     async def status(self) -> Status:
         return await condition(self._keeper, self._keeper.boxes(), self._service.started_at)
-
-
-class OwnerReceipts:
-    """Calls of hosted tools, on record in the name of whoever asked: the door has said who that is."""
-
-    def __init__(self, receipts: Receipts, owner: str) -> None:
-        self._receipts = receipts
-        self._owner = owner
-
-    async def note(
-        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
-        duration_ms: float = 0.0,
-    ) -> None:  # fmt: skip
-        await self._receipts.note(
-            box_id, op, dict(details or {}), owner=self._owner, error=error, duration_ms=duration_ms
-        )  # fmt: skip
-
-
-class OwnerVolumes:
-    def __init__(self, volumes: Volumes, owner: str) -> None:
-        self._volumes = volumes
-        self._owner = owner
-
-    async def create(self, name: str) -> VolumeInfo:
-        return (await self._volumes.create(name, self._owner)).shown()
-
-    async def remove(self, name: str) -> None:
-        await self._volumes.remove(name, self._owner)
 
 
 class Hostings:
@@ -131,7 +96,7 @@ class Hostings:
         from hutch.mcp.hosting.hosted import Hosted
 
         hosted = Hosted(
-            OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
+            OwnerHost(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
             directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
             rights=self._service.rights_of(owner),
         )  # fmt: skip

@@ -13,7 +13,7 @@ from hutch import telemetry
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle, JobHandle
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import whole
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
 from hutch.providers.guest_client.allowance import allowed
