@@ -61,7 +61,7 @@ def test_a_layout_as_directory_as_tar_and_packed(store: Store, tmp_path: Path) -
         (again,) = import_path(store, str(tmp_path / "archive"), f"other{number}")
         assert (again.digest, again.layers) == (made.digest, found.layers)
     assert found.defaults().env == {"A": "1"}
-    assert {each.name.rpartition("/")[2] for each in store.named()} == {"app:1", "other0:latest", "other1:latest"}
+    assert {each.name.rpartition("/")[2] for each in store.names()} == {"app:1", "other0:latest", "other1:latest"}
 
 
 def test_a_layout_with_only_a_tag_needs_a_name(store: Store, tmp_path: Path) -> None:

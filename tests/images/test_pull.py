@@ -13,10 +13,10 @@ import pytest
 
 from hutch import logs
 from hutch.errors import ConfigError, HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
-from hutch.images.connection import Rules, request
+from hutch.images.connection import ConnectionRules, request
 from hutch.images.credentials import Credentials
-from hutch.images.manifests import MANIFEST, platform_of
-from hutch.images.pull import News, Pulling, pull
+from hutch.images.manifests import MANIFEST, parse_platform
+from hutch.images.pull import LayerProgress, PullOptions, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
 from hutch.images.store import Image, Store
 from tests.images.conftest import NOTHING, content
@@ -44,14 +44,14 @@ def noise(count: int) -> bytes:
 
 def test_an_image_comes_whole_and_a_second_one_costs_only_its_own(registry: Server, store: Store) -> None:
     base, extra = noise(200_000), tar_of(("extra", {"data": b"e"}))
-    news: list[News] = []
-    first = pull(store, registry.push("a/first", image(base)), Pulling(listener=news.append))
+    news: list[LayerProgress] = []
+    first = pull(store, registry.push("a/first", image(base)), PullOptions(listener=news.append))
     assert first.layers and os.listdir(first.layers[0]) == ["noise"]
     assert {each.step for each in news} == {"waiting", "fetching", "unpacking", "done"}
     assert max(each.done for each in news) == len(gzip.compress(base, 1, mtime=0))
     blobs = set(os.listdir(store.path("blobs")))
     news.clear()
-    second = pull(store, registry.push("a/second", image(base, extra)), Pulling(listener=news.append))
+    second = pull(store, registry.push("a/second", image(base, extra)), PullOptions(listener=news.append))
     added = {name: os.stat(store.path("blobs", name)).st_size for name in set(os.listdir(store.path("blobs"))) - blobs}
     assert len(added) == 3 and sum(added.values()) < 5000, "its own layer, configuration and manifest"
     assert second.layers[1] == first.layers[0], "the shared layer is one directory"
@@ -80,9 +80,9 @@ def test_of_several_platforms_ours_is_taken(registry: Server, store: Store) -> N
     name = f"{registry.address}/a/many:all"
     ours = "amd64" if os.uname().machine == "x86_64" else "arm64"
     assert pull(store, name).digest == made[ours].digest
-    assert pull(store, name, Pulling(platform=platform_of("linux/s390x"))).digest == made["s390x"].digest
+    assert pull(store, name, PullOptions(platform=parse_platform("linux/s390x"))).digest == made["s390x"].digest
     with pytest.raises(NotFound, match="it is there for linux/amd64, linux/arm64, linux/s390x"):
-        pull(store, name, Pulling(platform=platform_of("linux/riscv64")))
+        pull(store, name, PullOptions(platform=parse_platform("linux/riscv64")))
 
 
 def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
@@ -235,7 +235,7 @@ def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch
         pull(store, f"{closed.address}/team/private")
     assert "docker login" in told.value.remedy
     with pytest.raises(Unauthenticated, match=r"credentials do not open it|does not know") as told:
-        pull(store, f"{closed.address}/team/private", Pulling(credentials=Credentials("ann", "wrong-password")))
+        pull(store, f"{closed.address}/team/private", PullOptions(credentials=Credentials("ann", "wrong-password")))
     assert "wrong-password" not in str(told.value) + repr(told.value.details)
     assert content(store) == NOTHING
 
@@ -246,9 +246,9 @@ def test_every_way_to_say_who_we_are(
 ) -> None:
     """Flags, configuration, a password file, the environment, `docker login` and its helpers; and no word in a log."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    how = Pulling()
+    how = PullOptions()
     if way == "given":
-        how = Pulling(credentials=Credentials("ann", PASSWORD))
+        how = PullOptions(credentials=Credentials("ann", PASSWORD))
     elif way == "configured":
         store.settings = ImageSettings(registries={closed.address: RegistrySettings(username="ann", password=PASSWORD)})
     elif way == "file":
@@ -294,7 +294,7 @@ def test_a_bearer_token_is_fetched_with_the_password(
             with pytest.raises(Unauthenticated):
                 pull(store, name)
             giving.asked.clear()
-            assert pull(store, name, Pulling(credentials=Credentials("ann", PASSWORD))).digest == made.digest
+            assert pull(store, name, PullOptions(credentials=Credentials("ann", PASSWORD))).digest == made.digest
             assert len(giving.asked) == 1, "one token serves the whole pull"
             assert "scope=repository%3Ateam%2Fsecret%3Apull" in giving.asked[0]
 
@@ -306,7 +306,7 @@ def test_another_machine_is_not_asked_without_tls(store: Store) -> None:
     with pytest.raises(Unavailable):  # by TLS, to which nobody answers
         pull(store, name)
     with pytest.raises(Refused, match="without TLS"):
-        request("http://10.255.255.1:5000/v2/", Rules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
+        request("http://10.255.255.1:5000/v2/", ConnectionRules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
 
 
 def test_a_password_goes_to_the_registry_it_is_for(
@@ -322,7 +322,7 @@ def test_a_password_goes_to_the_registry_it_is_for(
 
 def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -> None:
     with pytest.raises(Unavailable, match="does not speak TLS"):
-        request(f"https://{registry.address}/v2/", Rules(5.0, {registry.address: RegistrySettings()}), {})
+        request(f"https://{registry.address}/v2/", ConnectionRules(5.0, {registry.address: RegistrySettings()}), {})
 
 
 # --- TLS -----------------------------------------------------------------------------------------------------
@@ -349,7 +349,7 @@ def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
         assert content(store) == NOTHING
         assert pulled_with(authority=str(vouched.certificate)).digest == made.digest
 
-        rules = Rules(10.0, {server.address: RegistrySettings()})
+        rules = ConnectionRules(10.0, {server.address: RegistrySettings()})
         with pytest.raises(Unavailable, match="cannot be trusted"):
             request(f"https://{server.address}/v2/", rules, {})
         monkeypatch.setenv("SSL_CERT_FILE", str(vouched.certificate))
@@ -384,12 +384,12 @@ def test_many_pulls_of_the_same_layers_fetch_each_once(registry: Server, store: 
 def test_a_pull_that_is_stopped_stops(registry: Server, store: Store) -> None:
     stop = threading.Event()
 
-    def listen(news: News) -> None:
+    def listen(news: LayerProgress) -> None:
         if news.step == "fetching" and news.done:
             stop.set()
 
     name = registry.push("a/stopped", image(noise(8 << 20), noise(8 << 20)))
     with pytest.raises(BaseException) as told:
-        pull(store, name, Pulling(listener=listen), stop)
+        pull(store, name, PullOptions(listener=listen), stop)
     assert type(told.value).__name__ == "Stopped"
     assert content(store)["names"] == content(store)["drafts"] == []

@@ -41,7 +41,7 @@ def test_removing_frees_only_what_nobody_else_needs(store: Store) -> None:
 
 def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
     one = make(store, "one", BASE)
-    store.name(one.stored.but(name=str(store.reference("other"))))
+    store.set_name(one.stored.but(name=str(store.reference("other"))))
     assert prune.remove(store, "t/one:1")[1].layers == 0
     assert store.open("other").layers == one.layers
 
@@ -51,7 +51,7 @@ def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
     found = make(store, "used", BASE)
     box_id = new_box_id()
     (tmp_path / box_id).mkdir()
-    uses.mark(store, box_id, found.stored, (str(tmp_path / box_id),))
+    uses.record(store, box_id, found.stored, (str(tmp_path / box_id),))
     os.utime(store.path("uses", f"{box_id}.json"), (1, 1))
     with pytest.raises(Conflict, match=box_id):
         prune.remove(store, "t/used:1")
@@ -65,7 +65,7 @@ def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
 
 def test_a_mark_is_believed_while_its_box_may_be_on_its_way(store: Store) -> None:
     found = make(store, "young", BASE)
-    uses.mark(store, new_box_id(), found.stored, ("/nowhere",))
+    uses.record(store, new_box_id(), found.stored, ("/nowhere",))
     prune.remove(store, "t/young:1", force=True)
     assert os.path.exists(found.layers[0])
 
@@ -73,19 +73,19 @@ def test_a_mark_is_believed_while_its_box_may_be_on_its_way(store: Store) -> Non
 def test_prune_takes_steps_and_cut_downloads(store: Store) -> None:
     found = make(store, "kept", BASE)
     Path(store.path("partial", "ab" * 32)).write_bytes(b"half")
-    with store.adding():
-        from hutch.images.build import Site
+    with store.lock_shared():
+        from hutch.images.build import ImageBuild
 
-        step = Site(store, found).layer(lambda out: out.write(tar_of(("step", {"data": b"s"}))))
-        build_cache.remember(store, "key", step)
+        step = ImageBuild(store, found).make_layer(lambda out: out.write(tar_of(("step", {"data": b"s"}))))
+        build_cache.save(store, "key", step)
     prune.remove(store, "t/kept:1")
-    assert build_cache.known(store, "key") == step, "removing an image leaves what builds have made"
+    assert build_cache.find(store, "key") == step, "removing an image leaves what builds have made"
     prune.prune(store)
     assert content(store) == NOTHING
 
 
 def test_nobody_collects_while_somebody_adds(store: Store) -> None:
-    with store.adding(), pytest.raises(Conflict, match="being pulled"), store.collecting(patience=0):
+    with store.lock_shared(), pytest.raises(Conflict, match="being pulled"), store.lock_exclusive(timeout=0):
         raise AssertionError("collected beside a pull")
     prune.prune(store)
 

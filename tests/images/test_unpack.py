@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from hutch.errors import HutchError, Invalid, Refused
-from hutch.images.layers.decompression import Unpacked
-from hutch.images.layers.unpack import OPAQUE, Facts, unpack
+from hutch.images.layers.decompression import DecompressedStream
+from hutch.images.layers.unpack import OPAQUE, UnpackResult, unpack
 from hutch.images.settings import Bounds
 from tests.images.registry_server import Member, digest_of, directory, hard_link, symlink, tar_of
 from tests.images.test_tar_entries import header
@@ -30,10 +30,10 @@ ATTRIBUTES = (
 )
 
 
-def place(data: bytes, top: Path, bounds: Bounds | None = None) -> Facts:
+def place(data: bytes, top: Path, bounds: Bounds | None = None) -> UnpackResult:
     top.mkdir()
     bounds = bounds or Bounds()
-    return unpack(Unpacked(io.BytesIO(data), bounds), str(top), bounds)
+    return unpack(DecompressedStream(io.BytesIO(data), bounds), str(top), bounds)
 
 
 def test_files_are_what_the_archive_says(tmp_path: Path, rootless: bool) -> None:
@@ -51,7 +51,7 @@ def test_files_are_what_the_archive_says(tmp_path: Path, rootless: bool) -> None
     )  # fmt: skip
     facts = place(data, tmp_path / "top")
     top = tmp_path / "top"
-    assert facts == Facts(digest_of(data), 2, 9, 2)
+    assert facts == UnpackResult(digest_of(data), 2, 9, 2)
     found = (top / "d/f").stat()
     assert stat.S_IMODE(found.st_mode) == 0o4755 and found.st_mtime_ns == 1_500_000_001_250_000_000
     assert (top / "d/h").stat().st_ino == found.st_ino and found.st_nlink == 2
@@ -112,8 +112,8 @@ def test_zstd_without_its_package_says_which(tmp_path: Path) -> None:
     packed.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(100))
     code = (
         "import sys; sys.modules['zstandard'] = None\n"
-        "from hutch.images.layers.decompression import Unpacked\nfrom hutch.images.settings import Bounds\n"
-        f"Unpacked(open({str(packed)!r}, 'rb'), Bounds())"
+        "from hutch.images.layers.decompression import DecompressedStream\nfrom hutch.images.settings import Bounds\n"
+        f"DecompressedStream(open({str(packed)!r}, 'rb'), Bounds())"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert "hutch[zstd]" in done.stderr

@@ -16,6 +16,7 @@ from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.embedded import Hutch
 from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
+from hutch.keeper.owner_view import OwnerView
 from hutch.keeper.store.store import MemoryStore
 from hutch.model.capabilities import Capabilities
 from hutch.model.spec import Spec
@@ -111,10 +112,9 @@ async def test_a_reader_never_finds_it_missing(tmp_path: Path) -> None:
             )
             await box.files.write("read.py", reader)
             reading = asyncio.create_task(said(box, "python3 read.py", timeout=60))
-            store = hutch._keeper.skills
             for number in range(1, 30):
                 text = str(number).encode()
-                await store.change_files("local", "demo", {"first": text, "second": text})
+                await hutch.skills.change_files("demo", {"first": text, "second": text})
             await box.files.write("stop", "")
             assert await reading == "never missing\n"
 
@@ -124,7 +124,7 @@ async def test_each_owner_sees_its_own(tmp_path: Path) -> None:
     async with opened(tmp_path) as hutch:
         keeper = hutch._keeper
         for owner in ("ann", "bob"):
-            await keeper.skills.install(owner, Directory(str(skill(tmp_path / owner, f"of-{owner}"))))
+            await OwnerView(keeper, owner).skills.install(Directory(str(skill(tmp_path / owner, f"of-{owner}"))))
         boxes = {}
         for owner in ("ann", "bob"):
             live = await keeper.create(Spec(), session="s", owner=owner)
@@ -207,14 +207,14 @@ async def test_boxes_of_the_pool(tmp_path: Path) -> None:
     """A box made before it had an owner shows that owner's skills, and no other's."""
     async with opened(tmp_path, pool={"default": 1}) as hutch:
         keeper = hutch._keeper
-        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "of-ann"))))
+        await OwnerView(keeper, "ann").skills.install(Directory(str(skill(tmp_path, "of-ann"))))
         while not keeper.pool.waiting()["default"]:
             await asyncio.sleep(0.01)
         live = await keeper.create(Spec(), session="s", owner="ann")
         assert "claimed" in [event.kind for event in await hutch.events()]
         box = BoxHandle(keeper, live, "s")
         assert await said(box, f"ls {AT}") == "of-ann\n"
-        await keeper.skills.install("ann", Directory(str(skill(tmp_path, "later"))))
+        await OwnerView(keeper, "ann").skills.install(Directory(str(skill(tmp_path, "later"))))
         assert await said(box, f"ls {AT}") == "later\nof-ann\n"
         views = tmp_path / "state" / "skills" / "views"
         assert len(list(views.glob(f"*/box-{box.id}"))) == 1
@@ -340,7 +340,7 @@ async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
             env = ready[0].env
             assert await said(box, "python3 -c 'import tiny_dep; tiny_dep.answer()'", env=env) == "42 from the wheel\n"
             assert await said(box, "node -e 'console.log(require(\"tiny-node\"))'", env=env) == "from node\n"
-            result = await box.exec(tool_call.words(info, info.tools[0], ready[0], box.spec), env=env)
+            result = await box.exec(tool_call.command_line(info, info.tools[0], ready[0], box.spec), env=env)
             assert result.stdout == "42 from the wheel\n", result
             made = [event.box_id for event in await hutch.events() if event.kind == "created"]
             assert len(made) == 2, "one box for the work, one for us"
@@ -514,8 +514,8 @@ async def test_a_declared_network_holds(tmp_path: Path) -> None:
 async def _call(hutch: Hutch, box: BoxHandle, name: str) -> dict[str, Any]:
     info = await hutch.skills.get(name)
     place = await hutch.skills.prepare(name, box)
-    words = tool_call.words(info, tool_call.tool_of(info, "probe"), place, box.spec)
-    result = await box.exec(words, env=place.env, stdin=tool_call.given({"n": 1}))
+    words = tool_call.command_line(info, tool_call.find_tool(info, "probe"), place, box.spec)
+    result = await box.exec(words, env=place.env, stdin=tool_call.encode_arguments({"n": 1}))
     assert result.exit_code == 0, result
     told: dict[str, Any] = json.loads(result.stdout)
     return told

@@ -33,20 +33,20 @@ def test_killed_while_installing(tmp_path: Path) -> None:
             child.kill()
         _consistent(store, view)
     last, _ = store.install("me", Directory(str(tmp_path / "sources" / "0" / "demo")))
-    assert content.digest_of(content.measure(view / "demo")) == last.digest
+    assert content.digest_of(content.hash_files(view / "demo")) == last.digest
     staging = tmp_path / "store" / "staging"
     assert [name for name in os.listdir(staging) if not name.endswith(".lock")] == []
 
 
 def _consistent(store: SkillStore, view: Path) -> None:
     for name in os.listdir(view):
-        shown = content.digest_of(content.measure(view / name))
+        shown = content.digest_of(content.hash_files(view / name))
         known = {version.digest for version in store.versions("me", name)}
         assert shown in known, "a version that was never installed, or a part of one"
     for found in store.all("me"):
         again = store.view("me", EVERY_SKILL)  # as the next box that is made would ask for it
-        assert content.digest_of(content.measure(again / found.name)) == found.digest
+        assert content.digest_of(content.hash_files(again / found.name)) == found.digest
         for version in store.versions("me", found.name):
             package = store.packages.get(version.digest)
             place = store._root / "packages" / version.digest / "content"
-            assert content.digest_of(content.measure(place)) == package.digest == version.digest
+            assert content.digest_of(content.hash_files(place)) == package.digest == version.digest

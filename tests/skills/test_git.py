@@ -9,6 +9,7 @@ import pytest
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.front import Hutch
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
+from hutch.keeper.owner_view import OwnerView
 from hutch.keeper.skills.builds import fetched
 from hutch.skills import git, sources
 from hutch.skills.sources import Git
@@ -111,9 +112,9 @@ def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: S
     repository.commit()
     for url in (f"file://{repository.top}", "ext::sh -c id", "http://localhost/x.git", "fd::3"):
         with pytest.raises(HutchError):
-            store.install(ME, sources.of(url))
+            store.install(ME, sources.parse_source(url))
         with pytest.raises(Invalid):
-            git.check(url, "", local=False)
+            git.check_source(url, "", local=False)
     with pytest.raises(NotFound):
         store.install(ME, Git(str(tmp_path / "none"), local=True))
     (tmp_path / "empty").mkdir()
@@ -130,17 +131,17 @@ async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
             live = await hutch._keeper.live(box.id)
             env = git.environment(("file",))
             source = await fetched(live, "/workspace/source", "main", "demo", env)
-            skills = hutch._keeper.skills
-            installed = await skills.install("me", source)
+            skills = OwnerView(hutch._keeper, "me").skills
+            installed = await skills.install(source)
             assert (installed.name, commit[:12] in installed.origin) == ("demo", True)
-            assert await skills.read_file("me", "demo", "a/b") == b"1"
+            assert await skills.read_file("demo", "a/b") == b"1"
         (repository.top / "demo" / "evil").symlink_to("/etc/passwd")
         repository.commit()
         async with hutch.box() as box:
             await box.files.copy_in(repository.top, "/workspace/source")
             source = await fetched(await hutch._keeper.live(box.id), "/workspace/source", "main", "demo", env)
             with pytest.raises(Refused, match="symbolic link"):
-                await skills.install("me", source)
+                await skills.install(source)
 
 
 async def test_from_the_front_door(repository: Repository, tmp_path: Path) -> None:

@@ -239,11 +239,11 @@ def test_directories_with_more_than_files_are_refused(store: SkillStore, tmp_pat
         (place / "/".join("d" * 20)).mkdir(parents=True)
     else:
         with (place / "x").open("wb") as file:
-            file.truncate(content.MOST_BYTES_IN_FILE + 1)
+            file.truncate(content.MAX_FILE_BYTES + 1)
     with pytest.raises(HutchError):
         store.install(ME, Directory(str(place)))
     assert not list(tmp_path.glob("store/packages/*")) and not list(tmp_path.glob("store/staging/*"))
-    (found,) = content.scan(tmp_path)
+    (found,) = content.scan_skills(tmp_path)
     assert found.problem
 
 
@@ -256,7 +256,9 @@ def test_scan(tmp_path: Path) -> None:
     (tmp_path / "linked").mkdir()
     (tmp_path / "linked" / "SKILL.md").symlink_to("/etc/passwd")
     skill(tmp_path / ".git", "hidden")
-    found = {os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in content.scan(tmp_path)}
+    found = {
+        os.path.relpath(each.path, tmp_path): (each.name, bool(each.problem)) for each in content.scan_skills(tmp_path)
+    }
     assert found == {"a/b/one": ("one", False), "bad": ("", True), "two": ("two", False)}
 
 
@@ -288,17 +290,17 @@ async def test_two_installs_of_one_name(tmp_path: Path) -> None:
     digests = await asyncio.gather(*(install(number) for number in range(8)))
     assert {version.digest for version in stores[0].versions(ME, "demo")} == set(digests)
     active = stores[1].get(ME, "demo").digest
-    shown = content.digest_of(content.measure(view / "demo"))
+    shown = content.digest_of(content.hash_files(view / "demo"))
     assert shown == active
     assert os.listdir(tmp_path / "store" / "staging") == []
 
 
 def test_sources_in_words(tmp_path: Path) -> None:
-    assert isinstance(sources.of("https://example.org/a.git", ref="v1"), sources.Git)
-    assert isinstance(sources.of("git@example.org:a/b"), sources.Git)
-    assert isinstance(sources.of(str(tmp_path)), Directory)
+    assert isinstance(sources.parse_source("https://example.org/a.git", ref="v1"), sources.Git)
+    assert isinstance(sources.parse_source("git@example.org:a/b"), sources.Git)
+    assert isinstance(sources.parse_source(str(tmp_path)), Directory)
     for wrong in ("file:///etc", "ext::sh -c id", "http://example.org/x.git", "ftp://x/y"):
         with pytest.raises((Invalid, NotFound)):
-            SkillStore(tmp_path / "s").install(ME, sources.of(wrong))
+            SkillStore(tmp_path / "s").install(ME, sources.parse_source(wrong))
     with pytest.raises(Refused, match="password"):
-        SkillStore(tmp_path / "s").install(ME, sources.of("https://user:word@example.org/x.git"))
+        SkillStore(tmp_path / "s").install(ME, sources.parse_source("https://user:word@example.org/x.git"))

@@ -19,18 +19,16 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
-from hutch.keeper.volumes import Volume, Volumes
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.arguments import ask
+from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
-from hutch.model.spec_arguments import ask
 from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
-    from hutch.keeper.questions import OwnQuestions
-    from hutch.keeper.receipts.owner_receipts import OwnReceipts
-    from hutch.keeper.skills.owner_skills import OwnSkills
+    from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
+    from hutch.keeper.skills.skills import OwnerSkills
     from hutch.model.status import Status
 
 
@@ -195,26 +193,29 @@ class Hutch:
         await self._keeper.destroy(box_id, unless=None if force else held)
 
     @property
-    def volumes(self) -> "OwnVolumes":
-        return OwnVolumes(self._keeper.volumes)
+    def _own(self) -> "OwnerView":
+        from hutch.keeper.owner_view import OwnerView
+
+        return OwnerView(self._keeper, LOCAL_OWNER, self.session, show_paths=True)
 
     @property
-    def receipts(self) -> "OwnReceipts":
-        from hutch.keeper.receipts.owner_receipts import OwnReceipts
+    def volumes(self) -> "OwnerVolumes":
+        return self._own.volumes
 
-        return OwnReceipts(self._keeper.receipts, self.session)
+    @property
+    def receipts(self) -> "OwnerReceipts":
+        return self._own.receipts
+
+    @property
+    def skills(self) -> "OwnerSkills":
+        return self._own.skills
 
     @cached_property
-    def questions(self) -> "OwnQuestions":
-        from hutch.keeper.questions import OwnQuestions, Questions
+    def questions(self) -> "OwnerQuestions":
+        from hutch.keeper.owner_view import OwnerQuestions
+        from hutch.keeper.questions import Questions
 
-        return OwnQuestions(Questions())
-
-    @property
-    def skills(self) -> "OwnSkills":
-        from hutch.keeper.skills.owner_skills import OwnSkills
-
-        return OwnSkills(self._keeper.skills, self._keeper.skill_boxes)
+        return OwnerQuestions(Questions())
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         await self._start()
@@ -233,29 +234,6 @@ class Hutch:
     async def close(self) -> None:
         if not self._borrowed:
             await self._keeper.close()
-
-
-class OwnVolumes:
-    """The volumes of this machine's user."""
-
-    def __init__(self, volumes: Volumes) -> None:
-        self._volumes = volumes
-
-    async def create(self, name: str) -> VolumeInfo:
-        return _located(await self._volumes.create(name))
-
-    async def all(self) -> tuple[VolumeInfo, ...]:
-        return tuple([_located(volume) for volume in await self._volumes.all()])
-
-    async def get(self, name: str) -> VolumeInfo:
-        return _located(await self._volumes.get(name))
-
-    async def remove(self, name: str) -> None:
-        await self._volumes.remove(name)
-
-
-def _located(volume: Volume) -> VolumeInfo:
-    return volume.shown().but(path=volume.path)
 
 
 def open_process_keeper(config: Config) -> Keeper:

@@ -9,11 +9,9 @@ from typing import NamedTuple, TypeVar
 from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities
-from hutch.model.mounts import CheckedMounts
-from hutch.model.spec import EffectiveSpec, Spec
+from hutch.model.spec import CheckedMounts, EffectiveSpec, Spec
 from hutch.policy import mounts, rights
-from hutch.policy.effective import effective, providers_of
-from hutch.policy.image_spec import imaged
+from hutch.policy.effective import effective, providers_of, with_image_defaults
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
@@ -217,7 +215,7 @@ class Engines:
             except Unavailable:  # it did not answer, though its probe was good
                 self.doubt(name)
                 raise
-            answer = imaged(answer, spec, profile, image, capabilities)
+            answer = with_image_defaults(answer, spec, profile, image, capabilities)
             return provider, rights.within(answer, profile, rights.current())
 
         return await self._first_of_chain(spec, passed, decided, Breaker.open)

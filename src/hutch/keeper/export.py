@@ -26,8 +26,7 @@ from hutch.keeper.system_archive import SystemArchive
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
-from hutch.model.spec import EffectiveSpec, MountMode
-from hutch.model.spec_kinds import NetworkMode
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode
 from hutch.providers.guest_client.copy_bounds import entries_of
 
 B = TypeVar("B", bound=Box)

@@ -12,11 +12,9 @@ from hutch.keeper.capacity import Inventory
 from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.store.store import Store
 from hutch.model.boxes import VolumeInfo
-from hutch.model.digests import digest
-from hutch.model.ids import is_name
-from hutch.model.mounts import CheckedMount
+from hutch.model.ids import digest, is_name
 from hutch.model.record import Record
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import CheckedMount, MountMode
 
 KIND = "volume"
 PREFIX = "volume:"

@@ -16,12 +16,11 @@ from hutch.keeper.boxes.health import recover
 from hutch.keeper.boxes.live import Live, taken_over
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
+from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
-from hutch.model.commands import checked_command
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
-from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout

@@ -11,8 +11,7 @@ import msgspec
 from hutch.errors import Conflict, Invalid
 from hutch.keeper.boxes.live import Live
 from hutch.model.limits import Limits
-from hutch.model.spec import Adjustment, EffectiveSpec, Spec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
 from hutch.policy import rights
 from hutch.policy.change import Change
 from hutch.policy.rights import Action

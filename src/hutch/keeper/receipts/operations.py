@@ -18,7 +18,7 @@ from hutch.keeper.access.callers import current_caller
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.logs import redact
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 from hutch.model.receipts import SPELLED, Detail, Details, Receipt
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec

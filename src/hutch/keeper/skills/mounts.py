@@ -28,12 +28,11 @@ from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
-from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
-from hutch.model.spec import EffectiveSpec, MountMode, Order
+from hutch.model.spec import CheckedMount, CheckedMounts, EffectiveSpec, MountMode, Order
 from hutch.model.state import State
-from hutch.skills.view_paths import has_own_view, keeps_skills, stale_mark, view_place
+from hutch.skills.view_paths import has_own_view, keeps_skills, stale_marker, view_path
 
 if TYPE_CHECKING:
     from hutch import api
@@ -97,8 +96,8 @@ class SkillBoxes:
         if owner == POOL_OWNER:
             view = await in_thread(self._skills.store.box_view, box_id)
         else:
-            view = view_place(self._skills.root, owner, spec.skills)
-            if not view.is_dir() or stale_mark(self._skills.root, owner).exists():
+            view = view_path(self._skills.root, owner, spec.skills)
+            if not view.is_dir() or stale_marker(self._skills.root, owner).exists():
                 view = await in_thread(self._skills.store.view, owner, spec.skills)
         return places.but(mounts=(*places.mounts, _mount_of(view)))
 
@@ -143,7 +142,7 @@ class SkillBoxes:
         """A box of the pool has an owner now."""
         record = live.record
         if record.skills_mounted:
-            await in_thread(self._skills.store.give_box_view, record.id, record.owner, record.spec.skills)
+            await in_thread(self._skills.store.assign_box_view, record.id, record.owner, record.spec.skills)
         else:
             await self.settle(live)
 
@@ -213,7 +212,7 @@ class SkillBoxes:
     async def _bring(self, live: Live) -> None:
         record, files = live.record, live.running.files
         view = await in_thread(self._skills.store.view, record.owner, record.spec.skills)
-        wanted = await in_thread(self._skills.store.views.shown, record.owner, record.spec.skills)
+        wanted = await in_thread(self._skills.store.views.content, record.owner, record.spec.skills)
         there = self._copied.setdefault(record.id, {})
         for name in sorted(there.keys() - wanted.keys()):
             await files.remove(f"{INSTALLED_AT}/{name}", recursive=True, missing_ok=True)
@@ -244,7 +243,7 @@ class SkillBoxes:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
         from hutch.skills import dependencies
 
-        skill = await self._skills.get(owner, name)
+        skill = await in_thread(self._skills.store.get, owner, name)
         warning = await self.workshop.prepare(owner, skill.name, skill.digest)
         warnings = [warning] if warning else []
         state = f"{STATE_AT}/{name}"

@@ -8,7 +8,6 @@ from hutch.errors import NotFound
 from hutch.keeper.access.views import condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Role
-from hutch.keeper.volumes import Volume
 from hutch.logs import log
 from hutch.model.boxes import VolumeInfo
 from hutch.model.capabilities import Capabilities
@@ -101,31 +100,25 @@ async def providers(call: Call, query: ProvidersQuery) -> Reply:
 
 async def list_volumes(call: Call) -> Reply:
     """The owner's volumes."""
-    owner = None if call.caller.over_all else call.caller.owner
-    return Reply(VolumeList(volumes=[_volume(call, volume) for volume in await call.keeper.volumes.all(owner)]))
+    return Reply(VolumeList(volumes=list(await call.own.volumes.all())))
 
 
 async def get_volume(call: Call) -> Reply:
     """One of the owner's volumes."""
-    return Reply(_volume(call, await call.keeper.volumes.get(call.params["volume"], call.caller.owner)))
+    return Reply(await call.own.volumes.get(call.params["volume"]))
 
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
     """A new, empty volume."""
     require(call.caller.rights, Action.CREATE)
-    return Reply(_volume(call, await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
+    return Reply(await call.own.volumes.create(body.name), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
     """With all that is in it; a conflict while a box works in it."""
     require(call.caller.rights, Action.DESTROY)
-    await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
+    await call.own.volumes.remove(call.params["volume"])
     return Reply(status=204)
-
-
-def _volume(call: Call, volume: Volume) -> VolumeInfo:
-    """Where it lies is told only to whoever came in without a key: this user, on this machine."""
-    return volume.shown().but(path=volume.path) if call.caller.key_id == LOCAL_OWNER else volume.shown()
 
 
 async def list_keys(call: Call) -> Reply:

@@ -14,7 +14,7 @@ from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
@@ -112,7 +112,7 @@ def _opened_roots(call: Call) -> tuple[str, ...]:
 
 async def list_boxes(call: Call) -> Reply:
     """The owner's boxes, oldest first; those too that nobody keeps, or another process."""
-    return Reply(BoxList(boxes=await all_shown(call.keeper, None if call.caller.over_all else call.caller.owner)))
+    return Reply(BoxList(boxes=await all_shown(call.keeper, call.own.readable)))
 
 
 async def find_box(call: Call, query: FindQuery) -> Reply:

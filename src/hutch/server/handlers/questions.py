@@ -65,7 +65,7 @@ class QuestionList(Record, frozen=True, kw_only=True):
 
 async def list_questions(call: Call) -> Reply:
     """What agents of the caller's owner want to do, and wait for somebody to decide."""
-    found = call.service.questions.waiting(owner=_owner(call))
+    found = call.service.questions.waiting(owner=call.own.readable)
     return Reply(QuestionList(questions=tuple(question.shown() for question in found)))
 
 
@@ -85,7 +85,7 @@ async def ask(call: Call, body: QuestionBody) -> Reply:
 
 async def answer(call: Call, body: AnswerBody) -> Reply:
     """Decide. The first answer counts; a question that was answered, or gave up, is not found."""
-    question = call.service.questions.answer(call.params["question"], body.answer, owner=_owner(call))
+    question = call.service.questions.answer(call.params["question"], body.answer, owner=call.own.readable)
     said = f"{body.answer} by {call.caller.key_id}"
     await run_uncancelled(_tell(call.service, question, ANSWERED, str(body.answer), f"{said}: {question.text}"))
     return Reply(status=204)
@@ -116,10 +116,6 @@ async def _tell(service: Service, question: Question, kind: str, new: str, reaso
         new=new, reason=_cut(reason, LONGEST_REASON),
     )  # fmt: skip
     await service.keeper.states.announce(event)
-
-
-def _owner(call: Call) -> str | None:
-    return None if call.caller.over_all else call.caller.owner
 
 
 def _pictured(request: AskRequest) -> AskRequest:

@@ -9,11 +9,11 @@ from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
 from hutch.keeper.access.views import shown
+from hutch.model.arguments import ask
 from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
 from hutch.model.record import Record
 from hutch.model.spec import Spec
-from hutch.model.spec_arguments import ask
 from hutch.server.access import find, note_client
 from hutch.server.request import Call, Reply
 

@@ -211,7 +211,7 @@ async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
     from hutch.mcp.hosting import frames  # the SDK is an extra
 
     await socket.accept()
-    await frames.serve(hosted.front(name).server, socket.next, socket.send)
+    await frames.serve(hosted.endpoint(name).server, socket.next, socket.send)
 
 
 SOCKETS = {
