@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -155,3 +156,29 @@ print("alive")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "alive\n"
     assert done.stderr.endswith("ERROR x: first\n")
+
+
+EMBEDDING = """
+import logging, sys
+from hutch import Hutch, logs
+logging.basicConfig(level=logging.INFO, format="app %(name)s %(levelname)s %(message)s", stream=sys.stdout)
+logging.getLogger("hutch").setLevel(logging.INFO)
+Hutch(store="memory", state_dir=sys.argv[1], run_dir=sys.argv[1], log_level="error")
+logs.conceal(["hunter2000"])
+logs.log("keeper").info("saw hunter2000", box="abc", token="x")
+logs.log("keeper").debug("below the level that the application has set")
+logging.getLogger("hutch.keeper").handlers = [logging.NullHandler()]
+logs.log("keeper").info("second")
+"""
+
+
+def test_an_application_configures_our_loggers_as_any_other(tmp_path: Path) -> None:
+    """Its handlers get each record once, under `hutch.*`, with secrets hidden; the level that it has set stays."""
+    done = subprocess.run(
+        [sys.executable, "-c", EMBEDDING, str(tmp_path / "s")], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines() == [
+        "app hutch.keeper INFO saw *** box=abc token=***",
+        "app hutch.keeper INFO second",
+    ]
+    assert done.stderr == "", "our own lines are for processes that have no handler"

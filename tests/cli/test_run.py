@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from hutch.linux.cgroups import detect
-from hutch.providers.native import cgroup_cleanup
+from hutch.providers.native import cleanup
 from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
 from tests.leaks import leaving_no_trace
 
@@ -137,7 +137,7 @@ def test_bad_input_leaves_no_control_group(hutch_directories: Path) -> None:
     machine = detect()
 
     def abandoned() -> list[str]:
-        return cgroup_cleanup.sweep(machine, dry_run=True)
+        return cleanup.sweep_groups(machine, dry_run=True)
 
     with leaving_no_trace(hutch_directories / "r", hutch_directories / "s", groups=abandoned):
         for words, code, _ in BAD:

@@ -20,7 +20,7 @@ from hutch.errors import (
     QuotaExceeded,
     Unavailable,
 )  # fmt: skip
-from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
@@ -254,7 +254,7 @@ async def test_hooks_see_every_box_come_and_go(tmp_path: Path) -> None:
             seen.append("destroyed")
 
         hutch._keeper.created.append(came)
-        hutch._keeper.endings.hooks.append(went)
+        hutch._keeper.teardown.destroyed_hooks.append(went)
         await (await hutch.create()).destroy()
         await hutch.create()
     assert seen == ["created", "destroyed", "created", "destroyed"]
@@ -319,7 +319,7 @@ async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -
         async with hutch.box_for("user", sender_id=1) as first:
             assert first.notes == ()
         live = await hutch._keeper.live(first.id)
-        live.used = live.checked = -1e9
+        live.last_used = live.last_checked = -1e9
         engine.broken.add(live.record.id)
         async with hutch.box_for("user", sender_id=1) as second:
             assert second.id != first.id
@@ -363,7 +363,7 @@ async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_pa
         await used.release()
         fresh = await keeper.create(Spec(), session="another", owner="somebody")
         assert fresh.record.id != used.id
-        working, _ = await keeper.sessions.working("another", Spec(), owner="somebody")
+        working, _ = await keeper.sessions.find_or_create("another", Spec(), owner="somebody")
         assert working.record.id != used.id
         again = await hutch.create()
         assert again.id not in (used.id, fresh.record.id)
@@ -391,7 +391,7 @@ async def test_our_expiry_is_what_the_engine_is_told(tmp_path: Path) -> None:
         await hutch.create(ttl_sec=1234, idle_timeout_sec=600)
         (order,) = engine.orders
         assert (order.orphan_grace_sec, order.spec.idle_timeout_sec) == (77, 600)
-        assert 1200 < order.spec.ttl_sec - deadlines.GRACE_SECONDS <= 1234
+        assert 1200 < order.spec.ttl_sec - clocks.GRACE_SECONDS <= 1234
         (record,) = hutch._keeper.boxes()
         assert (record.spec.ttl_sec, engine.clocks) == (1234, []), "what the order says is not said twice"
 
@@ -405,7 +405,7 @@ async def test_a_restored_box_has_the_rest_of_its_ttl(tmp_path: Path) -> None:
     async with opened(engine, tmp_path) as hutch:
         hutch._keeper._live[box.id].record = hutch._keeper._live[box.id].record.but(created_at=time.time() - 600)
         await hutch.attach(box.id, takeover=True)
-        assert 300 < engine.restored[-1].spec.ttl_sec - deadlines.GRACE_SECONDS <= 400
+        assert 300 < engine.restored[-1].spec.ttl_sec - clocks.GRACE_SECONDS <= 400
 
 
 async def test_a_box_destroyed_while_it_is_made_is_gone_once(

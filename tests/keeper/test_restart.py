@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import EngineError, HeldElsewhere, Unavailable
-from hutch.keeper.boxes import deadlines
+from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
@@ -36,7 +36,7 @@ async def test_what_is_taken_over_gets_the_clocks_of_its_new_keeper(tmp_path: Pa
     async with opened(engine, tmp_path, orphan_grace_sec=900) as second:
         ((told, grace, ttl),) = engine.clocks
         assert (told, grace) == (box.id, 900)
-        assert ttl is not None and 900 < ttl - deadlines.GRACE_SECONDS <= 1000
+        assert ttl is not None and 900 < ttl - clocks.GRACE_SECONDS <= 1000
         (record,) = second._keeper.boxes()
         assert (record.grace_sec, record.spec.ttl_sec) == (900, 1000)
 

@@ -8,7 +8,7 @@ import pytest
 from hutch.linux.cgroup_detect import Seat, _counts_sockets
 from hutch.linux.cgroup_files import SOCKETS_FILE
 from hutch.linux.cgroups import Ceiling, Group, Machine, Tree, detect
-from hutch.providers.native.cgroup_cleanup import sweep
+from hutch.providers.native.cleanup import sweep_groups
 
 MB = 1024 * 1024
 
@@ -67,7 +67,7 @@ def test_a_sweep_that_takes_the_trial_is_no_refusal(tmp_path: Path, monkeypatch:
 
     def meet(path: str, mode: int) -> None:
         make(path, mode)
-        swept.extend(sweep(Machine("v2", *[True] * 4, reason="", seats=(("memory", Seat(2, str(own))),))))
+        swept.extend(sweep_groups(Machine("v2", *[True] * 4, reason="", seats=(("memory", Seat(2, str(own))),))))
 
     monkeypatch.setattr(os, "mkdir", meet)
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)

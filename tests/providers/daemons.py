@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.peers.daemon import CGROUP, place
+from bench.peers.daemon import CGROUP, scratch_directory
 
 from hutch.providers.docker.endpoint import Endpoint
 from hutch.providers.docker.engine_api import Engine
@@ -108,7 +108,7 @@ class Daemon:
 @contextlib.contextmanager
 def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
     _needs("dockerd", "runc", "unshare", "nsenter", "ip", "curl")
-    with place() as directory:
+    with scratch_directory() as directory:
         # This runsc takes a namespace without a route for the machine's own, unless it is told that there is none.
         arguments = {"runsc": ["--network=none"], "crun": []}
         found = {name: _found(name) for name in arguments}
@@ -127,7 +127,7 @@ def docker(*, live_restore: bool = False) -> Iterator[Daemon]:
 @contextlib.contextmanager
 def podman() -> Iterator[Daemon]:
     _needs("podman", "runc", "unshare", "nsenter", "ip", "curl")
-    with place() as directory:
+    with scratch_directory() as directory:
         argv = [
             "env", f"TMPDIR={directory}", "podman", "--root", str(directory / "root"),
             "--runroot", str(directory / "run"), "--tmpdir", str(directory / "tmp"), "--cgroup-manager=cgroupfs",

@@ -20,7 +20,7 @@ SPEAKS = {
     "cli",  # the command line's answers; its errors are redacted in cli/output.py
     "providers/native/network/helper_process.py",  # the porter: a process that is given no secret
     "providers/guest_bundle/relay.py",  # runs in a container, whose engine carries its words to us
-    "logs.py",
+    "logs",
 }
 """Where something may be written to a standard stream without the log."""
 

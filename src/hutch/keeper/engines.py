@@ -8,16 +8,52 @@ from typing import NamedTuple, TypeVar
 
 from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
-from hutch.keeper.breaker import Breaker
 from hutch.model.capabilities import Capabilities
-from hutch.model.mounts import CheckedMounts
-from hutch.model.spec import EffectiveSpec, Spec
+from hutch.model.spec import CheckedMounts, EffectiveSpec, Spec
 from hutch.policy import mounts, rights
-from hutch.policy.effective import effective, providers_of
-from hutch.policy.image_spec import imaged
+from hutch.policy.effective import effective, providers_of, with_image_defaults
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
+
+FAILURES = 3
+"""In a row, until the engine is left alone."""
+COOL_SECONDS = 30.0
+
+
+class Breaker:
+    """Of one engine."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._opened = 0.0
+        self._reason = ""
+
+    def failed(self, reason: str) -> None:
+        self._failures += 1
+        self._reason = reason
+        if self._failures >= FAILURES:
+            self._opened = time.monotonic()
+
+    def worked(self) -> None:
+        self._failures, self._opened, self._reason = 0, 0.0, ""
+
+    def open(self) -> str:
+        """Why the engine is left alone now; empty: it may be tried. Whoever asks when the time is over is the one
+        who tries: the others go on waiting for what comes of it."""
+        if not self._opened:
+            return ""
+        if time.monotonic() - self._opened >= COOL_SECONDS:
+            self._opened = time.monotonic()
+            return ""
+        return self.tripped()
+
+    def tripped(self) -> str:
+        """The same for a report, which tries nothing and so leaves the turn to a creation."""
+        if not self._opened or time.monotonic() - self._opened >= COOL_SECONDS:
+            return ""
+        return f"it failed {self._failures} times in a row, the last time: {self._reason}"
+
 
 T = TypeVar("T")
 
@@ -108,7 +144,7 @@ class Engines:
         if name in self._providers:
             self._providers[name].doubt()
 
-    async def asked(self, name: str) -> Capabilities:
+    async def current_capabilities(self, name: str) -> Capabilities:
         """What the engine can do, for a report: asked anew after a failure and after a while, so that no dead engine
         stays usable (lesson 41). One that cannot even be asked is not usable, and says why."""
         if (known := self._fresh(name)) is not None:
@@ -152,7 +188,7 @@ class Engines:
         profile = self._config.resolve_profile(spec.profile)
 
         async def able(name: str) -> str:
-            self._effective(name, spec, profile, await self.asked(name), passed)
+            self._effective(name, spec, profile, await self.current_capabilities(name), passed)
             return name
 
         try:
@@ -179,7 +215,7 @@ class Engines:
             except Unavailable:  # it did not answer, though its probe was good
                 self.doubt(name)
                 raise
-            answer = imaged(answer, spec, profile, image, capabilities)
+            answer = with_image_defaults(answer, spec, profile, image, capabilities)
             return provider, rights.within(answer, profile, rights.current())
 
         return await self._first_of_chain(spec, passed, decided, Breaker.open)

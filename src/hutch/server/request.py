@@ -10,8 +10,10 @@ from urllib.parse import parse_qsl
 import msgspec
 
 from hutch.errors import FileTooLarge, Invalid, Timeout
+from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
+from hutch.keeper.owner_view import OwnerView
 from hutch.model.record import Record, decoded
 from hutch.policy.rights import Rights
 from hutch.server.auth import Caller
@@ -85,6 +87,16 @@ class Call:
     @property
     def keeper(self) -> Keeper:
         return self.service.keeper
+
+    @property
+    def own(self) -> OwnerView:
+        """The keeper's services, limited to what the caller may see and change."""
+        caller = self.caller
+        # Host paths are shown only to whoever came in without a key: this user, on this machine.
+        return OwnerView(
+            self.keeper, caller.owner, caller.session, all_owners=caller.over_all,
+            show_paths=caller.key_id == LOCAL_OWNER,
+        )  # fmt: skip
 
     @property
     def has_query(self) -> bool:

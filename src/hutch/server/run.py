@@ -266,7 +266,9 @@ async def _report_default_rights(service: Service, report: Report) -> None:
 async def _ready_state(service: Service, path: str, url: str, first_key: str) -> Ready:
     config, keeper = service.config, service.keeper
     state = await condition(keeper, (), service.started_at)
-    isolation = (await keeper.engines.asked(state.provider)).isolation if config.enabled else Isolation.NONE
+    isolation = (
+        (await keeper.engines.current_capabilities(state.provider)).isolation if config.enabled else Isolation.NONE
+    )
     return Ready(
         pid=os.getpid(), socket=path, url=url, first_key=first_key, enabled=config.enabled, provider=state.provider,
         isolation=isolation, usable=state.available, reason=state.reason, remedy=state.remedy,

@@ -106,7 +106,7 @@ class WatchLine(Record, frozen=True, kw_only=True):
 
 
 def _make_spec_form() -> type[msgspec.Struct]:
-    """Build the flat form that `hutch.model.spec_arguments` accepts from the records that it produces."""
+    """Build the flat form that `hutch.model.arguments` accepts from the records that it produces."""
     forgiving: dict[str, Any] = {
         "workspace": str | Workspace,
         "mounts": tuple[str | Mount, ...],

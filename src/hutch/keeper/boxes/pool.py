@@ -8,14 +8,21 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
 
-from hutch.errors import HutchError
-from hutch.keeper.access.callers import unasked
+from hutch.errors import Conflict, HutchError
+from hutch.keeper.access.callers import keeper_context
+from hutch.keeper.boxes.clocks import orphan_grace, push_clocks
 from hutch.keeper.boxes.live import Live
 from hutch.logs import log
+from hutch.model.boxes import Lease
 from hutch.model.spec import Spec
+from hutch.model.state import State
+from hutch.policy import rights
 
-POOL_OWNER = ""
+if TYPE_CHECKING:
+    from hutch.keeper.keeper import Keeper
+
 FIRST_DELAY = 0.5
 LONGEST_DELAY = 60.0
 BREAKER = 5
@@ -81,7 +88,7 @@ class Pool:
         task = self._tasks.get(profile)
         if task is None or task.done():
             self._tasks[profile] = asyncio.create_task(
-                self._fill(profile), name=f"hutch-pool-{profile}", context=unasked()
+                self._fill(profile), name=f"hutch-pool-{profile}", context=keeper_context()
             )
 
     async def _fill(self, profile: str) -> None:
@@ -96,3 +103,46 @@ class Pool:
                 delay = LONGEST_DELAY if failures >= BREAKER else min(LONGEST_DELAY, FIRST_DELAY * 2**failures)
                 self._not_before[profile] = time.monotonic() + delay
                 log("pool").warning("refill failed", profile=profile, failures=failures, wait=delay, error=str(error))
+
+
+async def claim(keeper: "Keeper", spec: Spec, lease: Lease, owner: str, key: str) -> Live | None:
+    """A ready box for exactly this spec, now the owner's; None if there is none, or it broke while it waited."""
+    if (first := keeper.pool.next(spec, keeper.config.profile)) is not None:
+        given = first.record.spec
+        if rights.within(given, keeper.config.resolve_profile(given.profile), rights.current()) is not given:
+            return None  # it has more than this caller may have
+        await keeper.capacity.wait_for_quota(owner, first.record.spec.limits)
+    live = keeper.pool.claim(spec, keeper.config.profile)
+    if live is None:
+        return None
+    try:
+        with keeper.capacity.reserve_for(live.record.id, owner, live.record.spec):
+            return live if await give(keeper, live, spec, lease, owner, key) else None
+    except Conflict:  # its name or key was given to another meanwhile, and a box of the pool is never given back
+        await keeper.teardown.destroy(live, "its claim failed")
+        raise
+
+
+async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: str, key: str) -> bool:
+    """False: the box has ended, or is broken and ends now."""
+    now = time.time()
+    grace = orphan_grace(keeper.config, live.record.spec, key)
+    # The ttl is counted from now, and the box itself counts from its birth.
+    if live.record.spec.ttl_sec or grace != live.record.grace_sec:
+        try:
+            await push_clocks(live.running, live.record.but(created_at=now, grace_sec=grace))
+        except HutchError as error:
+            await keeper.teardown.destroy(live, f"broken in the pool: {error.message}")
+            return False
+    async with live.state_lock:
+        if live.record.state is not State.RUNNING:
+            return False
+        given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
+        await keeper.states.update(
+            live.record, into=live, kind="claimed", reason="from the pool", owner=owner, lease=lease,
+            idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
+            grace_sec=grace,
+        )  # fmt: skip
+    live.last_used = time.monotonic()
+    await keeper.skill_boxes.claimed(live)
+    return True

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from hutch.errors import Conflict, Invalid
-from hutch.keeper.boxes.drift import changed_limits, fixed_differences
 from hutch.keeper.boxes.live import Live
 from hutch.model.limits import Limits
-from hutch.model.spec import Adjustment, Spec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
 from hutch.policy import rights
 from hutch.policy.change import Change
 from hutch.policy.rights import Action
@@ -44,7 +42,7 @@ async def change(
 
         await make_persistent(keeper, live, session)
         retention = None
-    async with live.changing:  # from the first look at what is: two changes at once must not undo each other
+    async with live.state_lock:  # from the first look at what is: two changes at once must not undo each other
         spec, allowed = live.record.spec, rights.current()
         changes = Change(keeper.config.resolve_profile(spec.profile), allowed)
         wanted = changes.limits(spec.limits, _limits(spec.limits, limits)) if limits else None
@@ -88,14 +86,16 @@ async def fit(keeper: "Keeper", live: Live, spec: Spec) -> None:
 
 async def change_limits(keeper: "Keeper", live: Live, limits: Limits) -> tuple[str, ...]:
     """Apply limits; the names of those that would need a new box are returned."""
-    async with live.changing:
+    async with live.state_lock:
         return await _change_limits(keeper, live, limits)
 
 
 async def _change_limits(keeper: "Keeper", live: Live, limits: Limits) -> tuple[str, ...]:
-    keeper.check_ours(live)
+    keeper.check_owned(live)
     record = live.record
-    async with keeper.room.growing(record.id, record.owner, record.spec.limits, record.spec.but(limits=limits)):
+    async with keeper.capacity.reserve_growth(
+        record.id, record.owner, record.spec.limits, record.spec.but(limits=limits)
+    ):
         refused = await live.running.change_limits(limits)
         kept = {name: getattr(record.spec.limits, name) for name in refused}
         spec = live.record.spec.but(limits=limits.but(**kept))
@@ -116,3 +116,21 @@ def _limits(now: Limits, changes: dict[str, float]) -> Limits:
         return msgspec.convert(now.to_plain() | changes, type=Limits)
     except msgspec.ValidationError as error:
         raise Invalid(f"limits: {error}") from error
+
+
+_CHANGEABLE = frozenset({"limits", "labels", "name", "idle_timeout_sec", "ttl_sec", "adjustments"})
+
+
+def fixed_differences(live: EffectiveSpec, asked: EffectiveSpec) -> tuple[str, ...]:
+    """Fields that would need a new box."""
+    shown = asked.shown()
+    return tuple(
+        name
+        for name in EffectiveSpec.__struct_fields__
+        if name not in _CHANGEABLE and getattr(live, name) != getattr(shown, name)
+    )
+
+
+def changed_limits(live: EffectiveSpec, asked: EffectiveSpec) -> Limits | None:
+    """The limits to apply to the live box, or None if they are as they should be."""
+    return asked.limits if asked.limits != live.limits else None

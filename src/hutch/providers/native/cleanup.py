@@ -6,14 +6,17 @@ Every box has a directory `<run>/<id>`; the spawner writes the file `box` in it 
 import asyncio
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hutch.errors import EngineError
 from hutch.linux import cgroup_files, processes
+from hutch.linux.cgroup_detect import SELF_LEAF, Machine
 from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.base import InstanceRecord
 
@@ -24,6 +27,7 @@ KEEPER = "keeper"
 _DEATH_TIMEOUT = 20.0
 _DYING = 2.0
 _GROUP_TIMEOUT = 5.0
+_HOME = re.compile(r"hutch-[a-z0-9][a-z0-9-]*")
 
 
 def record_of(box_id: BoxId, run: str, keeper: str = "") -> InstanceRecord | None:
@@ -258,3 +262,55 @@ def _enter(name: str, directory: int) -> int:
         return os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=found)
     finally:
         os.close(found)
+
+
+def sweep_groups(machine: Machine, *, dry_run: bool = False) -> tuple[str, ...]:
+    """Remove the control groups that killed keepers left, in every hierarchy, and return their names.
+
+    A keeper's directory `hutch-<keeper>` is held by a shared lock of every process that uses it (`cgroups.Tree`), so a
+    free lock means that nobody uses it. A group with processes is a box that somebody may come back for: it stays.
+    """
+    places = sorted({seat.directory for _, seat in machine.seats})
+    names = {name for place in places for name in os.listdir(place) if _HOME.fullmatch(name) and name != SELF_LEAF}
+    return tuple(name for name in sorted(names) if _sweep_group([f"{place}/{name}" for place in places], dry_run))
+
+
+def _sweep_group(homes: list[str], dry_run: bool) -> bool:
+    homes = [home for home in homes if os.path.isdir(home)]
+    with _alone(homes) as alone:
+        groups = [group for home in homes for group in (*_below(home), home)]
+        if not alone or any(map(_occupied, groups)):
+            return False
+        for group in () if dry_run else groups:
+            with contextlib.suppress(OSError):  # a process that joined it this moment keeps it
+                os.rmdir(group)
+        return True
+
+
+@contextlib.contextmanager
+def _alone(homes: list[str]) -> Iterator[bool]:
+    """Whether nobody holds any of these; meanwhile we do, so that nobody begins to."""
+    with contextlib.ExitStack() as held:
+        try:
+            for home in homes:
+                fd = os.open(home, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                held.callback(os.close, fd)
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except (BlockingIOError, FileNotFoundError):
+            yield False
+            return
+        yield bool(homes)
+
+
+def _below(home: str) -> list[str]:
+    with contextlib.suppress(FileNotFoundError):
+        return [entry.path for entry in os.scandir(home) if entry.is_dir()]
+    return []
+
+
+def _occupied(group: str) -> bool:
+    try:
+        with open(f"{group}/cgroup.procs", "rb") as file:
+            return bool(file.read(1))
+    except FileNotFoundError:
+        return False

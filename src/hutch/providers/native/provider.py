@@ -16,8 +16,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import EnforcedBy, Limits
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import EffectiveSpec, NetworkMode, Order
+from hutch.model.spec import CheckedMount, EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.guest_client.link import Link
 from hutch.providers.native import cleanup, obstacles, orders
@@ -401,14 +400,13 @@ class NativeProvider(Provider):
         return await asyncio.to_thread(cleanup.records, self._run, self._stores)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        from hutch.providers.native import cgroup_cleanup
         from hutch.providers.native.network import uplink
         from hutch.providers.native.network.firewall import FirewallError
 
         if not dry_run:
             await cleanup.sweep(self._run)
         found = await asyncio.to_thread(self._found)
-        groups = await asyncio.to_thread(cgroup_cleanup.sweep, found.cgroups, dry_run=dry_run)
+        groups = await asyncio.to_thread(cleanup.sweep_groups, found.cgroups, dry_run=dry_run)
         drafts = await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
         try:
             networks = await asyncio.to_thread(uplink.sweep, dry_run=dry_run)

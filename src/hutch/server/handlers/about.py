@@ -8,7 +8,6 @@ from hutch.errors import NotFound
 from hutch.keeper.access.views import condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Role
-from hutch.keeper.volumes import Volume
 from hutch.logs import log
 from hutch.model.boxes import VolumeInfo
 from hutch.model.capabilities import Capabilities
@@ -95,37 +94,31 @@ async def providers(call: Call, query: ProvidersQuery) -> Reply:
         if query.name not in names:
             raise NotFound(f"there is no provider {query.name!r}", op=call.op, remedy=f"one of {', '.join(names)}")
         names = [query.name]
-    found = [await call.keeper.engines.asked(name) for name in names]
+    found = [await call.keeper.engines.current_capabilities(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 
 
 async def list_volumes(call: Call) -> Reply:
     """List the owner's volumes."""
-    owner = None if call.caller.over_all else call.caller.owner
-    return Reply(VolumeList(volumes=[_volume(call, volume) for volume in await call.keeper.volumes.all(owner)]))
+    return Reply(VolumeList(volumes=list(await call.own.volumes.all())))
 
 
 async def get_volume(call: Call) -> Reply:
     """Return one of the owner's volumes."""
-    return Reply(_volume(call, await call.keeper.volumes.get(call.params["volume"], call.caller.owner)))
+    return Reply(await call.own.volumes.get(call.params["volume"]))
 
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
     """Create an empty volume."""
     require(call.caller.rights, Action.CREATE)
-    return Reply(_volume(call, await call.keeper.volumes.create(body.name, call.caller.owner)), 201)
+    return Reply(await call.own.volumes.create(body.name), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
     """Remove a volume and its content; a conflict while a box uses it."""
     require(call.caller.rights, Action.DESTROY)
-    await call.keeper.volumes.remove(call.params["volume"], call.caller.owner)
+    await call.own.volumes.remove(call.params["volume"])
     return Reply(status=204)
-
-
-def _volume(call: Call, volume: Volume) -> VolumeInfo:
-    """Only a caller without a key, who is this user on this machine, learns the path of a volume."""
-    return volume.shown().but(path=volume.path) if call.caller.key_id == LOCAL_OWNER else volume.shown()
 
 
 async def list_keys(call: Call) -> Reply:

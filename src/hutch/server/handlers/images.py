@@ -15,7 +15,7 @@ import msgspec
 from hutch.errors import HutchError, NotFound
 from hutch.images import manifests, views
 from hutch.images import prune as image_prune
-from hutch.images.pull import News
+from hutch.images.pull import LayerProgress
 from hutch.images.store import Store
 from hutch.logs import log
 from hutch.model.ids import BoxId
@@ -77,7 +77,7 @@ class Removed(Record, frozen=True, kw_only=True):
 async def list_images(call: Call, query: ImagesQuery) -> Reply:
     """List every image, newest first."""
     store = _store(call)
-    found = await asyncio.to_thread(views.all_shown, store)
+    found = await asyncio.to_thread(views.list_images, store)
     if query.name:
         name = str(store.reference(query.name))
         found = tuple(each for each in found if name in each.names)
@@ -86,7 +86,7 @@ async def list_images(call: Call, query: ImagesQuery) -> Reply:
 
 async def get(call: Call) -> Reply:
     """Return one image with its layers and its command settings."""
-    found = await asyncio.to_thread(views.shown, _store(call), _digest(call))
+    found = await asyncio.to_thread(views.find_details, _store(call), _digest(call))
     return Reply(await _visible(call, found))
 
 
@@ -94,7 +94,7 @@ async def pull_image(call: Call, body: PullBody) -> Reply:
     """Pull an image from its registry; layers that are present are not fetched again. Only admins may pull, unless
     `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson reports progress."""
     rights.check_pull(body.name, call.caller.rights)
-    platform = manifests.platform_of(body.platform) if body.platform else None
+    platform = manifests.parse_platform(body.platform) if body.platform else None
     log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
     if call.accepts(NDJSON):
@@ -110,7 +110,7 @@ async def remove(call: Call, query: RemoveImageQuery) -> Reply:
     store, digest = _store(call), _digest(call)
 
     def work() -> Removed:
-        stored = views.named(store, digest)
+        stored = views.find_by_digest(store, digest)
         if not query.name:
             names, freed = image_prune.remove_all_names(store, stored.manifest, force=query.force)
             return _removed(freed, *names)
@@ -130,7 +130,7 @@ async def prune(call: Call) -> Reply:
     return Reply(_removed(await asyncio.to_thread(image_prune.prune, _store(call))))
 
 
-def _removed(freed: image_prune.Collected, *names: manifests.Stored) -> Removed:
+def _removed(freed: image_prune.Removal, *names: manifests.Stored) -> Removed:
     return Removed(
         names=tuple(each.name for each in names), blobs=freed.blobs, layers=freed.layers, freed_bytes=freed.bytes
     )
@@ -161,14 +161,14 @@ async def _visible(call: Call, image: Info) -> Info:
 
 
 async def _lines(
-    pulling: AsyncGenerator[News | ImageDetails, None],
+    pulling: AsyncGenerator[LayerProgress | ImageDetails, None],
 ) -> AsyncGenerator[bytes, None]:
     started = False
     async with aclosing(pulling):
         try:
             async for item in pulling:
                 started = True
-                yield _line(item._asdict() if isinstance(item, News) else {"image": item})
+                yield _line(item._asdict() if isinstance(item, LayerProgress) else {"image": item})
         except HutchError as error:
             if not started:  # The error still gets its own status.
                 raise

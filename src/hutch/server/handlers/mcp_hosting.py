@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
@@ -10,23 +9,20 @@ from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.views import all_shown, condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.keeper import Keeper
-from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
-from hutch.model.boxes import BoxInfo, VolumeInfo
-from hutch.model.receipts import Detail
-from hutch.model.spec_arguments import ask
+from hutch.model.arguments import ask
+from hutch.model.boxes import BoxInfo
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
 if TYPE_CHECKING:
-    from hutch.mcp.hosting.gateway import Front
+    from hutch.mcp.hosting.gateway import Endpoint
     from hutch.mcp.hosting.hosted import Hosted
-    from hutch.mcp.serving.http import HttpSessions, Opened, Visitor
+    from hutch.mcp.serving.http import HttpSessions, McpCaller, OpenedServer
 
 SESSION = "mcp-hosting"
 """The session that holds the leases of all hosted servers' boxes; it is the same after a restart."""
@@ -51,29 +47,26 @@ def _import_sdk() -> None:
         import hutch.mcp.serving.http_sessions  # noqa: F401
 
 
-class OwnerBoxes:
-    """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs."""
+class OwnerHost(OwnerView):
+    """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs.
+
+    Its receipts name no session: each is written for whoever called the hosted tool.
+    """
 
     def __init__(self, service: Service, owner: str) -> None:
+        super().__init__(service.keeper, owner)
         self._service = service
-        self._owner = owner
-        self.volumes = OwnerVolumes(service.keeper.volumes, owner)
-        self.receipts = OwnerReceipts(service.keeper.receipts, owner)
 
     @property
     def config(self) -> Config:
         return self._service.config
 
-    @property
-    def _keeper(self) -> Keeper:
-        return self._service.keeper
-
     async def create(self, /, *, key: str = "", **spec: Any) -> BoxHandle:
-        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self._owner, key=key)
+        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self.owner, key=key)
         return BoxHandle(self._keeper, live, SESSION)
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        return await all_shown(self._keeper, self._owner)
+        return await all_shown(self._keeper, self.owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
         with bound_by(UNBOUND):  # The box belongs to the MCP server, so the caller's rights do not apply.
@@ -85,36 +78,6 @@ class OwnerBoxes:
 
     async def status(self) -> Status:
         return await condition(self._keeper, self._keeper.boxes(), self._service.started_at)
-
-
-class OwnerReceipts:
-    """Records calls of hosted tools under the owner's name."""
-
-    def __init__(self, receipts: Receipts, owner: str) -> None:
-        self._receipts = receipts
-        self._owner = owner
-
-    async def note(
-        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
-        duration_ms: float = 0.0,
-    ) -> None:  # fmt: skip
-        await self._receipts.note(
-            box_id, op, dict(details or {}), owner=self._owner, error=error, duration_ms=duration_ms
-        )  # fmt: skip
-
-
-class OwnerVolumes:
-    """Creates and removes one owner's volumes."""
-
-    def __init__(self, volumes: Volumes, owner: str) -> None:
-        self._volumes = volumes
-        self._owner = owner
-
-    async def create(self, name: str) -> VolumeInfo:
-        return (await self._volumes.create(name, self._owner)).shown()
-
-    async def remove(self, name: str) -> None:
-        await self._volumes.remove(name, self._owner)
 
 
 class Hostings:
@@ -152,7 +115,7 @@ class Hostings:
         from hutch.mcp.hosting.hosted import Hosted
 
         hosted = Hosted(
-            OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
+            OwnerHost(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
             directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
             rights=self._service.rights_of(owner),
         )  # fmt: skip
@@ -173,40 +136,40 @@ class HostedMount:
         self._sessions: dict[tuple[str, str, str], HttpSessions] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from hutch.mcp.serving.http import VISITOR
+        from hutch.mcp.serving.http import MCP_CALLER
 
-        visitor: Visitor = scope[VISITOR]
-        name, box_id = visitor.params.get("name", ""), visitor.query.get("box", "")
-        if unknown := sorted(visitor.query.keys() - {"box"}):
+        mcp_caller: McpCaller = scope[MCP_CALLER]
+        name, box_id = mcp_caller.params.get("name", ""), mcp_caller.query.get("box", "")
+        if unknown := sorted(mcp_caller.query.keys() - {"box"}):
             raise Invalid(f"the query parameter {unknown[0]!r} is unknown", remedy="`box` names a conversation's box")
-        key = (visitor.owner, name, box_id)
+        key = (mcp_caller.owner, name, box_id)
         if key not in self._sessions:
-            front = await self._front(visitor.owner, name, box_id)
-            self._sessions.setdefault(key, self._http_sessions(front, visitor.owner, name))
-        hosted = await self._hostings.of(visitor.owner)
+            endpoint = await self._endpoint(mcp_caller.owner, name, box_id)
+            self._sessions.setdefault(key, self._http_sessions(endpoint, mcp_caller.owner, name))
+        hosted = await self._hostings.of(mcp_caller.owner)
         if name and not box_id:
             await hosted.ready(name)  # The MCP handshake contains the server's own instructions and version.
-            hosted.front(name)
+            hosted.endpoint(name)
         await self._sessions[key](scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
 
-    def _http_sessions(self, front: "Front", owner: str, name: str) -> "HttpSessions":
-        from hutch.mcp.serving.http import HttpSessions, Opened
+    def _http_sessions(self, endpoint: "Endpoint", owner: str, name: str) -> "HttpSessions":
+        from hutch.mcp.serving.http import HttpSessions, OpenedServer
 
-        async def opened(_: "Visitor") -> "Opened":
+        async def opened(_: "McpCaller") -> "OpenedServer":
             async def closed() -> None:
                 return None
 
-            return Opened(front.server, closed)
+            return OpenedServer(endpoint.server, closed)
 
-        return HttpSessions(opened, front.server)
+        return HttpSessions(opened, endpoint.server)
 
-    async def _front(self, owner: str, name: str, box_id: str) -> "Front":
+    async def _endpoint(self, owner: str, name: str, box_id: str) -> "Endpoint":
         hosted = await self._hostings.of(owner)
         box = await conversation_box(self._service, owner, box_id) if box_id else None
-        return hosted.front(name, box) if name else hosted.gateway_front(box)
+        return hosted.endpoint(name, box) if name else hosted.gateway_endpoint(box)
 
 
 async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:

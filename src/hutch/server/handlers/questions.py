@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import HutchError
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.questions import Question
-from hutch.keeper.uncancelled import whole
 from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
@@ -65,7 +65,7 @@ class QuestionList(Record, frozen=True, kw_only=True):
 
 async def list_questions(call: Call) -> Reply:
     """List the open questions of the owner's agents."""
-    found = call.service.questions.waiting(owner=_owner(call))
+    found = call.service.questions.waiting(owner=call.own.readable)
     return Reply(QuestionList(questions=tuple(question.shown() for question in found)))
 
 
@@ -85,9 +85,11 @@ async def ask(call: Call, body: QuestionBody) -> Reply:
 
 async def answer(call: Call, body: AnswerBody) -> Reply:
     """Answer a question. The first answer counts; an answered or withdrawn question is not found."""
-    question = call.service.questions.answer(call.params["question"], body.answer, owner=_owner(call))
+    question = call.service.questions.answer(call.params["question"], body.answer, owner=call.own.readable)
     decision = f"{body.answer} by {call.caller.key_id}"
-    await whole(_emit_event(call.service, question, ANSWERED, str(body.answer), f"{decision}: {question.text}"))
+    await run_uncancelled(
+        _emit_event(call.service, question, ANSWERED, str(body.answer), f"{decision}: {question.text}")
+    )
     return Reply(status=204)
 
 
@@ -103,7 +105,7 @@ async def _ask_and_wait(service: Service, owner: str, request: AskRequest) -> An
         return await service.questions.wait(question)
     except (HutchError, asyncio.CancelledError) as error:
         why = error.message if isinstance(error, HutchError) else "the client that asked has disconnected"
-        await whole(_emit_event(service, question, ANSWERED, "", f"{why}: {question.text}"))
+        await run_uncancelled(_emit_event(service, question, ANSWERED, "", f"{why}: {question.text}"))
         raise
     finally:
         service.questions.drop(question)
@@ -115,10 +117,6 @@ async def _emit_event(service: Service, question: Question, kind: str, new: str,
         new=new, reason=_cut(reason, MAX_REASON),
     )  # fmt: skip
     await service.keeper.states.announce(event)
-
-
-def _owner(call: Call) -> str | None:
-    return None if call.caller.over_all else call.caller.owner
 
 
 def _redacted(request: AskRequest) -> AskRequest:

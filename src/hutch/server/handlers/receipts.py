@@ -51,18 +51,18 @@ class NoteBody(Record, frozen=True, kw_only=True):
 async def read(call: Call, query: ReceiptsQuery) -> Reply:
     """Return a page of one box's receipts, or list the chains. Accept: application/x-ndjson exports whole chains in
     the form that `hutch receipts verify --file` checks."""
-    receipts, owner = call.keeper.receipts, _owner(call.caller)
+    receipts = call.own.receipts
     if call.accepts(NDJSON):
-        return Reply(_export(call, query.box, owner), type=NDJSON)
+        return Reply(_export(call, query.box), type=NDJSON)
     if not query.box:
-        return Reply(ReceiptPage(chains=await receipts.chains(owner)))
-    page = await receipts.list(query.box, query.after, query.limit, owner=owner)
+        return Reply(ReceiptPage(chains=await receipts.chains()))
+    page = await receipts.list(query.box, query.after, query.limit)
     return Reply(ReceiptPage(receipts=page, last=page[-1].seq if page else query.after))
 
 
 async def verify(call: Call, body: VerifyBody) -> Reply:
     """Verify that the receipts of a box, or of all the owner's boxes, are unchanged."""
-    found = await call.keeper.receipts.verify(body.box, owner=_owner(call.caller))
+    found = await call.own.receipts.verify(body.box)
     return Reply(Verified(ok=all(check.ok for check in found), chains=found))
 
 
@@ -70,19 +70,16 @@ async def note(call: Call, body: NoteBody) -> Reply:
     """Add a note of the caller to the box's chain, such as a tool that was allowed or a person who approved. It needs
     no lease and extends no clock; the box may be gone."""
     await check_owner(call)
-    return await _note(call, call.params["box"], body, _owner(call.caller))
+    return await _note(call, call.params["box"], body)
 
 
 async def note_without_box(call: Call, body: NoteBody) -> Reply:
     """Add a note of the caller to its owner's log, such as a decision made before a box existed."""
-    return await _note(call, "", body, call.caller.owner)
+    return await _note(call, "", body)
 
 
-async def _note(call: Call, box: str, body: NoteBody, owner: str | None) -> Reply:
-    await call.keeper.receipts.note(
-        box, body.op, body.details, owner=owner, session=call.caller.session, error=body.error,
-        duration_ms=body.duration_ms,
-    )  # fmt: skip
+async def _note(call: Call, box: str, body: NoteBody) -> Reply:
+    await call.own.receipts.note(box, body.op, body.details, error=body.error, duration_ms=body.duration_ms)
     return Reply(status=204)
 
 
@@ -93,10 +90,6 @@ def who_of(caller: Caller, request: str) -> Who:
     )  # fmt: skip
 
 
-def _owner(caller: Caller) -> str | None:
-    return None if caller.over_all else caller.owner
-
-
-async def _export(call: Call, box: str, owner: str | None) -> AsyncGenerator[bytes, None]:
-    async for piece in call.keeper.receipts.export(box, owner=owner):
+async def _export(call: Call, box: str) -> AsyncGenerator[bytes, None]:
+    async for piece in call.own.receipts.export(box):
         yield piece

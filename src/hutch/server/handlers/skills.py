@@ -13,8 +13,8 @@ from hutch.model.record import Record
 from hutch.model.skills import SkillBinding, SkillFile, SkillInfo, SkillVersion
 from hutch.server.access import using
 from hutch.server.request import BYTES, Call, Reply
-from hutch.skills.content import MOST_BYTES, MOST_BYTES_IN_FILE
-from hutch.skills.manifest import MANIFEST, edited
+from hutch.skills.content import MAX_FILE_BYTES, MAX_PACKAGE_BYTES
+from hutch.skills.manifest import MANIFEST, edit_manifest
 from hutch.skills.sources import Source, Zip, new_skill
 
 FAILS = ("not_found", "conflict", "refused", "too_large", "file_not_found", "file_failed", "timeout")
@@ -129,24 +129,23 @@ class SkillBindings(Record, frozen=True, kw_only=True):
 
 async def list_skills(call: Call) -> Reply:
     """List the owner's skills by name."""
-    return Reply(SkillList(skills=await call.keeper.skills.all(call.caller.owner)))
+    return Reply(SkillList(skills=await call.own.skills.all()))
 
 
 async def install(call: Call, body: SkillBody) -> Reply:
     """Install a skill from a git repository, or create one with a single file."""
-    skills, owner = call.keeper.skills, call.caller.owner
     source = await _source(call, body)
-    return Reply(await skills.install(owner, source, digest=body.digest, new=body.name is not None), 201)
+    return Reply(await call.own.skills.install(source, digest=body.digest, new=body.name is not None), 201)
 
 
 async def preview(call: Call, body: SkillBody) -> Reply:
     """Show what installing a skill would add and change."""
-    return Reply(await call.keeper.skills.preview(call.caller.owner, await _source(call, body)))
+    return Reply(await call.own.skills.preview(await _source(call, body)))
 
 
 async def _source(call: Call, body: SkillBody) -> Source:
     if body.git is not None and body.name is None:
-        return await call.keeper.skill_boxes.workshop.fetch(call.caller.owner, body.git, body.ref, body.path)
+        return await call.own.skills.fetch(body.git, body.ref, body.path)
     if body.name is not None and body.git is None:
         return new_skill(body.name, body.description, body.body)
     raise Invalid("give either git or name", remedy="an archive goes to /v1/skills/archive")
@@ -155,17 +154,16 @@ async def _source(call: Call, body: SkillBody) -> Source:
 async def install_archive(call: Call, query: ArchiveQuery) -> Reply:
     """Install a skill from the zip file in the body."""
     source = await _archive_source(call, query.path)
-    skills = call.keeper.skills
-    return Reply(await skills.install(call.caller.owner, source, digest=query.digest, name=query.name or ""), 201)
+    return Reply(await call.own.skills.install(source, digest=query.digest, name=query.name or ""), 201)
 
 
 async def preview_archive(call: Call, query: ArchiveQuery) -> Reply:
     """Show what installing this zip file would add and change."""
-    return Reply(await call.keeper.skills.preview(call.caller.owner, await _archive_source(call, query.path)))
+    return Reply(await call.own.skills.preview(await _archive_source(call, query.path)))
 
 
 async def _archive_source(call: Call, path: str) -> Source:
-    content = b"".join([piece async for piece in call.pieces(MOST_BYTES)])
+    content = b"".join([piece async for piece in call.pieces(MAX_PACKAGE_BYTES)])
     return Zip("sent.zip", content, path)
 
 
@@ -174,117 +172,113 @@ async def _archive_source(call: Call, path: str) -> Source:
 
 async def get(call: Call) -> Reply:
     """Return the active version of a skill."""
-    return Reply(await call.keeper.skills.get(call.caller.owner, call.params["skill"]))
+    return Reply(await call.own.skills.get(call.params["skill"]))
 
 
 async def edit(call: Call, body: SkillEdit) -> Reply:
     """Create a version with other instructions or another description."""
-    skills, owner, name = call.keeper.skills, call.caller.owner, call.params["skill"]
-    skill = await skills.get(owner, name)
+    skills, name = call.own.skills, call.params["skill"]
+    skill = await skills.get(name)
     if body.description is None and body.body is None:
         return Reply(skill)
-    content = await skills.read_file(owner, name, MANIFEST, skill.digest)
-    changes = {MANIFEST: edited(content, body.description, body.body)}
-    return Reply(await skills.change_files(owner, name, changes, expect=body.expect or skill.digest))
+    content = await skills.read_file(name, MANIFEST, skill.digest)
+    changes = {MANIFEST: edit_manifest(content, body.description, body.body)}
+    return Reply(await skills.change_files(name, changes, expect=body.expect or skill.digest))
 
 
 async def remove(call: Call) -> Reply:
     """Remove a skill with all its versions, also from running boxes."""
-    await call.keeper.skills.remove(call.caller.owner, call.params["skill"])
+    await call.own.skills.remove(call.params["skill"])
     return Reply(status=204)
 
 
 async def text(call: Call) -> Reply:
     """Return the instructions of a skill without the front matter."""
-    return Reply(SkillText(body=await call.keeper.skills.body(call.caller.owner, call.params["skill"])))
+    return Reply(SkillText(body=await call.own.skills.body(call.params["skill"])))
 
 
 async def versions(call: Call) -> Reply:
     """List the versions of a skill, newest first."""
-    found = await call.keeper.skills.versions(call.caller.owner, call.params["skill"])
+    found = await call.own.skills.versions(call.params["skill"])
     return Reply(SkillVersions(versions=found))
 
 
 async def list_files(call: Call, query: VersionQuery) -> Reply:
     """List the files of one version."""
-    found = await call.keeper.skills.files(call.caller.owner, call.params["skill"], query.version)
+    found = await call.own.skills.files(call.params["skill"], query.version)
     return Reply(SkillFiles(files=found))
 
 
 async def read_file(call: Call, query: FileQuery) -> Reply:
     """Return one file of a skill."""
     name = call.params["skill"]
-    data = await call.keeper.skills.read_file(call.caller.owner, name, query.path, query.version)
+    data = await call.own.skills.read_file(name, query.path, query.version)
     headers = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
     return Reply(data, type=BYTES, headers=headers)
 
 
 async def write_file(call: Call, query: WriteFileQuery) -> Reply:
     """Create a version in which this file has the content of the body."""
-    data = b"".join([piece async for piece in call.pieces(MOST_BYTES_IN_FILE)])
-    skill = await call.keeper.skills.change_files(
-        call.caller.owner, call.params["skill"], {query.path: data}, expect=query.expect, executable=query.executable
-    )
-    return Reply(skill)
+    data = b"".join([piece async for piece in call.pieces(MAX_FILE_BYTES)])
+    name, skills = call.params["skill"], call.own.skills
+    return Reply(await skills.write_file(name, query.path, data, executable=query.executable, expect=query.expect))
 
 
 async def remove_file(call: Call, query: RemoveFileQuery) -> Reply:
     """Create a version without this file."""
-    changes: dict[str, bytes | None] = {query.path: None}
-    name = call.params["skill"]
-    return Reply(await call.keeper.skills.change_files(call.caller.owner, name, changes, expect=query.expect))
+    return Reply(await call.own.skills.remove_file(call.params["skill"], query.path, expect=query.expect))
 
 
 async def export(call: Call, query: VersionQuery) -> Reply:
     """Return one version as a zip file; the same version always gives the same bytes."""
     name = call.params["skill"]
-    data = await call.keeper.skills.export(call.caller.owner, name, query.version)
+    data = await call.own.skills.export(name, query.version)
     return Reply(data, type=BYTES, headers={"content-disposition": f'attachment; filename="{name}.zip"'})
 
 
 async def pin(call: Call, body: VersionBody) -> Reply:
     """Pin a version: the active version does not change until it is unpinned."""
-    return Reply(await call.keeper.skills.pin(call.caller.owner, call.params["skill"], body.version))
+    return Reply(await call.own.skills.pin(call.params["skill"], body.version))
 
 
 async def unpin(call: Call) -> Reply:
     """Unpin a skill."""
-    return Reply(await call.keeper.skills.unpin(call.caller.owner, call.params["skill"]))
+    return Reply(await call.own.skills.unpin(call.params["skill"]))
 
 
 async def rollback(call: Call, body: VersionBody) -> Reply:
     """Make another version the active one."""
-    return Reply(await call.keeper.skills.rollback(call.caller.owner, call.params["skill"], body.version))
+    return Reply(await call.own.skills.rollback(call.params["skill"], body.version))
 
 
 async def upgrade(call: Call) -> Reply:
     """Install the newest version from the source of the active one."""
-    skills, owner, name = call.keeper.skills, call.caller.owner, call.params["skill"]
-    origin = await skills.origin(owner, name)
+    skills, name = call.own.skills, call.params["skill"]
+    origin = await skills.origin(name)
     if origin.kind != "git":
         # The server's user named this path earlier; the caller gets only what policy shows of it now.
         config = call.keeper.config
-        return Reply(await skills.upgrade(owner, name, lambda place: config.host_place(place, "skill's source")))
-    source = await call.keeper.skill_boxes.workshop.fetch(owner, origin.place, origin.ref, origin.path)
-    return Reply(await skills.install(owner, source, name=name))
+        return Reply(await skills.upgrade(name, lambda place: config.host_place(place, "skill's source")))
+    source = await skills.fetch(origin.place, origin.ref, origin.path)
+    return Reply(await skills.install(source, name=name))
 
 
 async def save(call: Call, body: InBoxBody) -> Reply:
     """Save a copy that was edited in a box as a new version."""
-    name, owner = call.params["skill"], call.caller.owner
-    await call.keeper.skills.get(owner, name)
+    name, skills = call.params["skill"], call.own.skills
+    await skills.get(name)
     call.params = {"skill": name, "box": body.box}
     async with using(call) as box:
-        return Reply(await call.keeper.skills.save(owner, name, box, body.path))
+        return Reply(await skills.save(name, box, body.path))
 
 
 async def prepare(call: Call, body: BoxBody) -> Reply:
     """Prepare a skill in a box: install its dependencies, create its state directory, set its environment."""
-    name, owner = call.params["skill"], call.caller.owner
-    await call.keeper.skills.get(owner, name)
+    name, skills = call.params["skill"], call.own.skills
+    await skills.get(name)
     call.params = {"skill": name, "box": body.box}
     async with using(call) as box:
-        return Reply(await call.keeper.skill_boxes.prepare(owner, name, box))
+        return Reply(await skills.prepare(name, box))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------
@@ -292,9 +286,9 @@ async def prepare(call: Call, body: BoxBody) -> Reply:
 
 async def list_bindings(call: Call) -> Reply:
     """List the groups: named sets of skills for boxes created with `skills: GROUP`."""
-    return Reply(SkillBindings(bindings=await call.keeper.skills.bindings(call.caller.owner)))
+    return Reply(SkillBindings(bindings=await call.own.skills.bindings()))
 
 
 async def bind(call: Call, body: BindingBody) -> Reply:
     """Set the skills of a group, also in running boxes."""
-    return Reply(await call.keeper.skills.bind(call.caller.owner, call.params["group"], tuple(body.skills)))
+    return Reply(await call.own.skills.bind(call.params["group"], tuple(body.skills)))

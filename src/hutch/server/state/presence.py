@@ -32,7 +32,7 @@ class Presence:
         else:
             if known is not None:
                 self.end(session, box_id, client)
-            live.opened_by(session)
+            live.add_handle(session)
         timer = asyncio.get_running_loop().call_later(seconds, self.end, session, box_id, client)
         self._clients.setdefault(box_id, {})[name] = (live, timer)
 
@@ -46,7 +46,7 @@ class Presence:
             del self._clients[box_id]
         live, timer = entry
         timer.cancel()
-        live.closed_by(session)
+        live.remove_handle(session)
 
     def end_session(self, session: str, box_id: str) -> None:
         """Forget all clients of the session that have the box open."""

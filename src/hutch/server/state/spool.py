@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hutch.config import directories
 from hutch.errors import QuotaExceeded
-from hutch.keeper.uncancelled import whole
+from hutch.keeper.locks import run_uncancelled
 
 KEPT_FREE = 256 << 20
 """Bytes of the disk that are never reserved."""
@@ -78,6 +78,6 @@ class SpoolDirectory:
     async def remove(self) -> None:
         """Remove the directory in a thread, because a box may have very many files."""
         try:
-            await whole(asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True))
+            await run_uncancelled(asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True))
         finally:
             self._spool.reserve(self._key, -self._size)

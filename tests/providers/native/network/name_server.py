@@ -5,7 +5,7 @@ import struct
 import threading
 from dataclasses import dataclass, field
 
-from hutch.providers.native.network.links import inside
+from hutch.providers.native.network.namespaces import in_namespace
 
 
 def query(name: str, identity: int = 0x1234) -> bytes:
@@ -47,7 +47,7 @@ class NameServer:
     asked: list[Asked] = field(default_factory=list)
 
     def __enter__(self) -> "NameServer":
-        with inside(self.namespace):
+        with in_namespace(self.namespace):
             self._datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
             self._datagrams.bind((self.address, 53))
             self._listener = socket.create_server((self.address, 53))
@@ -68,7 +68,7 @@ class NameServer:
         return [each.name for each in self.asked]
 
     def _wake(self) -> None:
-        with inside(self.namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ending:
+        with in_namespace(self.namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as ending:
             ending.sendto(b"", (self.address, 53))
 
     def _udp(self) -> None:

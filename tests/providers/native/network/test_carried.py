@@ -30,7 +30,7 @@ from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import firewall, uplink_name
 from hutch.providers.native.network.availability import available
 from hutch.providers.native.network.helper import Porter
-from hutch.providers.native.network.links import inside
+from hutch.providers.native.network.namespaces import in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, leave_machine_network
 
 NOBODY = 65534
@@ -54,7 +54,7 @@ def still_world(world: World) -> World:
 
 
 def add_address(world: World, address: str) -> None:
-    with inside(world.machine), Netlink() as link:
+    with in_namespace(world.machine), Netlink() as link:
         link.ask(netlink.add_address(1, IPv4Address(address), 32))
 
 
@@ -80,7 +80,7 @@ def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world:
         return [plan.how, reached]
 
     assert run_apart(still_world, scenario, uid=uid) == ["pasta", "connected"]
-    with inside(still_world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
+    with in_namespace(still_world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
         assert file.read() == "0\n"
 
 
@@ -340,7 +340,7 @@ def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> No
 
 
 def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: int) -> None:
-    with inside(still_world.machine), Netlink() as link:
+    with in_namespace(still_world.machine), Netlink() as link:
         link.ask(netlink.route_via(IPv4Network("198.18.0.0/16"), IPv4Address(OUTSIDE)))
 
     def scenario() -> str:
@@ -353,7 +353,7 @@ def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: in
 
 
 def test_a_spawner_that_has_not_left_never_touches_the_machines_forwarding(still_world: World) -> None:
-    with inside(still_world.machine):
+    with in_namespace(still_world.machine):
         with pytest.raises(NetworkUnavailable, match="has not left"):
             Uplink(porter=Porter.fork())
         with open("/proc/sys/net/ipv4/ip_forward") as file:

@@ -18,7 +18,7 @@ from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses
 from hutch.providers.native.network.dns import Resolvers, question
-from hutch.providers.native.network.links import inside
+from hutch.providers.native.network.namespaces import in_namespace
 
 SERVFAIL = 2
 
@@ -67,7 +67,7 @@ def test_a_resolver_that_refuses_is_passed_over_and_a_changed_file_is_read(world
 def test_long_answers_come_over_tcp_and_queries_may_be_sent_ahead(world: World, resolv_conf: Path) -> None:
     names = [f"n{number}.test" for number in range(3)]
     with NameServer(world.outside, OUTSIDE), networked(world, resolv_conf) as (server, (box,)):
-        with inside(box), socket.create_connection((server, 53), PATIENCE) as client:
+        with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as client:
             client.sendall(b"".join(framed(query(name)) for name in names))
             expected = b"".join(framed(answer(query(name))) for name in names)
             received = b""
@@ -79,7 +79,7 @@ def test_long_answers_come_over_tcp_and_queries_may_be_sent_ahead(world: World, 
 def test_over_tcp_a_resolver_that_refuses_is_an_answer_too(world: World, resolv_conf: Path) -> None:
     resolv_conf.write_text(f"nameserver {MACHINE}\n")
     with networked(world, resolv_conf) as (server, (box,)):
-        with inside(box), socket.create_connection((server, 53), PATIENCE) as client:
+        with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as client:
             client.sendall(framed(query("example.test")))
             assert client.recv(4096)[5] & 0xF == SERVFAIL
 
@@ -92,10 +92,10 @@ def test_what_is_no_query_goes_nowhere(world: World, resolv_conf: Path) -> None:
     two = good[:4] + b"\x00\x02" + good[6:]
     with NameServer(world.outside, OUTSIDE) as upstream:
         with networked(world, resolv_conf) as (server, (box,)):
-            with inside(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            with in_namespace(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
                 for packet in (update, response, two, b"", b"junk", good[:-3], os.urandom(600)):
                     client.sendto(packet, (server, 53))
-            with inside(box), socket.create_connection((server, 53), PATIENCE) as stream:
+            with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as stream:
                 stream.sendall(framed(update))
                 assert stream.recv(100) == b"", "closed"
             assert ask(box, server, good) == answer(good)
@@ -106,9 +106,9 @@ def test_a_stranger_is_not_answered(world: World, resolv_conf: Path) -> None:
     """The forwarder is for boxes, not for the neighbourhood of the machine."""
     with NameServer(world.outside, OUTSIDE) as upstream:
         with networked(world, resolv_conf) as (server, (box,)):
-            with inside(world.outside), Netlink() as link:
+            with in_namespace(world.outside), Netlink() as link:
                 link.ask(netlink.route_via(addresses.POOL, IPv4Address(MACHINE)))
-            with inside(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            with in_namespace(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
                 client.sendto(query("stranger.test"), (server, 53))
             assert ask(box, server, query("box.test"))
     assert upstream.names() == ["box.test"]
@@ -117,7 +117,7 @@ def test_a_stranger_is_not_answered(world: World, resolv_conf: Path) -> None:
 def test_a_box_that_floods_hurts_itself_only(world: World, resolv_conf: Path) -> None:
     with NameServer(world.outside, OUTSIDE) as upstream:
         with networked(world, resolv_conf, boxes=2) as (server, (flooding, quiet)):
-            with inside(flooding), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+            with in_namespace(flooding), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
                 for number in range(100):
                     client.sendto(query(f"silent{number}.test", number), (server, 53))
                 assert ask(quiet, server, query("quiet.test")) == answer(query("quiet.test"))

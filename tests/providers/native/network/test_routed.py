@@ -25,18 +25,18 @@ from tests.providers.native.network.world import (
 )
 
 from hutch.linux import kernel, netlink
-from hutch.linux.loopback import lo_up
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses as ranges
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import available
-from hutch.providers.native.network.links import Wired, inside
+from hutch.providers.native.network.links import Wired
+from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep
 
 
 def lift_route(box: int, wired: Wired, *networks: str) -> None:
     """Take the refusal inside the box away, as nobody in a box could."""
-    with inside(box), Netlink() as link:
+    with in_namespace(box), Netlink() as link:
         for each in networks:
             link.ask(netlink.route_via(IPv4Network(each), IPv4Address(wired.gateway)))
 
@@ -118,7 +118,7 @@ def test_nobody_outside_can_call_a_box(world: World) -> None:
         wired = uplink.wire(box)
         lift_route(box, wired, *all_refused())
         world.listen(box)
-        with inside(world.outside), Netlink() as link:
+        with in_namespace(world.outside), Netlink() as link:
             link.ask(netlink.route_via(ranges.POOL, IPv4Address(MACHINE)))
         assert connect(world.outside, wired.address) == "EHOSTUNREACH"
         world.nft(f"flush chain inet {firewall.table(uplink.tag)} passing\n")
@@ -143,7 +143,7 @@ def test_an_allowed_range_is_reached_and_its_neighbours_are_not(world: World) ->
 
 
 def send(namespace: int, source: str, payload: bytes) -> None:
-    with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         sender.bind((source, 0))
         sender.sendto(payload, (OUTSIDE, PORT))
 
@@ -152,9 +152,9 @@ def test_a_forged_source_address_is_dropped(world: World) -> None:
     with world.uplink() as uplink:
         box, other = world.namespace(), world.namespace()
         wired, neighbour = uplink.wire(box), uplink.wire(other)
-        with inside(box), Netlink() as link:
+        with in_namespace(box), Netlink() as link:
             link.ask(netlink.add_address(1, IPv4Address(neighbour.address), 32))
-        with inside(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+        with in_namespace(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
             receiver.bind((OUTSIDE, PORT))
             receiver.settimeout(PATIENCE)
             send(box, neighbour.address, b"forged")
@@ -170,15 +170,15 @@ def test_a_box_has_no_ipv6(world: World) -> None:
     with world.uplink() as uplink:
         box = world.namespace()
         wired = uplink.wire(box)
-        with inside(box), open("/proc/thread-self/net/if_inet6") as file:
+        with in_namespace(box), open("/proc/thread-self/net/if_inet6") as file:
             assert {line.split()[-1] for line in file} <= {"lo"}
         nearby = ((world.machine, wired.interface, "fe80::1"), (box, "eth0", "fe80::2"))
         for namespace, interface, address in nearby:
-            with inside(namespace), Netlink() as link:
+            with in_namespace(namespace), Netlink() as link:
                 index = link.index_of(interface)
                 packed = socket.inet_pton(socket.AF_INET6, address)
                 link.ask(_ipv6_address(index, packed))
-        with inside(world.machine), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
+        with in_namespace(world.machine), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
             receiver.bind(("::", PORT))
             receiver.settimeout(PATIENCE)
             _send_to_all_nodes(box, b"dropped")
@@ -196,19 +196,19 @@ def _ipv6_address(index: int, packed: bytes) -> netlink.Request:
 
 def _send_to_all_nodes(box: int, payload: bytes) -> None:
     """Multicast needs no neighbour discovery, which the firewall drops as well."""
-    with inside(box), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
+    with in_namespace(box), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as sender:
         sender.sendto(payload, ("ff02::1", PORT, 0, socket.if_nametoindex("eth0")))
 
 
 def send_to_many_ports(box: int, count: int) -> None:
-    with inside(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
+    with in_namespace(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
         for port in range(20000, 20000 + count):
             with suppress(OSError):  # an earlier datagram's port was closed
                 sender.sendto(b"x", (OUTSIDE, port))
 
 
 def remembered(world: World) -> int:
-    with inside(world.machine), open("/proc/sys/net/netfilter/nf_conntrack_count") as file:
+    with in_namespace(world.machine), open("/proc/sys/net/netfilter/nf_conntrack_count") as file:
         return int(file.read())
 
 
@@ -227,7 +227,7 @@ def test_one_box_cannot_fill_the_machines_connection_table(world: World) -> None
 
 
 def state_of(world: World) -> tuple[list[str], set[str], list[str]]:
-    with inside(world.machine), Netlink() as link:
+    with in_namespace(world.machine), Netlink() as link:
         return sorted(link.links()), firewall.tags(), sorted(map(str, link.routes()))
 
 
@@ -265,7 +265,7 @@ def until_swept(world: World, expected: set[str]) -> None:
     deadline = time.monotonic() + PATIENCE
     swept: set[str] = set()
     while swept != expected and time.monotonic() < deadline:
-        with inside(world.machine):
+        with in_namespace(world.machine):
             swept |= set(sweep())
         time.sleep(0.02)
     assert swept == expected
@@ -278,7 +278,7 @@ def test_a_dead_uplink_is_swept_when_its_last_box_has_ended_and_never_a_live_one
     dead = firewall.table(killed_with_a_box(world, box))
     with world.uplink() as alive:
         live_box = world.namespace()
-        with inside(world.machine):
+        with in_namespace(world.machine):
             assert sweep() == (), "one uplink has a box, the other a spawner"
         assert connect(box, OUTSIDE) == "connected"
         assert connect(box, MACHINE) == "EHOSTUNREACH"
@@ -295,7 +295,7 @@ def test_a_dry_run_names_what_it_would_remove(world: World) -> None:
     dead = firewall.table(killed_with_a_box(world, box))
     os.close(box)
     deadline = time.monotonic() + PATIENCE
-    with inside(world.machine):
+    with in_namespace(world.machine):
         while sweep(dry_run=True) != (dead,):
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -305,7 +305,7 @@ def test_a_dry_run_names_what_it_would_remove(world: World) -> None:
 
 
 def test_links_are_bounded_and_come_back(world: World) -> None:
-    with inside(world.machine):
+    with in_namespace(world.machine):
         uplink = Uplink(pool=IPv4Network("198.18.0.0/29"), resolv_conf="/dev/null")
         try:
             boxes = [new_namespace() for _ in range(3)]
@@ -348,7 +348,7 @@ def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_reme
     usable, reason, remedy, message, told = run_apart(world, scenario)
     assert usable == "False" and "ip_forward is 0" in reason and reason in message
     assert "sysctl -w net.ipv4.ip_forward=1" in remedy and remedy == told
-    with inside(world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
+    with in_namespace(world.machine), open("/proc/sys/net/ipv4/ip_forward") as file:
         assert file.read() == "0\n"
 
 
@@ -384,8 +384,8 @@ def test_a_firewall_that_drops_forwarded_packets_is_noticed(world: World) -> Non
 
 def test_loopback_comes_up(world: World) -> None:
     """Network off: loopback, and it works."""
-    with inside(world.namespace()), socket.create_server(("127.0.0.1", PORT)):
-        lo_up()
+    with in_namespace(world.namespace()), socket.create_server(("127.0.0.1", PORT)):
+        bring_loopback_up()
         with Netlink() as link:
             assert "eth0" not in link.links()
         socket.create_connection(("127.0.0.1", PORT), PATIENCE).close()

@@ -7,7 +7,7 @@ import threading
 from contextlib import suppress
 from pathlib import Path
 
-from hutch.providers.native.network.links import inside
+from hutch.providers.native.network.namespaces import in_namespace
 
 PORT = 4433
 TIMES = 1000
@@ -20,7 +20,7 @@ class TlsServer:
     def __init__(self, namespace: int, address: str, directory: Path) -> None:
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self._context.load_cert_chain(*_certificate(address, directory))
-        with inside(namespace):
+        with in_namespace(namespace):
             self._listener = socket.create_server((address, PORT), backlog=64)
             # It acknowledges late, as a server does that is far away; over a cable of this world it would at once.
             self._listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)

@@ -14,11 +14,10 @@ from ipaddress import IPv4Address, IPv4Network
 from typing import Any
 
 from hutch.linux import kernel, netlink
-from hutch.linux.loopback import lo_up
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses
-from hutch.providers.native.network.links import Wired, inside
-from hutch.providers.native.network.namespaces import unshare_mapped
+from hutch.providers.native.network.links import Wired
+from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace, unshare_mapped
 from hutch.providers.native.network.uplink import Uplink
 
 PORT = 8080
@@ -33,7 +32,7 @@ def new_namespace() -> int:
     home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
         kernel.unshare(kernel.CLONE_NEWNET)
-        lo_up()
+        bring_loopback_up()
         return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     finally:
         kernel.setns(home, kernel.CLONE_NEWNET)
@@ -42,7 +41,7 @@ def new_namespace() -> int:
 
 def connect(namespace: int, address: str, port: int = PORT) -> str:
     """From inside `namespace`: "connected", or the name of the errno."""
-    with inside(namespace), socket.socket() as client:
+    with in_namespace(namespace), socket.socket() as client:
         client.settimeout(PATIENCE)
         try:
             client.connect((address, port))
@@ -53,7 +52,7 @@ def connect(namespace: int, address: str, port: int = PORT) -> str:
 
 def ask(namespace: int, server: str, packet: bytes, seconds: float = PATIENCE) -> bytes | None:
     """Send a datagram to port 53 from inside `namespace`; the answer, or None if none came."""
-    with inside(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
+    with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect((server, 53))
         client.send(packet)
         return client.recv(65536) if select.select([client], [], [], seconds)[0] else None
@@ -66,15 +65,15 @@ class World:
         self._stack = stack
         self.machine = self.namespace()
         self.outside = self.namespace()
-        with inside(self.machine), Netlink() as link:
+        with in_namespace(self.machine), Netlink() as link:
             link.ask(netlink.add_veth("cable", 1, "cable", self.outside))
             index = link.index_of("cable")
             link.ask(netlink.add_address(index, IPv4Address(MACHINE), 24), netlink.set_up(index))
-        with inside(self.outside), Netlink() as link:
+        with in_namespace(self.outside), Netlink() as link:
             index = link.index_of("cable")
             link.ask(netlink.add_address(index, IPv4Address(OUTSIDE), 24), netlink.set_up(index))
             link.ask(*(netlink.add_address(1, IPv4Address(each), 32) for each in PRIVATE))
-        with inside(self.machine), Netlink() as link:
+        with in_namespace(self.machine), Netlink() as link:
             link.ask(netlink.route_via(IPv4Network("0.0.0.0/0"), IPv4Address(OUTSIDE)))
         self.service = self.listen(self.machine)
         self.server = self.listen(self.outside)
@@ -86,21 +85,21 @@ class World:
 
     def listen(self, namespace: int, address: str = "0.0.0.0") -> socket.socket:
         """A listening socket; the kernel completes connections to it by itself."""
-        with inside(namespace):
+        with in_namespace(namespace):
             return self._stack.enter_context(socket.create_server((address, PORT), backlog=64))
 
     def set_forwarding(self, value: str) -> None:
-        with inside(self.machine), open("/proc/sys/net/ipv4/ip_forward", "w") as file:
+        with in_namespace(self.machine), open("/proc/sys/net/ipv4/ip_forward", "w") as file:
             file.write(value)
 
     def nft(self, script: str) -> str:
-        with inside(self.machine):
+        with in_namespace(self.machine):
             done = subprocess.run(["nft", "-f", "-"], input=script, capture_output=True, text=True, check=True)
         return done.stdout
 
     @contextmanager
     def uplink(self, *, resolv_conf: str = "/dev/null") -> Iterator[Uplink]:
-        with inside(self.machine):
+        with in_namespace(self.machine):
             uplink = Uplink(resolv_conf=resolv_conf)
             try:
                 yield uplink
@@ -110,7 +109,7 @@ class World:
 
 def lift_routes(box: int, wired: Wired) -> None:
     """Take from a box the routes that say no, so that the firewall has to."""
-    with inside(box), Netlink() as link:
+    with in_namespace(box), Netlink() as link:
         for each in addresses.refused(addresses.POOL, ()):
             link.ask(netlink.route_via(each, IPv4Address(wired.gateway)))
 

@@ -11,10 +11,9 @@ from contextlib import ExitStack
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING
 
-from hutch.linux import kernel
-from hutch.linux.loopback import lo_up
 from hutch.providers.native.network import dns
-from hutch.providers.native.network.links import Wired, inside
+from hutch.providers.native.network.links import Wired
+from hutch.providers.native.network.namespaces import in_namespace, new_namespace
 
 if TYPE_CHECKING:
     from hutch.providers.native.network.uplink import Uplink
@@ -31,7 +30,7 @@ class NotProven(Exception):
 def prove(uplink: "Uplink", target: socket.socket | None, gateway: IPv4Address | None) -> None:
     """Raises NotProven. `target`: a listening socket of the machine, that answers at `gateway` where pasta carries."""
     with ExitStack() as stack:
-        netns = _new_namespace()
+        netns = new_namespace()
         stack.callback(os.close, netns)
         wired = uplink.wire(netns, [f"{gateway}/32"] if gateway else [])
         stack.callback(uplink.unwire, wired)
@@ -42,7 +41,7 @@ def prove(uplink: "Uplink", target: socket.socket | None, gateway: IPv4Address |
 
 def _reach_name_server(netns: int, wired: Wired) -> None:
     try:
-        with inside(netns):
+        with in_namespace(netns):
             socket.create_connection((wired.nameserver, dns.PORT), _SECONDS).close()
     except OSError as error:
         raise NotProven(f"a box would not reach its name server: {error}") from error
@@ -53,7 +52,7 @@ def _talk(netns: int, gateway: str, target: socket.socket) -> None:
     target.settimeout(_SECONDS)
     target.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
     try:
-        with inside(netns):
+        with in_namespace(netns):
             near = socket.create_connection((gateway, target.getsockname()[1]), _SECONDS)
         with near:
             near.sendall(_QUESTION)
@@ -76,17 +75,3 @@ def _hear(end: socket.socket, words: bytes) -> None:
         heard += piece
     if heard != words:
         raise OSError(f"{len(heard)} of {len(words)} bytes arrived")
-
-
-def _new_namespace() -> int:
-    """A network namespace as a box has one, made without leaving our own for longer than a moment."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kernel.unshare(kernel.CLONE_NEWNET)
-        try:
-            lo_up()
-            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            kernel.setns(home, kernel.CLONE_NEWNET)
-    finally:
-        os.close(home)

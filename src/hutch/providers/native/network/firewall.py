@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from hutch.linux import kernel
+from hutch.providers.native.network.namespaces import NetworkNamespace
 
 # The connections the kernel remembers for one box. Its table is the machine's own, and small: a box that sends a
 # datagram to each of a million ports must not push out the connections of everybody else.
@@ -138,6 +139,28 @@ def apply_from(enter: Callable[[], None], script: str) -> None:
         _keep_net_admin()
 
     _nft(["-f", "-"], script, prepare)
+
+
+class MachineAddressFilter:
+    """Keeps the machine's own addresses refused in a network namespace of ours, while pasta carries its traffic.
+
+    Pasta connects from the machine, where every address of the machine is near. The helper's worker does this and not
+    the spawner, because boxes keep their network when their spawner has ended, and an address that the machine gets
+    then must be refused too. The worker has no privilege on the machine, but its user owns the user namespace.
+    """
+
+    def __init__(self, namespace: NetworkNamespace, tag: str, known: Sequence[IPv4Address] | None) -> None:
+        """`known` is what the set holds now, or None if nobody can tell."""
+        self._namespace = namespace
+        self._tag = tag
+        self._known = None if known is None else set(known)
+
+    def update(self, addresses: Sequence[IPv4Address]) -> None:
+        """Refuse exactly these addresses. After a FirewallError nothing may be carried any more."""
+        if set(addresses) == self._known:
+            return
+        apply_from(self._namespace.enter, machine_addresses(self._tag, addresses))
+        self._known = set(addresses)
 
 
 def tags() -> set[str]:

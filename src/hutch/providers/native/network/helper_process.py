@@ -24,8 +24,8 @@ from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import namespaces, uplink_name
 from hutch.providers.native.network.availability import TUN, own_tun_possible
 from hutch.providers.native.network.helper_worker import Runner, RunnerFailed, Work, seated, unseat
-from hutch.providers.native.network.host_addresses import Junction
 from hutch.providers.native.network.links import joined
+from hutch.providers.native.network.namespaces import NetworkNamespace, namespace_id
 
 NOBODY = 65534
 _MESSAGE = 1 << 20
@@ -61,11 +61,6 @@ def live(channel: int, parent: int) -> NoReturn:
 def receive(channel: socket.socket) -> tuple[bytes, list[int]]:
     data, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE, 4, socket.MSG_CMSG_CLOEXEC)
     return data, descriptors
-
-
-def network_namespace() -> int:
-    """What tells the namespace this process stands in from others."""
-    return os.stat("/proc/thread-self/ns/net").st_ino
 
 
 def _open_tun() -> None:
@@ -161,7 +156,7 @@ class _Porter:
         self._addresses = self._network.addresses()
         addresses = [str(each) for each in self._addresses]
         routes = [str(each) for each in self._network.routes() if each.overlaps(pool)]
-        self._tell({"tag": self._tag, "addresses": addresses, "routes": routes, "namespace": network_namespace()})
+        self._tell({"tag": self._tag, "addresses": addresses, "routes": routes, "namespace": namespace_id()})
 
     def _left_alone(self) -> None:
         """The spawner has ended. Its boxes may live on, and the last of them ends us."""
@@ -216,10 +211,10 @@ class _Porter:
     def _serve(self, order: dict[str, Any], descriptors: list[int]) -> None:
         datagrams, listener, reading, hearing = (socket.socket(fileno=each) for each in descriptors)
         self._links = Netlink(reading), hearing
-        junction = None if order["carry"] is None else Junction.of(order["carry"])
+        namespace = None if order["carry"] is None else NetworkNamespace.of(order["carry"])
         share = IPv4Network(order["share"])
         self._work = Work(
-            self._tag, share, order["resolv_conf"], datagrams, listener, junction, order["proving"]
+            self._tag, share, order["resolv_conf"], datagrams, listener, namespace, order["proving"]
         )  # fmt: skip
         self._begin(self._addresses)
         self._end_anchor()
@@ -248,7 +243,7 @@ class _Porter:
     def _mend(self) -> None:
         self._due = None
         try:
-            self._begin(None)  # what the junction refuses only the last runner knew
+            self._begin(None)  # what the namespace refuses only the last runner knew
         except (OSError, RunnerFailed) as error:
             self._failed(str(error))
 

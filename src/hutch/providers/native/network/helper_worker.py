@@ -1,7 +1,7 @@
 """The porter's runner: the child that does the work of an uplink, and that the porter replaces when it ends.
 
 It answers the boxes' questions and has pasta at its side: whatever can crash of an uplink crashes here. Descriptors
-that must outlive it (the sockets that boxes ask, the way into the junction) are the porter's, and the next runner has
+that must outlive it (the sockets that boxes ask, the way into the namespace) are the porter's, and the next runner has
 them too. Boxes lose the connections that pasta carried and the answers that were under way, and are online again.
 """
 
@@ -20,8 +20,8 @@ from typing import NamedTuple, NoReturn
 from hutch.linux import kernel, netlink
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network.dns import Forwarder, Resolvers
-from hutch.providers.native.network.firewall import FirewallError, carrier, find_program
-from hutch.providers.native.network.host_addresses import Junction, Refusing
+from hutch.providers.native.network.firewall import FirewallError, MachineAddressFilter, carrier, find_program
+from hutch.providers.native.network.namespaces import NetworkNamespace
 
 READY = b"ready"
 _PASTA_SECONDS = 10.0
@@ -47,7 +47,7 @@ class Work(NamedTuple):
     resolv_conf: str
     datagrams: socket.socket
     listener: socket.socket
-    junction: Junction | None
+    namespace: NetworkNamespace | None
     """Where pasta is to carry; None: the machine forwards."""
     proving: bool = False
     """Whether pasta shows the machine's loopback in the place of the gateway (`proof`)."""
@@ -57,7 +57,7 @@ class Runner:
     """The porter's handle on it."""
 
     def __init__(self, work: Work, refused: list[IPv4Address] | None) -> None:
-        """Returns when it works; raises RunnerFailed. `refused`: the machine's addresses that the junction already
+        """Returns when it works; raises RunnerFailed. `refused`: the machine's addresses that the namespace already
         refuses, if that is known."""
         self._words, told = os.pipe()
         parent = os.getpid()
@@ -134,7 +134,7 @@ def _live(work: Work, refused: list[IPv4Address] | None, told: int, parent: int)
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         # The porter's name and its channel would outlive it in us.
-        kept = (told, work.datagrams.fileno(), work.listener.fileno(), *(work.junction or ()))
+        kept = (told, work.datagrams.fileno(), work.listener.fileno(), *(work.namespace or ()))
         kernel.close_but(kept)
         if os.getppid() == parent:
             _Running(work, refused).run(told)
@@ -158,11 +158,11 @@ class _Running:
         self._work = work
         self._selector = selectors.DefaultSelector()
         self._network = Netlink()
-        if work.junction is not None:
-            self._refusing = Refusing(work.junction, work.tag, refused)
+        if work.namespace is not None:
+            self._address_filter = MachineAddressFilter(work.namespace, work.tag, refused)
             self._watch_addresses()
-            self._refusing.renew(self._network.addresses())  # from here on no change is missed
-            self._carry(work.junction)
+            self._address_filter.update(self._network.addresses())  # from here on no change is missed
+            self._carry(work.namespace)
         self._forwarder = Forwarder(
             self._selector, Resolvers(work.resolv_conf), work.datagrams, work.listener, work.share
         )
@@ -174,13 +174,13 @@ class _Running:
                 key.data()
             self._forwarder.expire()
 
-    def _carry(self, junction: Junction) -> None:
+    def _carry(self, namespace: NetworkNamespace) -> None:
         """Start pasta; returns when it carries."""
         program = find_program("pasta")
         if program is None:
             raise _Failed("pasta is not installed")
         interface = carrier(self._work.tag)
-        anchor, place = seated(junction.enter)
+        anchor, place = seated(namespace.enter)
         try:
             with Netlink(place) as there:
                 # The pasta of a runner that has just died is on its way out.
@@ -225,7 +225,7 @@ class _Running:
         with contextlib.suppress(OSError):  # more has happened than the kernel kept: we look ourselves
             events.recv(65536)
         try:
-            self._refusing.renew(self._network.addresses())
+            self._address_filter.update(self._network.addresses())
         except (OSError, FirewallError) as error:  # better no way out than one to the machine itself
             raise _Failed(f"the machine's new address could not be refused: {error}") from error
 

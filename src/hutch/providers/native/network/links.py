@@ -1,19 +1,18 @@
-"""The link between a box's network namespace and ours, and standing in another namespace for a moment."""
+"""The veth link between a box's network namespace and ours."""
 
 import array
 import errno
 import fcntl
-import os
 import re
 import socket
 import struct
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
-from hutch.linux import kernel, netlink
+from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
+from hutch.providers.native.network.namespaces import in_namespace
 
 BOX_INTERFACE = "eth0"
 _EVERYWHERE = IPv4Network("0.0.0.0/0")
@@ -40,20 +39,6 @@ class Wired:
         return f"nameserver {self.nameserver}\n"
 
 
-@contextmanager
-def inside(netns: int) -> Iterator[None]:
-    """Stand in the namespace `netns` for the length of the block. For single-threaded processes only."""
-    home = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        kernel.setns(netns, kernel.CLONE_NEWNET)
-        try:
-            yield
-        finally:
-            kernel.setns(home, kernel.CLONE_NEWNET)
-    finally:
-        os.close(home)
-
-
 def wire_box(
     ours: Netlink,
     netns: int,
@@ -71,7 +56,7 @@ def wire_box(
     near, far = ends
     ours.ask(netlink.add_veth(interface, group, BOX_INTERFACE, netns))
     our_end = ours.index_of(interface)
-    with inside(netns), Netlink() as theirs:
+    with in_namespace(netns), Netlink() as theirs:
         their_end = socket.if_nametoindex(BOX_INTERFACE)
         theirs.ask(
             netlink.without_ipv6(their_end),

@@ -1,6 +1,6 @@
 """Outbound network for boxes: one uplink for each spawner, one link for each box.
 
-The boxes' links end in a *junction*, a network namespace where packets are filtered and translated. It is the
+The boxes' links end in a *network namespace*, a network namespace where packets are filtered and translated. It is the
 machine's own namespace if we are root and the machine already forwards. Otherwise it is one of ours, and pasta
 carries its traffic out: a sysctl of the machine is never ours to change.
 """
@@ -15,12 +15,10 @@ from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network
 
 from hutch.linux import kernel, netlink
-from hutch.linux.loopback import lo_up
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses, connection_test, dns, firewall, links, namespaces, uplink_name
 from hutch.providers.native.network.availability import CARRIED, available, privileged
 from hutch.providers.native.network.helper import Porter, PorterGone, Survey
-from hutch.providers.native.network.helper_process import network_namespace
 from hutch.providers.native.network.links import Wired
 
 _DOCTOR = "`hutch doctor` tells what this machine lacks"
@@ -102,7 +100,7 @@ class Uplink:
         """
         self.tag = ""
         self._pool = pool
-        self._junction = -1
+        self._namespace = -1
         self.broken = ""
         """Why it is of no more use."""
         self._used: set[int] = set()
@@ -167,7 +165,7 @@ class Uplink:
             raise NetworkUnavailable(f"the private ranges of a box cannot be allowed: {error}", _DOCTOR) from error
 
     def _apply(self, script: str) -> None:
-        with self._in_junction():
+        with self._in_namespace():
             firewall.apply(script)
 
     def fileno(self) -> int:
@@ -197,8 +195,8 @@ class Uplink:
         self._undo.pop_all()
         self._porter.leave()
         self._links.close()
-        if self._junction >= 0:
-            os.close(self._junction)
+        if self._namespace >= 0:
+            os.close(self._namespace)
 
     def _prove(self, carried: bool) -> None:
         if not carried:
@@ -221,16 +219,16 @@ class Uplink:
             porter = Porter.fork()
             undo.callback(porter.close)
             if carried:
-                self._junction, carried_pid = porter.make_namespace()
-                undo.callback(os.close, self._junction)
+                self._namespace, carried_pid = porter.make_namespace()
+                undo.callback(os.close, self._namespace)
         self._porter = porter
         survey = porter.survey(self._pool)
         self.tag = survey.tag
-        with self._in_junction():
+        with self._in_namespace():
             if carried:
                 _forward_here(survey.namespace)
             self._links = undo.enter_context(Netlink())
-            if not carried:  # a junction of ours dies with its last descriptor
+            if not carried:  # a network namespace of ours dies with its last descriptor
                 undo.callback(_clear, self._links, self.tag)
             self._share = self._claim(survey)
             self._filter(survey.addresses if carried else [])
@@ -243,8 +241,8 @@ class Uplink:
         self._free = deque(range(addresses.capacity(self._share)))
         return carried
 
-    def _in_junction(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext() if self._junction < 0 else links.inside(self._junction)
+    def _in_namespace(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._namespace < 0 else namespaces.in_namespace(self._namespace)
 
     def _claim(self, survey: Survey) -> IPv4Network:
         interface = f"hv{self.tag}-dns"
@@ -262,9 +260,9 @@ class Uplink:
 
 def _forward_here(machine: int) -> None:
     """Turn forwarding on in the namespace we stand in, which must be one of ours and not the machine's."""
-    if network_namespace() == machine:
+    if namespaces.namespace_id() == machine:
         raise PermissionError("this process has not left the machine's network namespace")
-    lo_up()
+    namespaces.bring_loopback_up()
     with open("/proc/sys/net/ipv4/ip_forward", "w", encoding="ascii") as file:
         file.write("1")
 

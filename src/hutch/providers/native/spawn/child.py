@@ -17,10 +17,9 @@ from hutch.guest.loop import READ
 from hutch.guest.main import Guest, Options
 from hutch.guest.protocol import REQUEST, decode, encode, frame
 from hutch.providers.native.rootfs.build import UMASK
-from hutch.providers.native.spawn.child_guest import prepare, prepared
 from hutch.providers.native.spawn.child_steps import SOCK
 from hutch.providers.native.spawn.netlink_permits import Permits
-from hutch.providers.native.spawn.program import Inbox, Writer, perform
+from hutch.providers.native.spawn.program import Inbox, Writer, perform, prepare_guest, take_prepared_guest
 from hutch.providers.native.spawn.wire import sealed, told, unsealed
 
 End = tuple[int, int, int] | None
@@ -83,7 +82,7 @@ def _perform(program: "Array[c_char] | bytes") -> End:
 
 
 def _guest(told_in: int, asking: int) -> Guest:
-    guest = prepared()
+    guest = take_prepared_guest()
     if asking >= 0:
         Permits(guest.loop, asking)
     guest.begin(Options(**decode(unsealed(told_in))))
@@ -143,5 +142,5 @@ def _harmless(listener: int, score: int) -> bytes:
     writer.chdir("/")
     writer.call("umask", UMASK, answer=UMASK)
     # Never as init: that one may kill everybody it sees, and here that would be the machine.
-    writer.ask(prepare, listener, None, score, False)
+    writer.ask(prepare_guest, listener, None, score, False)
     return writer.written((0, 0, -1))

@@ -12,7 +12,6 @@ from resource import RLIMIT_NOFILE, RLIMIT_NPROC
 from typing import Any, NamedTuple
 
 from hutch.guest.main import Guest
-from hutch.linux import loopback
 from hutch.linux.identity import USER, becoming, becoming_root, dropping_bounding_set
 from hutch.linux.kernel import (
     AT_EMPTY_PATH,
@@ -29,6 +28,7 @@ from hutch.linux.kernel import (
 )
 from hutch.linux.landlock import Domain
 from hutch.linux.seccomp import Filter
+from hutch.providers.native.network.namespaces import OPEN_SOCKET, loopback_up_call
 from hutch.providers.native.rootfs.build import Building
 from hutch.providers.native.rootfs.root import (
     QUIET_ATTRIBUTES,
@@ -41,9 +41,8 @@ from hutch.providers.native.rootfs.root import (
     shape_sources,
 )
 from hutch.providers.native.spawn.accounts import Bound, limiting, limiting_processes
-from hutch.providers.native.spawn.child_guest import prepare
 from hutch.providers.native.spawn.prefault import touch
-from hutch.providers.native.spawn.program import Writer
+from hutch.providers.native.spawn.program import Writer, prepare_guest
 
 STREAMS = (0, 1, 2)
 OWN = 3
@@ -164,14 +163,14 @@ class Stages:
         writer.close(null)
         if "network namespace" not in setting.without:
             writer.part("bring the loopback up")
-            any_socket = writer.opening(*loopback.OPENING)
-            writer.make([loopback.raising(any_socket)])
+            any_socket = writer.opening(*OPEN_SOCKET)
+            writer.make([loopback_up_call(any_socket)])
             writer.close(any_socket)
         if "capabilities" not in setting.without:
             writer.part("drop the bounding set")
             writer.make(dropping_bounding_set(setting.last_capability))
         writer.part("prepare the guest")
-        writer.ask(prepare, LISTENER, SPILL, OOM, True)
+        writer.ask(prepare_guest, LISTENER, SPILL, OOM, True)
         writer.foresee(Guest.DESCRIPTORS)
         return writer.written()
 

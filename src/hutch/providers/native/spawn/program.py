@@ -19,6 +19,7 @@ from socket import CMSG_SPACE, MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET, SocketT
 from struct import Struct, pack
 from typing import Any
 
+from hutch.guest.main import Guest, GuestContext
 from hutch.linux.kernel import (
     AT_FDCWD,
     MOVE_MOUNT_F_EMPTY_PATH,
@@ -37,7 +38,6 @@ from hutch.providers.native.rootfs.root import (
     open_extra,
     open_source,
 )
-from hutch.providers.native.spawn.child_guest import prepare
 from hutch.providers.native.spawn.prefault import touch
 
 Step = tuple[int, int | None, tuple[Any, ...]]
@@ -45,8 +45,21 @@ Step = tuple[int, int | None, tuple[Any, ...]]
 Part = tuple[str, tuple[Step, ...]]
 """Steps, and in words what they are for: told when one of them fails."""
 
+_prepared_guests: list[Guest] = []
+
+
+def prepare_guest(listener: int, spill: int | None, oom: int, is_init: bool) -> None:
+    """Make the child's guest before an order comes, so that no order has to wait for it."""
+    _prepared_guests.append(Guest(listener, GuestContext(spill, oom, is_init)))
+
+
+def take_prepared_guest() -> Guest:
+    return _prepared_guests.pop()
+
+
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch, prepare,
+    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch,
+    prepare_guest,
 )  # fmt: skip
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6

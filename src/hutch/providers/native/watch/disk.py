@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from hutch.providers.guest_client.disk_overrun import UNKNOWN, Overrun, Use
-from hutch.providers.native.watch.disk_usage import Survey
+from hutch.providers.native.watch.disk_usage import Survey, unlinked_bytes
 from hutch.providers.native.watch.memory import FASTEST, FILL_RATE, IDLE, SLOWEST, Hit, _Box, _Watchdog
 from hutch.providers.native.watch.processes import BoxProcesses
-from hutch.providers.native.watch.unlinked_files import nameless_bytes
 
 ENTRIES_PER_STEP = 2000
 LONGEST_REST = 10.0
@@ -108,7 +107,7 @@ class DiskWatchdog(_Watchdog[_DiskBox]):
                 box.due = now + IDLE
                 return None
             box.stirred = busy  # whoever writes now is counted once more after it has ended
-            held = nameless_bytes(users | box.census.members())
+            held = unlinked_bytes(users | box.census.members())
             box.survey, box.started = Survey(box.directory, held), now
         walking = sum(1 for other in self._boxes.copy().values() if other.survey)
         done = box.survey.advance(max(100, ENTRIES_PER_STEP // walking))

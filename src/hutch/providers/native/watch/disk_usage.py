@@ -11,6 +11,7 @@ import os
 import stat
 from array import array
 from collections import deque
+from collections.abc import Iterable
 from struct import Struct
 
 from hutch.providers.guest_client.disk_overrun import Use
@@ -180,3 +181,43 @@ def _listing(directory: int) -> bytes:
     if number == errno.ENOENT:
         return b""  # removed since it was opened
     raise OSError(number, os.strerror(number), "getdents64")
+
+
+def unlinked_bytes(pids: Iterable[int]) -> int:
+    """Count files that lost their last name while one of these processes holds them open, in bytes.
+
+    Threat: a box opens a file, removes it and fills it, and no walk through its tree finds it. A file that is only
+    mapped, or on its way through a socket, is not seen.
+    """
+    found: dict[tuple[int, int], int] = {}
+    for pid in pids:
+        try:
+            memory = _in_memory(pid)
+            for name in os.listdir(f"/proc/{pid}/fd"):
+                status = _status(f"/proc/{pid}/fd/{name}")
+                if status is None or status.st_nlink or not stat.S_ISREG(status.st_mode):
+                    continue
+                # An overlay's device has no major number; one that has is a mount of the machine's, not the box's disk.
+                if os.major(status.st_dev) == 0 and status.st_dev not in memory:
+                    found[status.st_dev, status.st_ino] = status.st_blocks * _BLOCK
+        except (FileNotFoundError, ProcessLookupError, PermissionError):
+            continue  # it has ended, or is a guest, which is closed to an ordinary user and holds nothing of the kind
+    return sum(found.values())
+
+
+def _in_memory(pid: int) -> set[int]:
+    """Devices of files that are memory: those of memfd_create(2), and the box's /dev/shm."""
+    memfd = os.memfd_create("device")
+    try:
+        devices = {os.fstat(memfd).st_dev}
+    finally:
+        os.close(memfd)
+    shared = _status(f"/proc/{pid}/root/dev/shm")
+    return devices | {shared.st_dev} if shared else devices
+
+
+def _status(path: str) -> os.stat_result | None:
+    try:
+        return os.stat(path)
+    except FileNotFoundError:
+        return None  # closed meanwhile

@@ -1,4 +1,4 @@
-"""How steady the machine is: one piece of work, timed between the benches.
+"""How steady the machine is: the same loop, timed between the benches.
 
 Neighbours on a shared machine slow everything down and do not show in its load; they show here.
 """
@@ -8,8 +8,8 @@ from time import perf_counter
 _STEPS = 300_000
 
 
-class Pace:
-    """Milliseconds that the same loop took, each time it was asked for."""
+class LoopTimer:
+    """Collects the milliseconds that the same loop took each time."""
 
     def __init__(self) -> None:
         self._taken: list[float] = []
@@ -20,6 +20,5 @@ class Pace:
             total += step
         self._taken.append((perf_counter() - start) * 1000)
 
-    def plain(self) -> dict[str, float]:
-        """For JSON."""
+    def as_json(self) -> dict[str, float]:
         return {"fastest": round(min(self._taken), 1), "slowest": round(max(self._taken), 1), "n": len(self._taken)}

@@ -13,31 +13,45 @@ from typing import Any
 from bench.peers import Peers
 from hutch.config import Config
 from hutch.keeper.embedded import Hutch
+from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.store import Store
+from hutch.providers.native.provider import NativeProvider
 
 
 @dataclass(frozen=True)
-class Setting:
+class Context:
     peers: Peers
     brief: bool
     state: Path
     run: Path
 
     def count(self, full: int) -> int:
-        """How many samples: a brief run shows that the bench works, not how fast Hutch is."""
+        """The number of samples: a brief run shows that the bench works, not how fast Hutch is."""
         return max(2, full // 50) if self.brief else full
 
     @contextlib.asynccontextmanager
-    async def hutch(self, store: Store | None = None, **settings: Any) -> AsyncIterator[Hutch]:
-        """An embedded Hutch as any program would have it; `store` in place of the usual one."""
+    async def hutch(
+        self, store: Store | None = None, without: frozenset[str] = frozenset(), **settings: Any
+    ) -> AsyncIterator[Hutch]:
+        """An embedded Hutch as any program would have it.
+
+        `store` takes the place of the usual one; `without` names optimisations that the native engine leaves out.
+        """
         config = Config.load(state_dir=str(self.state), run_dir=str(self.run), max_boxes=0, **settings)
-        async with Hutch(keeper=Keeper(config, store or SqliteStore(config.state_dir / "hutch.db"))) as hutch:
+        given = {}
+        if without:
+            given["native"] = NativeProvider(state_dir=self.state, run_dir=self.run, without=without)
+        keeper = Keeper(config, store or self.store(), Engines(config, given))
+        async with Hutch(keeper=keeper) as hutch:
             yield hutch
 
+    def store(self) -> SqliteStore:
+        return SqliteStore(self.state / "hutch.db")
+
     def environment(self) -> list[str]:
-        """All that a command of ours finds around itself: a cold shell's, and where our directories are."""
+        """The whole environment of our commands: that of a cold shell, and where our directories are."""
         return [
             f"PATH={os.environ['PATH']}",
             f"HUTCH_STATE_DIR={self.state}",
@@ -46,12 +60,12 @@ class Setting:
 
 
 @contextlib.contextmanager
-def setting(peers: Peers, *, brief: bool) -> Iterator[Setting]:
+def open_context(peers: Peers, *, brief: bool) -> Iterator[Context]:
     # Not below TMPDIR: the path of a Unix socket has 108 bytes, and that may use up most of them.
     state = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/tmp"))
     run = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir=_memory_directory()))
     try:
-        yield Setting(peers, brief, state, run)
+        yield Context(peers, brief, state, run)
     finally:
         shutil.rmtree(run)
         shutil.rmtree(state)
@@ -72,7 +86,7 @@ def available_memory() -> int:
 
 
 def settled_memory() -> int:
-    """The same once it has stopped moving: the kernel gives back what ended processes had in its own time."""
+    """The same once it has stopped moving: the kernel takes its time to give back what ended processes had."""
     before, now = 0, available_memory()
     for _ in range(20):
         if abs(now - before) < 2 << 20:

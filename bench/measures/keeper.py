@@ -1,12 +1,12 @@
-"""What the keeper adds and saves: exec through a handle, a box from the pool, a conversation's box found again."""
+"""What the keeper costs and saves: exec through a handle, a box from the pool, the lookup of a conversation's box."""
 
 import asyncio
 import shutil
 from time import perf_counter
 
-from bench.contest import Contender, contest
-from bench.numbers import Number, Summary, at_most_above
-from bench.setting import Setting
+from bench.context import Context
+from bench.interleave import Candidate, interleave
+from bench.numbers import Number, Summary
 from hutch.keeper.embedded import Hutch
 from hutch.providers.base import Command
 
@@ -14,11 +14,11 @@ BARE = "bare instance"
 POOLED = 8
 
 
-async def handle(setting: Setting) -> list[Number]:
-    """Leases, pins and events on the way to the same instance."""
+async def handle(context: Context) -> list[Number]:
+    """The cost of leases, pins and events: exec through a handle beside exec on the bare instance."""
     program = shutil.which("true")
     assert program is not None
-    async with setting.hutch() as hutch, hutch.box() as box:
+    async with context.hutch() as hutch, hutch.box() as box:
         instance = (await hutch._keeper.live(box.id)).running
         command = Command(command=(program,), timeout_sec=30.0)
 
@@ -32,24 +32,23 @@ async def handle(setting: Setting) -> list[Number]:
             await instance.run(command)
             return perf_counter() - start
 
-        count = setting.count(500)
-        outcome = await contest([Contender("hutch", through_handle, count), Contender(BARE, bare, count)])
-    ours, theirs = (Summary.of(outcome.milliseconds[name]) for name in ("hutch", BARE))
-    goals = (at_most_above(0.3, "ms", BARE),)
-    return [Number("handle", "exec with lease, pin and events", "ms", ours, {BARE: theirs}, goals)]
+        count = context.count(500)
+        samples = await interleave([Candidate("hutch", through_handle, count), Candidate(BARE, bare, count)])
+    ours, theirs = (Summary.of(samples.milliseconds[name]) for name in ("hutch", BARE))
+    return [Number("handle", "exec with lease, pin and events", "ms", ours, {BARE: theirs})]
 
 
-async def found(setting: Setting) -> list[Number]:
-    """A ready box claimed from the pool, and a live box found again by its conversation."""
-    async with setting.hutch(pool={"default": POOLED}) as hutch:
-        claimed = [await _claim(hutch) for _ in range(setting.count(100))]
-    async with setting.hutch() as hutch:
+async def found(context: Context) -> list[Number]:
+    """Claim a ready box from the pool, and look up the live box of a conversation."""
+    async with context.hutch(pool={"default": POOLED}) as hutch:
+        claimed = [await _claim(hutch) for _ in range(context.count(100))]
+    async with context.hutch() as hutch:
         again = []
-        for _ in range(setting.count(300)):
+        for _ in range(context.count(300)):
             start = perf_counter()
             async with hutch.box_for("{chat}", chat=7) as box:
                 again.append(1000 * (perf_counter() - start))
-        await hutch.destroy(box.id)  # it would wait for the next program that asks for it
+        await hutch.destroy(box.id)  # box_for keeps it for the next program
     return [
         Number("claim", "a ready box claimed from the pool", "ms", Summary.of(claimed)),
         Number("found", "a conversation's live box found and leased", "ms", Summary.of(again)),
