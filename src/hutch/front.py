@@ -176,13 +176,13 @@ def _choose(
         return client
     if key or ca:
         raise Invalid("a key is for a server, and none was named", remedy="give its address: Hutch(url, key=…)")
-    from hutch.keeper.embedded import opened
+    from hutch.keeper.embedded import open_process_keeper
 
     if config.store == "memory" or not hasattr(socket, "AF_UNIX"):
-        return _embedded(opened(config), session)
+        return _embedded(open_process_keeper(config), session)
     from hutch.shared import SharedHutch
 
-    shared = SharedHutch(keeper=opened(config))
+    shared = SharedHutch(keeper=open_process_keeper(config))
     shared.session = session or shared.session
     return shared
 

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 from hutch.errors import FileMissing, FileTooLarge, Refused
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 
 MOST_DEPTH = 128
 """Levels of directories: each costs an open descriptor while it is walked."""

@@ -20,7 +20,7 @@ from hutch.client.heartbeat import Rhythm
 from hutch.client.remote import RemoteHutch
 from hutch.client.requests import Server
 from hutch.errors import BoxBusy, HeldElsewhere
-from hutch.keeper.access.leases import OF_A_PROCESS
+from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.takeover.liveness import KeeperLock
@@ -137,7 +137,7 @@ class SharedHutch(EmbeddedHutch):
         # The lease may have ended with the process that kept the box before, and other handles may go on with it.
         lease = record and (record.lease or record.left_lease)
         holder = lease.holder if lease else ""
-        unnamed = holder.startswith(OF_A_PROCESS) and self.session.startswith(OF_A_PROCESS)
+        unnamed = holder.startswith(PROCESS_SESSION_PREFIX) and self.session.startswith(PROCESS_SESSION_PREFIX)
         return holder if unnamed else self.session
 
 

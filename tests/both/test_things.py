@@ -13,7 +13,7 @@ from hutch.errors import (
     Unsupported,
 )
 from hutch.model.boxes import Event, VolumeInfo
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.model.status import Condition
 from tests.both.forms import PATIENCE, Open

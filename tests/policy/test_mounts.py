@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import FileMissing, HutchError, Invalid, Refused
-from hutch.model.mounts import CheckedMounts
-from hutch.model.spec import Mount, MountMode, Workspace
+from hutch.model.spec import CheckedMounts, Mount, MountMode, Workspace
 from hutch.policy.mounts import check, windows_refusal
 
 OWN = Workspace()

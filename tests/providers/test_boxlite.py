@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, EngineError, NotFound, Unsupported
-from hutch.model.mounts import CheckedMount, CheckedMounts
-from hutch.model.spec import MountMode
+from hutch.model.spec import CheckedMount, CheckedMounts, MountMode
 from hutch.providers.boxlite import canary as proofs
 from hutch.providers.boxlite import kvm, sdk
 from hutch.providers.boxlite import provider as engine

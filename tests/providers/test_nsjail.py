@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import ConfigError, Invalid, Refused
-from hutch.model.mounts import CheckedMount, CheckedMounts
-from hutch.model.spec import MountMode, Order, Workspace
+from hutch.model.spec import CheckedMount, CheckedMounts, MountMode, Order, Workspace
 from hutch.providers.command.jail_spec import Site
 from hutch.providers.command.provider import canary
 from hutch.providers.nsjail import argv

@@ -20,8 +20,8 @@ from hutch.errors import ConfigError, HutchError, Invalid, NotFound
 from hutch.images.settings import ImageSettings
 from hutch.logs import FORMATS, HIDDEN, LEVELS, redact_field
 from hutch.model.ids import is_name
-from hutch.model.mounts import CheckedMount
 from hutch.model.record import Record
+from hutch.model.spec import CheckedMount
 from hutch.policy import mounts, profiles
 from hutch.policy.profiles import Profile, ProfileTable
 from hutch.policy.quotas import Quota

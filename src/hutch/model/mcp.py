@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hutch.model.record import Record
-from hutch.model.spec_kinds import MountMode, NetworkMode
+from hutch.model.spec import MountMode, NetworkMode
 
 SECRETS_AT = "/run/secrets"
 """Where a server finds its `secret_files`: outside of every workspace, volume and mount."""

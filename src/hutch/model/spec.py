@@ -1,25 +1,38 @@
 """What a caller asks for (`Spec`) and what policy made of it (`EffectiveSpec`, with every adjustment)."""
 
+from enum import StrEnum
+
 import msgspec
 
 from hutch.model.ids import BoxId
 from hutch.model.limits import Limits, LimitsAsked
-from hutch.model.mounts import CheckedMounts
 from hutch.model.record import Record
-from hutch.model.spec_kinds import Isolation, MountMode, NetworkMode, Retention
 
-__all__ = [
-    "Adjustment",
-    "EffectiveSpec",
-    "Isolation",
-    "Mount",
-    "MountMode",
-    "NetworkMode",
-    "Order",
-    "Retention",
-    "Spec",
-    "Workspace",
-]
+
+class NetworkMode(StrEnum):
+    OFF = "off"
+    ON = "on"
+    ALLOWLIST = "allowlist"
+
+
+class MountMode(StrEnum):
+    RO = "ro"
+    RW = "rw"
+    NONE = "none"
+
+
+class Retention(StrEnum):
+    TEMPORARY = "temporary"
+    PERSISTENT = "persistent"
+
+
+class Isolation(StrEnum):
+    """How strong a provider's wall is, weakest first."""
+
+    NONE = "none"
+    NAMESPACES = "namespaces"
+    GVISOR = "gvisor"
+    VM = "vm"
 
 
 class Mount(Record, frozen=True, kw_only=True):
@@ -35,6 +48,29 @@ class Workspace(Record, frozen=True, kw_only=True):
 
     source: str = "own"
     mode: MountMode = MountMode.RW
+
+
+class CheckedMount(Record, frozen=True, kw_only=True):
+    """A mount that may be made: the place with no symlink in its path, and the inode that was found there."""
+
+    real: str
+    target: str
+    mode: MountMode
+    dev: int
+    ino: int
+    public: bool = False
+    """Everybody may read it as it is, so that nobody's ids have to be mapped: the box sees the files as nobody's."""
+
+
+class CheckedMounts(Record, frozen=True, kw_only=True):
+    """Everything of the host that a box will show."""
+
+    mounts: tuple[CheckedMount, ...] = ()
+    """Without those of mode none."""
+    workspace: CheckedMount | None = None
+    """None: the box's own, or none at all."""
+    image: CheckedMount | None = None
+    """The directory or archive of a `dir:` or `tar:` image."""
 
 
 class Spec(Record, frozen=True, kw_only=True):

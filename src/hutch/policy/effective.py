@@ -13,6 +13,7 @@ import msgspec
 from hutch.errors import Invalid, Unavailable
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import is_name
+from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
 from hutch.model.spec import (
     Adjustment,
@@ -93,6 +94,27 @@ def effective(
     for limit in grades.check(answer, profile, capabilities, strict=strict):
         ledger.note(limit, getattr(answer.limits, limit), "not enforced", f"accepted by profile {profile.name}")
     return answer.but(adjustments=tuple(ledger.adjustments))
+
+
+def with_image_defaults(
+    answer: EffectiveSpec, spec: Spec, profile: Profile, image: ImageDefaults | None, capabilities: Capabilities
+) -> EffectiveSpec:
+    """Fill in what the image says about its commands where neither the caller nor the profile said anything."""
+    if image is None:
+        return answer
+    env = {name: value for name, value in image.env.items() if name not in answer.secrets}
+    answer = answer.but(env=env | answer.env)
+    if image.workdir and spec.workdir is None and profile.workdir is None and not profile.locks("workdir"):
+        answer = answer.but(workdir=image.workdir)
+    if not image.user or image.user == answer.user or spec.user is not None:
+        return answer
+    if profile.user != "user" or profile.locks("user"):
+        return answer
+    if image.user in capabilities.users or (image.user.isdigit() and capabilities.uid_range):
+        return answer.but(user=image.user)
+    reason = f"the image's user: boxes of provider {answer.provider} have only one id here"
+    adjustment = Adjustment(field="user", asked=image.user, given=answer.user, reason=reason)
+    return answer.but(adjustments=(*answer.adjustments, adjustment))
 
 
 def _read_only(answer: EffectiveSpec, ledger: "_Ledger", capabilities: Capabilities) -> EffectiveSpec:

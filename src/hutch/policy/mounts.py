@@ -21,8 +21,7 @@ from contextvars import ContextVar
 from pathlib import Path
 
 from hutch.errors import FileMissing, Invalid, Refused
-from hutch.model.mounts import CheckedMount, CheckedMounts
-from hutch.model.spec import Mount, MountMode, Workspace
+from hutch.model.spec import CheckedMount, CheckedMounts, Mount, MountMode, Workspace
 from hutch.policy.values import at_or_below
 
 SYSTEM_TREES = (

@@ -95,7 +95,7 @@ class WatchLine(Record, frozen=True, kw_only=True):
 
 
 def _spec_form() -> type[msgspec.Struct]:
-    """The flat, forgiving form that `hutch.model.spec_arguments` takes, from the records it makes of it."""
+    """The flat, forgiving form that `hutch.model.arguments` takes, from the records it makes of it."""
     forgiving: dict[str, Any] = {
         "workspace": str | Workspace,
         "mounts": tuple[str | Mount, ...],

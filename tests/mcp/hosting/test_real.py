@@ -13,7 +13,7 @@ import pytest
 from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, ServerState, Start
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import MountMode
 from mcp import MCPError
 from tests.mcp.hosting.hosting import text_of
 from tests.mcp.hosting.packages import EVERYTHING, FILESYSTEM, npm_cache, settings, wheels

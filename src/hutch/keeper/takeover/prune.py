@@ -99,7 +99,7 @@ class _Pruner:
             self._checked.add(record.id)
             if record.spec.retention is Retention.PERSISTENT or record.place not in ("", self._liveness.place):
                 continue
-            if record.waits(time.time()) or await self._liveness.alive(record.keeper):
+            if record.is_waiting(time.time()) or await self._liveness.alive(record.keeper):
                 continue
             if await has_running_job(self._engines, record):
                 continue

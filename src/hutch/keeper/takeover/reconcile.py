@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from hutch.config import Config
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
-from hutch.keeper.access.callers import who
-from hutch.keeper.access.leases import surviving
-from hutch.keeper.boxes.clocks import attached, orphan_grace
+from hutch.keeper.access.callers import current_caller
+from hutch.keeper.access.leases import surviving_lease
+from hutch.keeper.boxes.clocks import attach_with_clocks, orphan_grace
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States
@@ -71,7 +71,7 @@ class Reconciler:
         """
         # The epoch increases too: if its keeper was only slow, the handles it gave out become stale.
         # A box that was left on purpose changes its keeper with every command, which is no event.
-        lease = surviving(record.lease, asking=who().session)
+        lease = surviving_lease(record.lease, asking=current_caller().session)
         record = await self._states.update(
             record,
             keeper=self._keeper,
@@ -101,7 +101,7 @@ class Reconciler:
         was_paused = record.state is State.PAUSED
         live = Live(record)
         try:
-            live.instance = await attached(provider, record)
+            live.instance = await attach_with_clocks(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
                 return await self._finish_stop(record, _loss_reason(record, gone))
@@ -127,7 +127,7 @@ class Reconciler:
             # A restore got further than its record says: without this a destroy would look for the previous instance.
             record = await self._states.update(record, instance=live.instance.record)
         live.record = record
-        live.used = time.monotonic()
+        live.last_used = time.monotonic()
         return live
 
     async def _finish_stop(self, record: BoxRecord, reason: str) -> Live:

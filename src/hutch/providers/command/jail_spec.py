@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 from hutch.errors import Invalid, Refused, Unsupported
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import EffectiveSpec, MountMode, Order, Retention
+from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, Order, Retention
 from hutch.providers.command.shared_files import BORROWED
 from hutch.providers.guest_bundle.listener import GUEST_PLACE
 from hutch.providers.guest_bundle.pack import HOME as PLANTED

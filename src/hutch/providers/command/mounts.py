@@ -5,8 +5,7 @@ import os
 import msgspec
 
 from hutch.errors import FileMissing, NotFound, Refused
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import Order
+from hutch.model.spec import CheckedMount, Order
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.link import Link
 

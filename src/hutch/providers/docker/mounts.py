@@ -14,8 +14,7 @@ import time
 import msgspec
 
 from hutch.errors import FileMissing, Refused
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import MountMode, Order
+from hutch.model.spec import CheckedMount, MountMode, Order
 from hutch.providers.docker import container_spec, shared_directory
 from hutch.providers.docker.container_spec import Bind
 from hutch.providers.docker.context import Ground

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from hutch.errors import BoxBroken, FileFailed, HutchError, Invalid
+from hutch.model.arguments import as_bytes
 from hutch.model.files import Edited, FileInfo, GrepHit, GrepResult, Matches
-from hutch.model.texts import as_bytes
 from hutch.providers.guest_client import trees
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.channel import Channel

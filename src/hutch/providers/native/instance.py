@@ -10,9 +10,8 @@ from hutch.linux import cgroup_files
 from hutch.linux.cgroups import Ceiling, Group
 from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
 from hutch.model.results import Result, Usage
-from hutch.model.spec import EffectiveSpec
+from hutch.model.spec import CheckedMount, EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.instance import LinkedInstance

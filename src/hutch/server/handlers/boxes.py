@@ -7,14 +7,14 @@ import msgspec
 
 from hutch.errors import Gone, Invalid, Refused
 from hutch.keeper.access import lookup
-from hutch.keeper.access.leases import OF_A_PROCESS
+from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.access.views import all_shown, shown, shown_anywhere
 from hutch.keeper.boxes.live import Live, taken_over
 from hutch.keeper.keys import Role
 from hutch.logs import log
 from hutch.model.boxes import BoxInfo, Lease
 from hutch.model.record import Record
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
@@ -220,7 +220,7 @@ async def drop_lease(call: Call) -> Reply:
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     presence, client = call.service.presence, call.header("hutch-client")
-    if client and holder.startswith(OF_A_PROCESS):
+    if client and holder.startswith(PROCESS_SESSION_PREFIX):
         # Processes that share a session of nobody's name each give up their own share; the last releases the box.
         presence.end(holder, live.record.id, client)
         await call.keeper.release(live, holder, unless=lambda live: holder in live.handles)

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from hutch.errors import Unavailable
 from hutch.images import views
 from hutch.images.manifests import Platform
-from hutch.images.pull import News, Pulling, pull
+from hutch.images.pull import LayerProgress, PullOptions, pull
 from hutch.images.store import Store
 from hutch.model.images import ImageDetails
 
@@ -26,21 +26,21 @@ class Pulls:
 
     async def pull(
         self, store: Store, name: str, platform: Platform | None, draining: asyncio.Event
-    ) -> AsyncGenerator[News | ImageDetails, None]:
+    ) -> AsyncGenerator[LayerProgress | ImageDetails, None]:
         """How far each layer is, when that has changed, and at last the image. Closing it gives the pull up."""
         stop = threading.Event()
-        latest: dict[str, News] = {}  # written by the pull's threads, one whole entry at a time
+        latest: dict[str, LayerProgress] = {}  # written by the pull's threads, one whole entry at a time
 
-        def listen(news: News) -> None:
+        def listen(news: LayerProgress) -> None:
             latest[news.layer] = news
 
         def work() -> ImageDetails:
-            image = pull(store, name, Pulling(platform=platform, listener=listen), stop)
+            image = pull(store, name, PullOptions(platform=platform, listener=listen), stop)
             return views.details(store, image.stored)
 
         working = asyncio.wrap_future(self._threads.submit(work))
         working.add_done_callback(_seen)
-        told: dict[str, News] = {}
+        told: dict[str, LayerProgress] = {}
         try:
             while True:
                 ended = (await asyncio.wait({working}, timeout=NEWS_SECONDS))[0]

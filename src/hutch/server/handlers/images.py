@@ -16,7 +16,7 @@ from hutch.errors import HutchError, NotFound
 from hutch.images import manifests, views
 from hutch.images import manifests as documents
 from hutch.images import prune as collecting
-from hutch.images.pull import News
+from hutch.images.pull import LayerProgress
 from hutch.images.store import Store
 from hutch.logs import log
 from hutch.model.ids import BoxId
@@ -78,7 +78,7 @@ class Removed(Record, frozen=True, kw_only=True):
 async def list_images(call: Call, query: ImagesQuery) -> Reply:
     """Every image there is, newest first."""
     store = _store(call)
-    found = await asyncio.to_thread(views.all_shown, store)
+    found = await asyncio.to_thread(views.list_images, store)
     if query.name:
         name = str(store.reference(query.name))
         found = tuple(each for each in found if name in each.names)
@@ -87,7 +87,7 @@ async def list_images(call: Call, query: ImagesQuery) -> Reply:
 
 async def get(call: Call) -> Reply:
     """One image, with its layers and how its commands run."""
-    found = await asyncio.to_thread(views.shown, _store(call), _digest(call))
+    found = await asyncio.to_thread(views.find_details, _store(call), _digest(call))
     return Reply(await _visible(call, found))
 
 
@@ -95,7 +95,7 @@ async def pull_image(call: Call, body: PullBody) -> Reply:
     """Fetch an image from its registry; layers that are here already are not fetched again. For admins, unless
     `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson tells how far it is."""
     rights.check_pull(body.name, call.caller.rights)
-    platform = documents.platform_of(body.platform) if body.platform else None
+    platform = documents.parse_platform(body.platform) if body.platform else None
     log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
     if call.accepts(NDJSON):
@@ -111,7 +111,7 @@ async def remove(call: Call, query: RemoveImageQuery) -> Reply:
     store, digest = _store(call), _digest(call)
 
     def work() -> Removed:
-        stored = views.named(store, digest)
+        stored = views.find_by_digest(store, digest)
         if not query.name:
             names, freed = collecting.remove_all_names(store, stored.manifest, force=query.force)
             return _removed(freed, *names)
@@ -131,7 +131,7 @@ async def prune(call: Call) -> Reply:
     return Reply(_removed(await asyncio.to_thread(collecting.prune, _store(call))))
 
 
-def _removed(freed: collecting.Collected, *names: manifests.Stored) -> Removed:
+def _removed(freed: collecting.Removal, *names: manifests.Stored) -> Removed:
     return Removed(
         names=tuple(each.name for each in names), blobs=freed.blobs, layers=freed.layers, freed_bytes=freed.bytes
     )
@@ -162,14 +162,14 @@ async def _visible(call: Call, image: Info) -> Info:
 
 
 async def _lines(
-    pulling: AsyncGenerator[News | ImageDetails, None],
+    pulling: AsyncGenerator[LayerProgress | ImageDetails, None],
 ) -> AsyncGenerator[bytes, None]:
     begun = False
     async with aclosing(pulling):
         try:
             async for told in pulling:
                 begun = True
-                yield _line(told._asdict() if isinstance(told, News) else {"image": told})
+                yield _line(told._asdict() if isinstance(told, LayerProgress) else {"image": told})
         except HutchError as error:
             if not begun:  # it can still be told by the status
                 raise

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hutch.linux import kernel
 from hutch.linux.identity import USER
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 from hutch.providers.native.rootfs.root import DEVICES, HOME
 
 # Nothing that a box writes to: of a directory that is in the upper layer alone overlay needs no marks to rename what

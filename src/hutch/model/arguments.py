@@ -1,6 +1,6 @@
-"""From keyword arguments to a `Spec`: the flat, forgiving form people write, checked field by field."""
+"""What callers give, checked: the arguments of a new box, commands, and text where bytes are meant."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hutch.errors import Invalid
@@ -9,10 +9,11 @@ from hutch.model.spec import Mount, Spec, Workspace
 
 _LIMITS = frozenset(LimitsAsked.__struct_fields__)
 _FIELDS = frozenset(Spec.__struct_fields__)
+_COMMAND_REMEDY = "give a shell command or a list of arguments"
 
 
 def ask(**fields: Any) -> Spec:
-    """`ask(profile="code", memory_mb=256, mounts=["./data:/data:ro"])` and the like.
+    """Make a spec from keyword arguments: `ask(profile="code", memory_mb=256, mounts=["./data:/data:ro"])`.
 
     Limits may be given flat or as `limits={...}`; a mount as `Mount`, "SOURCE:TARGET[:MODE]" or a mapping.
     """
@@ -77,3 +78,30 @@ def _nearest(name: str) -> str:
 
     near = get_close_matches(name, sorted(_FIELDS | _LIMITS), n=1)
     return f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(_FIELDS | _LIMITS))}"
+
+
+def checked_command(command: str | Sequence[str]) -> str | tuple[str, ...]:
+    """Check a command and return it as records hold it. An empty one is refused when it is run, not earlier (B7)."""
+    if isinstance(command, str):
+        if not command.strip():
+            raise Invalid("the command is empty", op="exec", remedy=_COMMAND_REMEDY)
+        return command
+    # Callers without a type checker pass numbers, bytes and None.
+    if not isinstance(command, Sequence) or not all(isinstance(argument, str) for argument in command):
+        raise Invalid(
+            f"the command is {command!r:.100}, but must be text or a list of them", op="exec", remedy=_COMMAND_REMEDY
+        )
+    argv = tuple(command)
+    if not argv or not argv[0]:
+        raise Invalid("the command is empty", op="exec", remedy=_COMMAND_REMEDY)
+    return argv
+
+
+def as_bytes(text: str | bytes) -> bytes:
+    """Encode text; bytes that were read as text (`surrogateescape`) become what they were."""
+    if isinstance(text, bytes):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError as error:
+        raise Invalid(f"the text has a character that UTF-8 cannot carry: {error}") from error
