@@ -176,6 +176,6 @@ async def has_running_job(engines: Engines, record: BoxRecord) -> bool:
 
 def _loss_reason(record: BoxRecord, gone: NotFound) -> str:
     """Say why a box that should run is gone: its own clock ended it, or the cause is unknown."""
-    if record.left_at and not record.waits(time.time()):
+    if record.left_at and not record.is_waiting(time.time()):
         return f"nobody used it for {shown(record.grace_sec)}"
     return f"lost: {gone.message}"
