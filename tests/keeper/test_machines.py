@@ -232,7 +232,7 @@ def test_keepers_of_two_machines_hold_the_properties(postgres: Server) -> None:
 
 
 def never_lapsed(keeper: Keeper) -> None:
-    keeper.check_ours = lambda live: None  # type: ignore[method-assign]
+    keeper.check_owned = lambda live: None  # type: ignore[method-assign]
 
 
 def test_without_the_lapse_a_stalled_keeper_acts_on_boxes_it_has_lost(postgres: Server) -> None:

@@ -209,7 +209,7 @@ async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
             assert isinstance(pid, int)
             os.kill(pid, signal.SIGKILL)
             while (await box.state()) is State.RUNNING:
-                await hutch._keeper.health.suspect(live)
+                await hutch._keeper.health.check(live)
             assert await box.state() is State.ERROR
         async with place.opened() as hutch:
             again = await hutch.attach(box.id, takeover=True)

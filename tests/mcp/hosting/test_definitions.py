@@ -149,11 +149,11 @@ def test_data(tmp_path: Path) -> None:
         projects.infer(McpServer(command="x", host_path="/no/such/place"))
 
 
-def test_places() -> None:
+def test_paths_in_the_box() -> None:
     """Lesson 23: whole arguments are mapped, never text inside others."""
-    places = projects.places({"/home/me/p": "/mnt/project", "/home/me/p2": "/mnt/p2"})
+    paths = projects.path_map({"/home/me/p": "/mnt/project", "/home/me/p2": "/mnt/p2"})
     for given, expected in {
         "/home/me/p/x.py": "/mnt/project/x.py", "/home/me/p2": "/mnt/p2", "--f=/home/me/p/y": "--f=/mnt/project/y",
         "/home/me/p3": "/home/me/p3", "see /home/me/p": "see /home/me/p", "file:///home/me/p": "file:///home/me/p",
     }.items():  # fmt: skip
-        assert places.argument(given) == expected
+        assert paths.argument(given) == expected

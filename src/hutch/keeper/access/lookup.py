@@ -27,7 +27,7 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
     raise await _absence(store, text, owner)
 
 
-async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
+async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
     """Conflict if another live box of this owner than `but` has the name. That is early and says which; of two at once
     the store refuses the second, when its record is written."""
     if not is_name(name):

@@ -220,7 +220,7 @@ def _source(source: "str | Path | bytes | Source", path: str, ref: str, local_gi
     if isinstance(source, bytes):
         return sources.Zip("sent.zip", source, path)
     if isinstance(source, str | Path):
-        return sources.of(str(source), path=path, ref=ref, local_git=local_git)
+        return sources.parse_source(str(source), path=path, ref=ref, local_git=local_git)
     return source
 
 
@@ -248,7 +248,7 @@ async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
 async def _gather(
     files: "api.Files", top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
 ) -> None:
-    from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, check_plain
+    from hutch.skills.content import EXCLUDED_NAMES, MAX_FILE_BYTES, check_path
 
     try:
         listed = await files.list(f"{top}/{below}" if below else top)
@@ -257,15 +257,15 @@ async def _gather(
     for each in listed:
         last = posixpath.basename(each.path)
         name = f"{below}/{last}" if below else last
-        if last in LEFT_OUT:
+        if last in EXCLUDED_NAMES:
             continue
-        check_plain(name)
+        check_path(name)
         if each.kind is FileKind.DIRECTORY:
             await _gather(files, top, name, budget, found)
         elif each.kind is not FileKind.FILE:
             raise Refused(f"{name} is a {each.kind}, and a skill holds only files", remedy="put a copy in its place")
         else:
-            data = await files.read(f"{top}/{name}", limit=MOST_BYTES_IN_FILE + 1)
+            data = await files.read(f"{top}/{name}", limit=MAX_FILE_BYTES + 1)
             budget.add_file(name, len(data))
             found[name] = (data, bool(each.mode & 0o111))
 
@@ -274,7 +274,7 @@ async def scan(directory: str | Path) -> tuple[FoundSkill, ...]:
     """The skills in a tree of directories of this machine (B38)."""
     from hutch.skills import content
 
-    return await in_thread(content.scan, Path(directory).absolute())
+    return await in_thread(content.scan_skills, Path(directory).absolute())
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

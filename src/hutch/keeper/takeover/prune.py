@@ -100,7 +100,7 @@ class _Pruner:
             self._settled.add(record.id)
             if record.spec.retention is Retention.PERSISTENT or record.place not in ("", self._liveness.place):
                 continue
-            if record.waits(time.time()) or await self._liveness.alive(record.keeper):
+            if record.is_waiting(time.time()) or await self._liveness.alive(record.keeper):
                 continue
             if await at_work(self._engines, record):
                 continue

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from hutch.config import Config
 from hutch.errors import BoxBroken, Conflict, HutchError, NotFound, Unavailable
-from hutch.keeper.access.callers import who
-from hutch.keeper.access.leases import surviving
-from hutch.keeper.boxes.clocks import attached, orphan_grace
+from hutch.keeper.access.callers import current_caller
+from hutch.keeper.access.leases import surviving_lease
+from hutch.keeper.boxes.clocks import attach_with_clocks, orphan_grace
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States
@@ -67,7 +67,7 @@ class Reconciler:
         """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
         # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
         # A box that was left to itself goes from hand to hand with every command: that is no event.
-        lease = surviving(record.lease, asking=who().session)
+        lease = surviving_lease(record.lease, asking=current_caller().session)
         record = await self._states.update(
             record,
             keeper=self._keeper,
@@ -97,7 +97,7 @@ class Reconciler:
         was_paused = record.state is State.PAUSED
         live = Live(record)
         try:
-            live.instance = await attached(provider, record)
+            live.instance = await attach_with_clocks(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
                 return await self._finish_stop(record, _lost(record, gone))
@@ -123,7 +123,7 @@ class Reconciler:
             # A restore had come further than the record tells: without this a destroy would look for the earlier life.
             record = await self._states.update(record, instance=live.instance.record)
         live.record = record
-        live.used = time.monotonic()
+        live.last_used = time.monotonic()
         return live
 
     async def _finish_stop(self, record: BoxRecord, reason: str) -> Live:
@@ -174,6 +174,6 @@ async def at_work(engines: Engines, record: BoxRecord) -> bool:
 
 def _lost(record: BoxRecord, gone: NotFound) -> str:
     """Why a box that should run does not: its own clock ended it, or we do not know what did."""
-    if record.left_at and not record.waits(time.time()):
+    if record.left_at and not record.is_waiting(time.time()):
         return f"nobody used it for {shown(record.grace_sec)}"
     return f"lost: {gone.message}"

@@ -24,7 +24,7 @@ from hutch.server.service import Service
 
 if TYPE_CHECKING:
     from hutch.api import Hutch
-    from hutch.mcp.serving.http import Visitor
+    from hutch.mcp.serving.http import McpCaller
     from hutch.policy.profiles import Profile
     from hutch.tools.gate import Ask
 
@@ -105,17 +105,17 @@ async def enter(mount: Mount, call: Call, scope: Scope, receive: Receive, send: 
         raise WrongMethod(scope["method"][:20], scope["path"][:200], list(METHODS))
     body = await call.whole_body() if scope["method"] == "POST" else b""
     app = await mount.app()
-    from hutch.mcp.serving.http import VISITOR
+    from hutch.mcp.serving.http import MCP_CALLER
 
     with called_by(who_of(call.caller, request), call.caller.rights):
-        await app({**scope, VISITOR: _visitor(call)}, _again(body, receive), send)
+        await app({**scope, MCP_CALLER: _mcp_caller(call)}, _again(body, receive), send)
 
 
-def _visitor(call: Call) -> "Visitor":
-    from hutch.mcp.serving.http import Visitor
+def _mcp_caller(call: Call) -> "McpCaller":
+    from hutch.mcp.serving.http import McpCaller
 
     caller = call.caller
-    return Visitor(
+    return McpCaller(
         owner=caller.owner, key_id=caller.key_id, role=str(caller.role), key=key_text(call.headers),
         params=call.params, query=call.query(dict[str, str]),
     )  # fmt: skip
@@ -144,26 +144,26 @@ class OwnTools:
 
     def __init__(self, service: Service, socket: Path) -> None:
         from hutch.mcp.serving.http import HttpSessions
-        from hutch.mcp.serving.http_sessions import VisitorDesks
+        from hutch.mcp.serving.http_sessions import HttpClientSessions
 
         def profile(spec: Mapping[str, str]) -> "Profile":
             return service.config.resolve_profile(spec.get("profile"))
 
-        def ask(visitor: "Visitor") -> "Ask | None":
-            return partial(asked, service, visitor.owner) if service.config.server.answer_sec else None
+        def ask(mcp_caller: "McpCaller") -> "Ask | None":
+            return partial(asked, service, mcp_caller.owner) if service.config.server.answer_sec else None
 
         self._socket = socket
-        self._desks = VisitorDesks(self._hutch, service.config.permissions, profile, ask)
-        self._sessions = HttpSessions(self._desks.open, self._desks.sessionless())
+        self._client_sessions = HttpClientSessions(self._hutch, service.config.permissions, profile, ask)
+        self._sessions = HttpSessions(self._client_sessions.open, self._client_sessions.sessionless())
 
-    def _hutch(self, visitor: "Visitor") -> "Hutch":
+    def _hutch(self, mcp_caller: "McpCaller") -> "Hutch":
         from hutch.client.remote import RemoteHutch
 
-        return RemoteHutch(f"unix:{self._socket}", key=visitor.key, session="mcp", expected=True)
+        return RemoteHutch(f"unix:{self._socket}", key=mcp_caller.key, session="mcp", expected=True)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._sessions(scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await self._sessions.drain(seconds)
-        await self._desks.close()
+        await self._client_sessions.close()

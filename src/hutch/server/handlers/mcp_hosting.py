@@ -20,9 +20,9 @@ from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
 if TYPE_CHECKING:
-    from hutch.mcp.hosting.gateway import Front
+    from hutch.mcp.hosting.gateway import Endpoint
     from hutch.mcp.hosting.hosted import Hosted
-    from hutch.mcp.serving.http import HttpSessions, Opened, Visitor
+    from hutch.mcp.serving.http import HttpSessions, McpCaller, OpenedServer
 
 SESSION = "mcp-hosting"
 """Holds the leases of all hosted servers' boxes; the same after a restart."""
@@ -117,40 +117,40 @@ class HostedMount:
         self._sessions: dict[tuple[str, str, str], HttpSessions] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from hutch.mcp.serving.http import VISITOR
+        from hutch.mcp.serving.http import MCP_CALLER
 
-        visitor: Visitor = scope[VISITOR]
-        name, box_id = visitor.params.get("name", ""), visitor.query.get("box", "")
-        if unknown := sorted(visitor.query.keys() - {"box"}):
+        mcp_caller: McpCaller = scope[MCP_CALLER]
+        name, box_id = mcp_caller.params.get("name", ""), mcp_caller.query.get("box", "")
+        if unknown := sorted(mcp_caller.query.keys() - {"box"}):
             raise Invalid(f"{unknown[0]!r} means nothing here", remedy="`box` names a conversation's box")
-        key = (visitor.owner, name, box_id)
+        key = (mcp_caller.owner, name, box_id)
         if key not in self._sessions:
-            front = await self._front(visitor.owner, name, box_id)
-            self._sessions.setdefault(key, self._made(front, visitor.owner, name))
-        hosted = await self._hostings.of(visitor.owner)
+            endpoint = await self._endpoint(mcp_caller.owner, name, box_id)
+            self._sessions.setdefault(key, self._made(endpoint, mcp_caller.owner, name))
+        hosted = await self._hostings.of(mcp_caller.owner)
         if name and not box_id:
             await hosted.ready(name)  # its own words (instructions, version) go into the handshake
-            hosted.front(name)
+            hosted.endpoint(name)
         await self._sessions[key](scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
 
-    def _made(self, front: "Front", owner: str, name: str) -> "HttpSessions":
-        from hutch.mcp.serving.http import HttpSessions, Opened
+    def _made(self, endpoint: "Endpoint", owner: str, name: str) -> "HttpSessions":
+        from hutch.mcp.serving.http import HttpSessions, OpenedServer
 
-        async def opened(_: "Visitor") -> "Opened":
+        async def opened(_: "McpCaller") -> "OpenedServer":
             async def closed() -> None:
                 return None
 
-            return Opened(front.server, closed)
+            return OpenedServer(endpoint.server, closed)
 
-        return HttpSessions(opened, front.server)
+        return HttpSessions(opened, endpoint.server)
 
-    async def _front(self, owner: str, name: str, box_id: str) -> "Front":
+    async def _endpoint(self, owner: str, name: str, box_id: str) -> "Endpoint":
         hosted = await self._hostings.of(owner)
         box = await conversation_box(self._service, owner, box_id) if box_id else None
-        return hosted.front(name, box) if name else hosted.gateway_front(box)
+        return hosted.endpoint(name, box) if name else hosted.gateway_endpoint(box)
 
 
 async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:

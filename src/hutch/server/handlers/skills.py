@@ -13,8 +13,8 @@ from hutch.model.record import Record
 from hutch.model.skills import SkillBinding, SkillFile, SkillInfo, SkillVersion
 from hutch.server.access import using
 from hutch.server.request import BYTES, Call, Reply
-from hutch.skills.content import MOST_BYTES, MOST_BYTES_IN_FILE
-from hutch.skills.manifest import MANIFEST, edited
+from hutch.skills.content import MAX_FILE_BYTES, MAX_PACKAGE_BYTES
+from hutch.skills.manifest import MANIFEST, edit_manifest
 from hutch.skills.sources import Source, Zip, new_skill
 
 FAILS = ("not_found", "conflict", "refused", "too_large", "file_not_found", "file_failed", "timeout")
@@ -163,7 +163,7 @@ async def preview_archive(call: Call, query: ArchiveQuery) -> Reply:
 
 
 async def _archive(call: Call, path: str) -> Source:
-    content = b"".join([piece async for piece in call.pieces(MOST_BYTES)])
+    content = b"".join([piece async for piece in call.pieces(MAX_PACKAGE_BYTES)])
     return Zip("sent.zip", content, path)
 
 
@@ -182,7 +182,7 @@ async def edit(call: Call, body: SkillEdit) -> Reply:
     if body.description is None and body.body is None:
         return Reply(skill)
     content = await skills.read_file(name, MANIFEST, skill.digest)
-    changes = {MANIFEST: edited(content, body.description, body.body)}
+    changes = {MANIFEST: edit_manifest(content, body.description, body.body)}
     return Reply(await skills.change_files(name, changes, expect=body.expect or skill.digest))
 
 
@@ -219,7 +219,7 @@ async def read_file(call: Call, query: FileQuery) -> Reply:
 
 async def write_file(call: Call, query: WriteFileQuery) -> Reply:
     """The body is the file's content. A new version, in which every other file is as it was."""
-    data = b"".join([piece async for piece in call.pieces(MOST_BYTES_IN_FILE)])
+    data = b"".join([piece async for piece in call.pieces(MAX_FILE_BYTES)])
     name, skills = call.params["skill"], call.own.skills
     return Reply(await skills.write_file(name, query.path, data, executable=query.executable, expect=query.expect))
 
