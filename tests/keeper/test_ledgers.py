@@ -26,6 +26,8 @@ from hutch.keeper.store.postgres_connections import Connection, Connections
 from hutch.model.receipts import GONE, Receipt
 from tests.keeper.postgres_server import Server
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 Open = Callable[[], Ledger]
 FULL_DISK = Path(__file__).with_name("full_disk.py")

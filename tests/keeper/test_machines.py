@@ -28,6 +28,8 @@ from tests.keeper.house import die
 from tests.keeper.postgres_server import Server
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 PROVING = bool(os.environ.get("HUTCH_PROVE"))
 SUCCEEDED: Counter[str] = Counter()
 

@@ -23,6 +23,8 @@ from tests.keeper.house import crash
 from tests.keeper.making import record
 from tests.keeper.postgres_server import Server
 
+pytestmark = pytest.mark.slow
+
 
 def event(box: BoxRecord) -> Event:
     return Event(seq=0, at=1.0, box_id=box.id, owner=box.owner, kind="state")

@@ -24,7 +24,7 @@ from tests.keeper.postgres_server import Server
 Open = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     if request.param == "memory":
         yield MemoryStore
