@@ -265,9 +265,9 @@ async def test_two_candidates_are_an_error_not_a_guess() -> None:
     assert (await lookup.find(store, "abcd")).id.startswith("wxyz")
     assert (await lookup.find(store, "abcda")).id.startswith("abcda")
     assert (await lookup.find(store, "wxyz")).id.startswith("wxyz")
-    await lookup.check_free(store, "free")
+    await lookup.check_name_free(store, "free")
     with pytest.raises(Conflict):
-        await lookup.check_free(store, "abcd")
+        await lookup.check_name_free(store, "abcd")
     with pytest.raises(NotFound, match="wxy"):
         await lookup.find(store, "wxy")
     with pytest.raises(NotFound):

@@ -118,8 +118,8 @@ async def test_a_box_that_gives_no_answer_is_counted(tmp_path: Path) -> None:
     await keeper.start()
     live = await keeper.create(Spec(profile="code"), session="s")
     engine.broken.add(live.record.id)
-    await keeper.health.suspect(live)
-    await keeper.endings.destroy(live, "replaced: it was broken")
+    await keeper.health.check(live)
+    await keeper.teardown.destroy(live, "replaced: it was broken")
     await keeper.close()
     text = metrics.text()
     assert 'hutch_boxes_health_check_failures_total{profile="code"} 1' in text

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from hutch.config import Config
-from hutch.keeper.embedded import durable
+from hutch.keeper.embedded import open_keeper
 from tests.conftest import remove
 
 PATIENCE = 60.0
@@ -193,7 +193,7 @@ async def test_a_conversation_waits_as_long_as_it_may_idle(places: Path) -> None
     with workers(places, 1) as (worker,):
         box = worker.ask(do="hold", chat="a")
         worker.close()
-    keeper = durable(Config.load(state_dir=str(places / "s"), run_dir=str(places / "r")), visiting=True)
+    keeper = open_keeper(Config.load(state_dir=str(places / "s"), run_dir=str(places / "r")), visiting=True)
     record = await keeper.store.get(box)
     assert record is not None
     assert (record.grace_sec, bool(record.left_at)) == (record.spec.idle_timeout_sec, True)

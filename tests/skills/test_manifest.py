@@ -1,4 +1,4 @@
-"""The front matter: what is taken, what is refused by name, and what an edit leaves alone."""
+"""The front matter: what is accepted, what is refused by name, and what an edit leaves alone."""
 
 import pytest
 from hypothesis import given
@@ -99,7 +99,7 @@ def test_any_bytes_are_an_answer_or_a_typed_error(noise: bytes) -> None:
 
 
 def test_an_edit_keeps_every_other_byte() -> None:
-    """Lesson 40: a UI edit dropped unknown front matter."""
+    """An edit keeps unknown front matter (lesson 40)."""
     new = edit_manifest(FULL, description='Now: "other"')
     assert parse(new).description == 'Now: "other"'
     before, after = (

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from hutch.errors import BoxBusy, Invalid, LeaseLost, NotFound
 from hutch.keeper.access.files import Guard
 from hutch.keeper.access.handles import BoxHandle, JobHandle
-from hutch.keeper.access.leases import holds, regained, worth_writing
-from hutch.keeper.access.observe import Observing, refuse
+from hutch.keeper.access.leases import holds, renewal_is_due, resumable_lease
+from hutch.keeper.access.observe import ObserverGuard, refuse
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
@@ -59,7 +59,7 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
     live = await find(call)
     observes = call.caller.role is Role.OBSERVER or _observes(call)
     if observes or (live.held_by_another(call.caller.session) and not call.header("hutch-lease")):
-        yield Observing(call.keeper, live)
+        yield ObserverGuard(call.keeper, live)
         return
     async with using(call) as handle:
         yield handle
@@ -85,7 +85,12 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
     record = live.record
     lease, now = record.lease, time.time()
     held = lease is not None and holds(lease, session) and lease.live(now)
-    if lease is None or not held or worth_writing(lease, now, keeper.config.lease_sec) or record.state is State.STOPPED:
+    if (
+        lease is None
+        or not held
+        or renewal_is_due(lease, now, keeper.config.lease_sec)
+        or record.state is State.STOPPED
+    ):
         await keeper.acquire(record.id, session)
 
 
@@ -116,8 +121,8 @@ async def _keep(call: Call, live: Live, given: str) -> None:
 
 async def _regain(call: Call, live: Live, acquired_at: float) -> None:
     """Give the session back the lease under which it used the box while another process kept it, if it is free."""
-    async with live.changing:
-        lease = regained(live.record, call.caller.session, acquired_at, time.time())
+    async with live.state_lock:
+        lease = resumable_lease(live.record, call.caller.session, acquired_at, time.time())
         if lease is not None:
             await call.keeper.states.update(live.record, into=live, lease=lease, left_lease=None)
 
@@ -127,7 +132,7 @@ async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:
     lease, now = live.record.lease, time.time()
     if lease is None or not holds(lease, call.caller.session) or not lease.live(now):
         raise LeaseLost(f"the lease of box {live.record.id} has run out", remedy="attach to it again")
-    if not sparingly or worth_writing(lease, now, call.keeper.config.lease_sec):
+    if not sparingly or renewal_is_due(lease, now, call.keeper.config.lease_sec):
         await call.keeper.renew(live)
 
 

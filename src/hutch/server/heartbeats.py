@@ -29,7 +29,7 @@ class Presence:
         else:
             if before is not None:
                 self.end(session, box_id, client)
-            live.opened_by(session)
+            live.add_handle(session)
         timer = asyncio.get_running_loop().call_later(seconds, self.end, session, box_id, client)
         self._heard.setdefault(box_id, {})[name] = (live, timer)
 
@@ -43,7 +43,7 @@ class Presence:
             del self._heard[box_id]
         live, timer = found
         timer.cancel()
-        live.closed_by(session)
+        live.remove_handle(session)
 
     def end_session(self, session: str, box_id: str) -> None:
         """The session has let the box go, with all of its clients."""

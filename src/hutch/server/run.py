@@ -272,7 +272,9 @@ async def _tell_rights(service: Service, tell: Told) -> None:
 async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:
     config, keeper = service.config, service.keeper
     found = await condition(keeper, (), service.started_at)
-    isolation = (await keeper.engines.asked(found.provider)).isolation if config.enabled else Isolation.NONE
+    isolation = (
+        (await keeper.engines.current_capabilities(found.provider)).isolation if config.enabled else Isolation.NONE
+    )
     return Ready(
         pid=os.getpid(), socket=path, url=url, first_key=first_key, enabled=config.enabled, provider=found.provider,
         isolation=isolation, usable=found.available, reason=found.reason, remedy=found.remedy,

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from hutch.config import directories
 from hutch.errors import QuotaExceeded
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 
 LEFT_FREE = 256 << 20
 """Bytes of the disk that are never promised to anybody."""
@@ -78,6 +78,6 @@ class Place:
     async def remove(self) -> None:
         """A thread does it: a box may have very many files."""
         try:
-            await whole(asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True))
+            await run_uncancelled(asyncio.to_thread(shutil.rmtree, self.path, ignore_errors=True))
         finally:
             self._spool.promise(self._key, -self._size)

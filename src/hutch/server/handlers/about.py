@@ -94,7 +94,7 @@ async def providers(call: Call, query: ProvidersQuery) -> Reply:
         if query.name not in names:
             raise NotFound(f"there is no provider {query.name!r}", op=call.op, remedy=f"one of {', '.join(names)}")
         names = [query.name]
-    found = [await call.keeper.engines.asked(name) for name in names]
+    found = [await call.keeper.engines.current_capabilities(name) for name in names]
     return Reply(ProviderList(default=call.service.config.provider, providers=found))
 
 

@@ -7,7 +7,7 @@ import msgspec
 
 from hutch.errors import Gone, Invalid, Refused
 from hutch.keeper.access import lookup
-from hutch.keeper.access.leases import OF_A_PROCESS
+from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.access.views import all_shown, shown, shown_anywhere
 from hutch.keeper.boxes.live import Live, taken_over
 from hutch.keeper.keys import Role
@@ -220,7 +220,7 @@ async def drop_lease(call: Call) -> Reply:
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     presence, client = call.service.presence, call.header("hutch-client")
-    if client and holder.startswith(OF_A_PROCESS):
+    if client and holder.startswith(PROCESS_SESSION_PREFIX):
         # Processes that share a session of nobody's name each give up their own share; the last releases the box.
         presence.end(holder, live.record.id, client)
         await call.keeper.release(live, holder, unless=lambda live: holder in live.handles)

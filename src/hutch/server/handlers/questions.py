@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import HutchError
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.questions import Question
 from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
@@ -87,7 +87,7 @@ async def answer(call: Call, body: AnswerBody) -> Reply:
     """Decide. The first answer counts; a question that was answered, or gave up, is not found."""
     question = call.service.questions.answer(call.params["question"], body.answer, owner=call.own.readable)
     said = f"{body.answer} by {call.caller.key_id}"
-    await whole(_tell(call.service, question, ANSWERED, str(body.answer), f"{said}: {question.text}"))
+    await run_uncancelled(_tell(call.service, question, ANSWERED, str(body.answer), f"{said}: {question.text}"))
     return Reply(status=204)
 
 
@@ -104,7 +104,7 @@ async def _asked(service: Service, owner: str, request: AskRequest) -> Answer:
         return await service.questions.wait(question)
     except (HutchError, asyncio.CancelledError) as error:
         why = error.message if isinstance(error, HutchError) else "whoever asked has left"
-        await whole(_tell(service, question, ANSWERED, "", f"{why}: {question.text}"))
+        await run_uncancelled(_tell(service, question, ANSWERED, "", f"{why}: {question.text}"))
         raise
     finally:
         service.questions.drop(question)

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.keeper.access.leases import worth_writing
+from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
 from hutch.keeper.access.views import shown
 from hutch.model.arguments import ask
@@ -107,7 +107,7 @@ async def _still_there(call: Call, session: str, box_id: str, acquired_at: float
     if lease is None or (lease.holder, lease.acquired_at) != (session, acquired_at) or not lease.live(now):
         return False
     call.service.presence.beat(session, live, call.header("hutch-client"))
-    if worth_writing(lease, now, call.keeper.config.lease_sec):
+    if renewal_is_due(lease, now, call.keeper.config.lease_sec):
         await call.keeper.renew(live)
     return True
 
@@ -136,7 +136,7 @@ async def leave_current(call: Call) -> Reply:
 async def working(call: Call, body: dict[str, Any]) -> Reply:
     """The box this session works in: its current one, else the owner's default, else a new one of this spec."""
     caller = call.caller
-    live, notes = await call.keeper.sessions.working(caller.session, asked(body), caller.owner)
+    live, notes = await call.keeper.sessions.find_or_create(caller.session, asked(body), caller.owner)
     return Reply(FoundBox(box=shown(live.record, live), notes=notes))
 
 
@@ -161,7 +161,7 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     place = scope(body.template, body.values, owner=caller.owner, kind=body.kind)
     spec = asked(body.spec)
     spec = spec.but(labels={**spec.labels, "scope": place.shown})
-    live, notes = await call.keeper.working(spec, place.key, caller.session, caller.owner)
+    live, notes = await call.keeper.box_for_key(spec, place.key, caller.session, caller.owner)
     note_client(call, live)
     return Reply(FoundBox(box=shown(live.record, live), notes=notes))
 

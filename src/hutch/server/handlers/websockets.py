@@ -13,7 +13,7 @@ from hutch import telemetry
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Timeout
 from hutch.keeper.access.callers import called_by
 from hutch.keeper.access.handles import BoxHandle, JobHandle
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
 from hutch.providers.guest_client.allowance import allowed
@@ -190,7 +190,7 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQu
             await socket.send(msgspec.json.encode({"exit_code": result.exit_code, "signal": result.signal}).decode())
             await socket.close(NORMAL)
     finally:
-        await whole(_hang_up(box, job))
+        await run_uncancelled(_hang_up(box, job))
 
 
 async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -> None:
