@@ -120,9 +120,11 @@ def test_what_is_read_slowly_is_not_cut(narrow: Server) -> None:
             part = slow.recv(1 << 18)
             assert part, "it was cut although it was read"
             got += part
-            if len(got) - read_at_pause > 3 * MB:  # More than a third of the kernel's buffer: the server writes again.
+            if (
+                len(got) - read_at_pause > 3 * MB
+            ):  # More than a third of the kernel's buffer, so the server writes again.
                 read_at_pause = len(got)
-                time.sleep(1.5 * READ_TIMEOUT / 3)
+                time.sleep(0.75 * READ_TIMEOUT)  # The second such pause is longer than the timeout in total.
         assert got.count(b"\\u0000") > 1_990_000  # A chunk may end inside a character.
         slow.close()
 
@@ -131,7 +133,7 @@ def test_more_than_a_keys_part_is_refused_and_others_have_theirs(narrow: Server)
     """Answers that are not read use up the key's budget; another key's large answer comes all the same."""
     first, second = (narrow.tcp(narrow.key("user", name)) for name in ("full", "other"))
     with first.box(**SMALL) as box, second.box(**SMALL) as other:
-        command = {"command": "head -c 4000000 /dev/zero", "keep_output": 2 * MB}
+        command = {"command": "head -c 2000000 /dev/zero", "keep_output": 2 * MB}
         waiting = [unread(first, "POST", f"{box}/exec", command) for _ in range(16)]
         until(lambda: held(narrow) > 10 * MB)
         got = second.good("POST", f"{other}/exec", {"command": f"head -c {3 * MB} /dev/zero", "keep_output": 4 * MB})
