@@ -1,4 +1,4 @@
-"""What every test relies on: default signals, fixed seeds, coroutine tests, and Hutch directories of its own."""
+"""Fixtures and hooks of every test: default signals, fixed seeds, coroutine tests, and temporary Hutch directories."""
 
 import asyncio
 import importlib

@@ -1,4 +1,4 @@
-"""What the keeper adds and saves: exec through a handle, a box from the pool, a conversation's box found again."""
+"""What the keeper costs and saves: exec through a handle, a box from the pool, the lookup of a conversation's box."""
 
 import asyncio
 import shutil
@@ -15,7 +15,7 @@ POOLED = 8
 
 
 async def handle(context: Context) -> list[Number]:
-    """Leases, pins and events on the way to the same instance."""
+    """The cost of leases, pins and events: exec through a handle beside exec on the bare instance."""
     program = shutil.which("true")
     assert program is not None
     async with context.hutch() as hutch, hutch.box() as box:
@@ -39,7 +39,7 @@ async def handle(context: Context) -> list[Number]:
 
 
 async def found(context: Context) -> list[Number]:
-    """A ready box claimed from the pool, and a live box found again by its conversation."""
+    """Claim a ready box from the pool, and look up the live box of a conversation."""
     async with context.hutch(pool={"default": POOLED}) as hutch:
         claimed = [await _claim(hutch) for _ in range(context.count(100))]
     async with context.hutch() as hutch:
@@ -48,7 +48,7 @@ async def found(context: Context) -> list[Number]:
             start = perf_counter()
             async with hutch.box_for("{chat}", chat=7) as box:
                 again.append(1000 * (perf_counter() - start))
-        await hutch.destroy(box.id)  # it would wait for the next program that asks for it
+        await hutch.destroy(box.id)  # box_for keeps it for the next program
     return [
         Number("claim", "a ready box claimed from the pool", "ms", Summary.of(claimed)),
         Number("found", "a conversation's live box found and leased", "ms", Summary.of(again)),

@@ -1,4 +1,4 @@
-"""A second owner's commands over HTTP while another key abuses the server (`bench.abuse`), beside the same in quiet."""
+"""A second owner's commands over HTTP while another key abuses the server (`bench.abuse`), and without that load."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -16,11 +16,11 @@ from hutch.api import Box
 EVERY_SECONDS = 0.05
 COUNT = 4
 SECONDS = 3.0
-"""So many at once of each kind of load, for so long."""
+"""The number of clients of each kind of load, and how long it lasts."""
 
 
 async def under_abuse(context: Context) -> list[Number]:
-    """In turns, load by load: what it takes without one, then with it."""
+    """Before each load the same time passes without one, so that both are measured in turns."""
     seconds = SECONDS if not context.brief else 0.3
     quiet: list[float] = []
     loaded: list[float] = []
@@ -39,7 +39,7 @@ async def under_abuse(context: Context) -> list[Number]:
 
 
 async def _prepared(admin: Target) -> Target:
-    """A box of another owner. It is made by hand: a client's session would hold its lease."""
+    """Make a box of another owner by plain requests: the session of a client would hold its lease."""
     target = replace(admin, key=await _key(admin, "first"))
     made = await target.answer("POST", "/v1/boxes", {"memory_mb": 256, "disk_mb": 160})
     target = replace(target, box=f"/v1/boxes/{made['id']}")
@@ -53,7 +53,7 @@ async def _key(admin: Target, owner: str) -> str:
 
 
 async def _during(box: Box, load: Awaitable[None]) -> list[float]:
-    """Milliseconds of each command while something else goes on."""
+    """Milliseconds of each command while the load lasts."""
     taken: list[float] = []
     going = asyncio.ensure_future(load)
     while not going.done():

@@ -1,4 +1,4 @@
-"""The peers of one run: those that are there, and why the others are not."""
+"""The peers of one run: those that can be measured, and why the others cannot."""
 
 import contextlib
 from collections.abc import Iterator
@@ -38,7 +38,7 @@ def no_peers() -> Iterator[Peers]:
 
 @contextlib.contextmanager
 def all_peers() -> Iterator[Peers]:
-    """Starts what can be started, and ends it."""
+    """Start every peer that can be started, and stop them at the end."""
     peers = Peers()
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(scratch_directory())
@@ -69,6 +69,6 @@ def _noting_failure(peers: Peers, name: str) -> Iterator[None]:
 
 
 def _check(engine: Engine) -> None:
-    """One container before all, so that an engine that cannot run here is named and not measured."""
+    """Run one container, so that an engine that cannot run here is named and not measured."""
     container, _ = engine.first_command()
     engine.remove(container)

@@ -18,7 +18,7 @@ CGROUP = f"/bench-of-hutch-{os.getpid()}"  # `hutch prune` may sweep what is cal
 
 @contextlib.contextmanager
 def scratch_directory() -> Iterator[Path]:
-    """A directory for daemons. At the end nothing of theirs is left: no process, no mount, no cgroup, no file."""
+    """A directory for daemons. At the end their processes, mounts, cgroups and files are gone."""
     # Not /tmp: it may be a tmpfs or an overlay, on which Docker would fall back to a slow storage driver.
     directory = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/var/tmp"))
     try:
@@ -32,7 +32,7 @@ def scratch_directory() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def daemon(argv: Sequence[str], sock: Path) -> Iterator[None]:
-    """Runs the program until the block ends; enters it when the socket is there."""
+    """Run the program until the block ends; the block begins when the socket exists."""
     # It goes with us even if we are killed; in a session of its own, Ctrl-C reaches us and not it.
     prefix = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     log = sock.with_suffix(".log")
@@ -90,7 +90,7 @@ def _unmount(directory: Path) -> None:
 
 
 def _remove_cgroups() -> None:
-    """Engines leave the parent group that they were told to use, in every hierarchy."""
+    """Remove the parent group, which engines leave behind in every hierarchy."""
     for mounted in Path("/proc/mounts").read_text().splitlines():
         _, point, kind, *_ = mounted.split()
         if kind not in ("cgroup", "cgroup2"):

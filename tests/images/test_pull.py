@@ -1,4 +1,4 @@
-"""Pulling from a real registry on loopback: whole and verified, or nothing at all (P18, S8)."""
+"""Pulling from a real registry on loopback: complete and verified, or nothing at all (P18, S8)."""
 
 import base64
 import gzip
@@ -38,7 +38,7 @@ from tests.images.token_server import ISSUER, SERVICE, tokens
 
 
 def noise(count: int) -> bytes:
-    """Does not pack, so that a connection can be cut in the middle of it."""
+    """Content that does not compress, so that a connection can be cut in the middle of it."""
     return tar_of(("noise", {"data": os.urandom(count)}))
 
 
@@ -99,7 +99,7 @@ def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
 
 
 def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], match: str) -> None:
-    """Beside a good layer, so that something has arrived by then."""
+    """Push it beside a good layer, so that something has arrived by then."""
     name = registry.push(f"a/refused-{digest_of(made.manifest)[7:19]}", made)
     with pytest.raises(kind, match=match):
         pull(store, name)
@@ -107,7 +107,7 @@ def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], 
 
 
 def test_a_spoiled_blob_is_refused(registry: Server, store: Store) -> None:
-    """A byte changed in the registry's own data: the digest tells."""
+    """A byte is changed in the registry's own data, and the digest shows it."""
     made = image(noise(50_000), noise(60_000))
     name = registry.push("a/spoiled", made)
     path = registry.blob_file(digest_of(made.layers[1]))
@@ -130,7 +130,7 @@ def test_a_spoiled_manifest_is_refused(registry: Server, store: Store) -> None:
 
 
 def test_a_layer_that_is_not_what_the_image_says_is_refused(registry: Server, store: Store) -> None:
-    """A wrong diff id: the bytes are those of the registry, but not those that were built."""
+    """The bytes are those of the registry, but the diff id says that they are not those that were built."""
     made = image(noise(100), tar_of(("f", {"data": b"real"})))
     made.diff_ids[1] = digest_of(tar_of(("f", {"data": b"said"})))
     refused(registry, store, made, Refused, "the image says")
@@ -169,7 +169,7 @@ def test_a_claimed_size_bounds_what_is_read(registry: Server, store: Store) -> N
 
 
 def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
-    """The rest is asked for by Range: two cuts do not make the download longer by more than what was on the wire."""
+    """The rest is requested by Range: two cuts add no more to the download than what was on the wire."""
     made = image(noise(4 << 20))
     registry.push("a/long", made)
     with severing(registry.address, after=1 << 20, cuts=2) as proxy:
@@ -207,14 +207,14 @@ def test_what_an_earlier_pull_left_is_not_believed(registry: Server, store: Stor
         Path(store.blob_path(digest_of(made.layers[0]))).unlink()
 
 
-# --- who we are ----------------------------------------------------------------------------------------------
+# --- authentication ------------------------------------------------------------------------------------------
 
 PASSWORD = "a-password-that-nobody-sees"
 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A registry that asks for a password."""
+    """A registry that requires a password."""
     with serving(tmp_path_factory.mktemp("closed"), user="ann", password=PASSWORD) as server:
         server.push("team/private", image(tar_of(("f", {"data": b"1"}))))
         yield server
@@ -222,7 +222,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def lines() -> Any:
-    """Everything that is logged."""
+    """Return everything that is logged."""
     found: list[str] = []
     logs.configure(level="debug", write=found.append)
     yield found
@@ -244,7 +244,8 @@ def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch
 def test_every_way_to_say_who_we_are(
     closed: Server, store: Store, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    """Flags, configuration, a password file, the environment, `docker login` and its helpers; and no word in a log."""
+    """Credentials come from flags, configuration, a password file, the environment, `docker login` and its helpers;
+    none is logged."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     how = PullOptions()
     if way == "given":
@@ -278,18 +279,19 @@ def test_every_way_to_say_who_we_are(
 def test_a_bearer_token_is_fetched_with_the_password(
     tmp_path: Path, store: Store, registry: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token flow against a real registry that checks real signatures."""
+    """The token flow works against a real registry that checks real signatures."""
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
     with tokens(tmp_path / "tokens", "ann", PASSWORD) as (giving, realm):
         bundle = {"rootcertbundle": str(giving.certificate), "issuer": ISSUER, "service": SERVICE, "realm": realm}
         made = small()
-        with serving(tmp_path / "open") as filling:  # the same data, filled without asking
+        with serving(tmp_path / "open") as filling:  # the same data, filled without authentication
             filling.push("team/secret", made)
         with serving(tmp_path / "open", auth={"token": bundle}) as server:
             name = f"{server.address}/team/secret"
             with pytest.raises(Refused, match="sends us to"):
                 pull(store, name)
-            # A token's server on this machine has to be known: a registry's word alone leads to public addresses.
+            # A token server on this machine must be configured, because a registry may only send us to public
+            # addresses.
             store.settings = ImageSettings(tries=3, registries={urlsplit(realm).netloc: RegistrySettings()})
             with pytest.raises(Unauthenticated):
                 pull(store, name)
@@ -303,7 +305,7 @@ def test_another_machine_is_not_asked_without_tls(store: Store) -> None:
     """Plain HTTP is for this machine, unless the configuration names the registry."""
     name = "10.255.255.1:5000/a/b"
     store.settings = ImageSettings(tries=1, timeout_sec=0.2)
-    with pytest.raises(Unavailable):  # by TLS, to which nobody answers
+    with pytest.raises(Unavailable):  # by TLS, which nobody answers
         pull(store, name)
     with pytest.raises(Refused, match="without TLS"):
         request("http://10.255.255.1:5000/v2/", ConnectionRules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
@@ -331,7 +333,7 @@ def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -
 def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B42: a registry of one's own has a certificate of one's own; who vouches for it is a setting, or the system."""
+    """The authority of a private registry's certificate comes from a setting or from the system (B42)."""
     vouched, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
     made = small()
     with serving(tmp_path / "tls", certified_by=vouched) as server:

@@ -1,4 +1,4 @@
-"""Names of images: what people write, and the one full form it has."""
+"""Image references: what people write, and the one full form of each."""
 
 import pytest
 

@@ -26,6 +26,8 @@ from hutch.keeper.store.postgres_connections import Connection, Connections
 from hutch.model.receipts import GONE, Receipt
 from tests.keeper.postgres_server import Server
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 Open = Callable[[], Ledger]
 FULL_DISK = Path(__file__).with_name("full_disk.py")
@@ -186,9 +188,9 @@ async def test_many_writers_at_once(opened: Open) -> None:
 class Forgetful(Connections):
     """The first answer to everything is lost on its way: the same work is tried again."""
 
-    def _once(self, work: Callable[[Connection, bool], T], again: bool) -> T:
-        super()._once(work, again)
-        return super()._once(work, True)
+    def _attempt(self, work: Callable[[Connection, bool], T], retried: bool) -> T:
+        super()._attempt(work, retried)
+        return super()._attempt(work, True)
 
 
 async def test_a_lost_answer_of_postgres_doubles_nothing(database: str) -> None:

@@ -19,6 +19,8 @@ from hutch.model.receipts import Receipt, Who
 from hutch.policy.rights import UNBOUND
 from tests.keeper.crashing import House, house
 
+pytestmark = pytest.mark.slow
+
 HOLDER = Path(__file__).with_name("crash_holder.py")
 SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 16}
 SECRET = "correct-horse-battery"

@@ -1,11 +1,11 @@
-"""The front matter: what is taken, what is refused by name, and what an edit leaves alone."""
+"""The front matter: what is accepted, what is refused by name, and what an edit leaves alone."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from hutch.errors import HutchError, Invalid
-from hutch.skills.manifest import check_name, edited, is_skill_name, parse, split
+from hutch.skills.manifest import check_name, edit_manifest, is_skill_name, parse, split
 from tests.skills.make_skill import manifest
 
 FULL = b"""\xef\xbb\xbf---
@@ -99,17 +99,17 @@ def test_any_bytes_are_an_answer_or_a_typed_error(noise: bytes) -> None:
 
 
 def test_an_edit_keeps_every_other_byte() -> None:
-    """Lesson 40: a UI edit dropped unknown front matter."""
-    new = edited(FULL, description='Now: "other"')
+    """An edit keeps unknown front matter (lesson 40)."""
+    new = edit_manifest(FULL, description='Now: "other"')
     assert parse(new).description == 'Now: "other"'
     before, after = (
         FULL.split(b"description: >\n  Reads PDFs\n  and more.\n"),
         new.split(b'description: "Now: \\"other\\""\n'),
     )
     assert before == after
-    assert edited(FULL, body="# New\n") == FULL[: FULL.index(b"\n# Body")] + b"# New\n"
+    assert edit_manifest(FULL, body="# New\n") == FULL[: FULL.index(b"\n# Body")] + b"# New\n"
     windows = b"---\r\nname: a # n\r\ndescription: old # why\r\nz: 1\r\n---\r\nbody\r\n"
-    assert edited(windows, description="new") == windows.replace(b"old", b'"new"')
+    assert edit_manifest(windows, description="new") == windows.replace(b"old", b'"new"')
 
 
 def test_names() -> None:

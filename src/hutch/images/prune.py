@@ -75,10 +75,8 @@ def cleaned_on_refusal(store: Store) -> Iterator[None]:
     except Unavailable:
         raise
     except HutchError:
-        with (
-            contextlib.suppress(Conflict),
-            store.lock_exclusive(timeout=0),
-        ):  # others are at work: the next `prune` removes it
+        # If others are at work, the next `prune` removes it.
+        with contextlib.suppress(Conflict), store.lock_exclusive(timeout=0):
             for name in set(list_names(store.path("partial"))) - partial_before:  # other layers
                 os.unlink(store.path("partial", name))
             _collect(store, keep_steps=True)

@@ -28,7 +28,7 @@ from hutch.providers import registry
 if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
-    from hutch.keeper.skills.skills import OwnerSkills
+    from hutch.keeper.skills.skills import LocalSkills
     from hutch.model.status import Status
 
 
@@ -40,8 +40,8 @@ class Hutch:
     """
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
-        self._keeper = keeper or opened(Config.load(**configuration))
-        self.session = leases.OF_A_PROCESS + os.urandom(8).hex()
+        self._keeper = keeper or open_process_keeper(Config.load(**configuration))
+        self.session = leases.PROCESS_SESSION_PREFIX + os.urandom(8).hex()
         self._started = False
         self._borrowed = False
         """A view for another session: whoever made it closes."""
@@ -95,7 +95,7 @@ class Hutch:
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
         labels = {**asked.pop("labels", {}), "scope": place.shown}
-        live, notes = await self._keeper.working(ask(**asked, labels=labels), place.key, self.session)
+        live, notes = await self._keeper.box_for_key(ask(**asked, labels=labels), place.key, self.session)
         box = BoxHandle(self._keeper, live, self.session, notes)
         try:
             yield box
@@ -148,7 +148,7 @@ class Hutch:
     async def working(self, **spec: Any) -> BoxHandle:
         """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
         await self._start()
-        live, notes = await self._keeper.sessions.working(self.session, ask(**spec))
+        live, notes = await self._keeper.sessions.find_or_create(self.session, ask(**spec))
         return BoxHandle(self._keeper, live, self.session, notes)
 
     async def leave(self) -> None:
@@ -187,7 +187,7 @@ class Hutch:
         await self._start()
 
         def held(live: Live) -> bool:
-            leases.acquired(live.record, self.session, time.time())  # or BoxBusy
+            leases.fields_to_acquire(live.record, self.session, time.time())  # or BoxBusy
             return False
 
         await self._keeper.destroy(box_id, unless=None if force else held)
@@ -207,8 +207,8 @@ class Hutch:
         return self._own.receipts
 
     @property
-    def skills(self) -> "OwnerSkills":
-        return self._own.skills
+    def skills(self) -> "LocalSkills":
+        return self._own.local_skills
 
     @cached_property
     def questions(self) -> "OwnerQuestions":
@@ -225,7 +225,7 @@ class Hutch:
         if name:
             self._keeper.engines.provider(name)  # or NotFound
         names = [name] if name else sorted(registry.names())
-        return tuple([await self._keeper.engines.asked(each) for each in names])
+        return tuple([await self._keeper.engines.current_capabilities(each) for each in names])
 
     async def status(self) -> "Status":
         """Always answers (lesson 11)."""
@@ -236,12 +236,12 @@ class Hutch:
             await self._keeper.close()
 
 
-def opened(config: Config) -> Keeper:
+def open_process_keeper(config: Config) -> Keeper:
     logs.configure(level=config.log_level, format=config.log_format)
-    return durable(config)
+    return open_keeper(config)
 
 
-def durable(config: Config, *, visiting: bool = False) -> Keeper:
+def open_keeper(config: Config, *, visiting: bool = False) -> Keeper:
     """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     store, liveness = open_store(config)
     return Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store), visiting=visiting)

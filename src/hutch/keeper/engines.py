@@ -144,7 +144,7 @@ class Engines:
         if name in self._providers:
             self._providers[name].doubt()
 
-    async def asked(self, name: str) -> Capabilities:
+    async def current_capabilities(self, name: str) -> Capabilities:
         """What the engine can do, for a report: asked anew after a failure and after a while, so that no dead engine
         stays usable (lesson 41). One that cannot even be asked is not usable, and says why."""
         if (known := self._fresh(name)) is not None:
@@ -188,7 +188,7 @@ class Engines:
         profile = self._config.resolve_profile(spec.profile)
 
         async def able(name: str) -> str:
-            self._effective(name, spec, profile, await self.asked(name), passed)
+            self._effective(name, spec, profile, await self.current_capabilities(name), passed)
             return name
 
         try:

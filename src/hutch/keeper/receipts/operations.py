@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from hutch import telemetry
 from hutch.errors import HutchError
-from hutch.keeper.access.callers import who
+from hutch.keeper.access.callers import current_caller
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.logs import redact
@@ -134,7 +134,7 @@ class Operation:
             owner=record.owner,
             at=self._at,
             op=self._op,
-            who=who(self._session),
+            who=current_caller(self._session),
             details=details,
             digests=digests,
             policy=self._operations.policy(record),

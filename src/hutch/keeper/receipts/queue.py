@@ -11,7 +11,7 @@ from contextlib import suppress
 from itertools import islice
 
 from hutch.errors import HutchError, Unavailable
-from hutch.keeper.access.callers import unasked
+from hutch.keeper.access.callers import keeper_context
 from hutch.keeper.receipts.ledger import Ledger
 from hutch.logs import log
 from hutch.model.receipts import GAP, Receipt
@@ -137,7 +137,7 @@ class ReceiptQueue:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self._writing = asyncio.create_task(self._write(), name="hutch-receipts", context=unasked())
+        self._writing = asyncio.create_task(self._write(), name="hutch-receipts", context=keeper_context())
 
     async def _write(self) -> None:
         pause, last_tries = SHORTEST_PAUSE, 0

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 
 from hutch.errors import HutchError, Invalid, NotFound, Unavailable
-from hutch.keeper.access.callers import unasked, who
+from hutch.keeper.access.callers import current_caller, keeper_context
 from hutch.keeper.boxes.records import POOL_OWNER, BoxRecord
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.operations import Operations
@@ -90,7 +90,7 @@ class Receipts:
     def start(self, store: Store) -> None:
         """End what a keeper before could not, and begin to prune, now and then."""
         if self.queue is not None and self._clock is None:
-            self._clock = asyncio.create_task(self._look_after(store), name="hutch-retention", context=unasked())
+            self._clock = asyncio.create_task(self._look_after(store), name="hutch-retention", context=keeper_context())
 
     async def close(self) -> tuple[Receipt, ...]:
         """Those that could not be written, and are lost."""
@@ -153,7 +153,7 @@ class Receipts:
         at = time.time()  # not the caller's word: nobody puts a note before what has happened already
         box, whose = await self._place(box_id, owner, at)
         draft = Receipt(
-            box=box, owner=whose, at=at, op=op, who=who(session), details=told, digests=digests,
+            box=box, owner=whose, at=at, op=op, who=current_caller(session), details=told, digests=digests,
             error=error[:LONGEST_CODE], duration_ms=round(duration_ms, 3),
         )  # fmt: skip
         await self._settled(self.operations.ended(draft))
@@ -175,8 +175,8 @@ class Receipts:
             return 0
         told, digests = self.operations.told(details)
         draft = Receipt(
-            box=record.id, owner=record.owner, at=time.time(), op=op, who=who(session), details=told, digests=digests,
-            policy=self.operations.policy(record),
+            box=record.id, owner=record.owner, at=time.time(), op=op, who=current_caller(session), details=told,
+            digests=digests, policy=self.operations.policy(record),
         )  # fmt: skip
         return self.operations.ended(draft)
 
@@ -321,7 +321,7 @@ class Receipts:
     def _prune_sometimes(self, box_id: str) -> None:
         busy = self._pruning is not None and not self._pruning.done()
         if self.queue is not None and not busy and crc32(box_id.encode()) % PRUNED_BY == 0:
-            self._pruning = asyncio.create_task(self._prune_once(), name="hutch-retention", context=unasked())
+            self._pruning = asyncio.create_task(self._prune_once(), name="hutch-retention", context=keeper_context())
 
     async def _prune_once(self) -> None:
         try:

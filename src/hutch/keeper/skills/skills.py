@@ -69,10 +69,7 @@ class Skills:
 
 
 class OwnerSkills:
-    """The `Skills` protocol of `hutch.api` for one owner, and what the server needs besides.
-
-    A source may be a path of this machine, so only a caller who may read such paths may name one.
-    """
+    """The skills of one owner, for any caller: a source is never a path that the caller names."""
 
     def __init__(self, skills: Skills, boxes: "SkillBoxes", owner: str) -> None:
         self._skills = skills
@@ -109,29 +106,19 @@ class OwnerSkills:
     async def bindings(self) -> tuple[SkillBinding, ...]:
         return await in_thread(self._skills.store.bindings, self._owner)
 
-    async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
-        return await scan(directory)
-
-    async def preview(
-        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False
-    ) -> SkillPreview:
-        return await in_thread(self._skills.store.preview, self._owner, _source(source, path, ref, local_git))
+    async def preview(self, source: "Source") -> SkillPreview:
+        return await in_thread(self._skills.store.preview, self._owner, source)
 
     # --- changing -------------------------------------------------------------------------------------------
 
-    async def install(
-        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False,
-        digest: str = "", name: str = "", new: bool = False,
-    ) -> SkillInfo:  # fmt: skip
+    async def install(self, source: "Source", *, digest: str = "", name: str = "", new: bool = False) -> SkillInfo:
         """Install a skill or its next version.
 
         `digest` accepts only the version that a preview has shown. With `new`, an existing skill of that name is a
         Conflict.
         """
-        wanted = _source(source, path, ref, local_git)
-        skill, before = await in_thread(
-            self._skills.store.install, self._owner, wanted, digest=digest, name=name, new=new
-        )  # fmt: skip
+        store = self._skills.store
+        skill, before = await in_thread(store.install, self._owner, source, digest=digest, name=name, new=new)
         await self._changed(skill, before, "installed" if not before else "upgraded")
         return skill
 
@@ -214,13 +201,31 @@ class OwnerSkills:
             await self._skills.notify_followers(self._owner)
 
 
+class LocalSkills(OwnerSkills):
+    """The `Skills` protocol of `hutch.api` for this machine's user, who may install from paths of this machine."""
+
+    async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
+        return await scan(directory)
+
+    async def preview(
+        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False
+    ) -> SkillPreview:
+        return await super().preview(_source(source, path, ref, local_git))
+
+    async def install(
+        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False,
+        digest: str = "", name: str = "", new: bool = False,
+    ) -> SkillInfo:  # fmt: skip
+        return await super().install(_source(source, path, ref, local_git), digest=digest, name=name, new=new)
+
+
 def _source(source: "str | Path | bytes | Source", path: str, ref: str, local_git: bool) -> "Source":
     from hutch.skills import sources
 
     if isinstance(source, bytes):
         return sources.Zip("sent.zip", source, path)
     if isinstance(source, str | Path):
-        return sources.of(str(source), path=path, ref=ref, local_git=local_git)
+        return sources.parse_source(str(source), path=path, ref=ref, local_git=local_git)
     return source
 
 
@@ -248,7 +253,7 @@ async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
 async def _gather(
     files: "api.Files", top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
 ) -> None:
-    from hutch.skills.content import LEFT_OUT, MOST_BYTES_IN_FILE, check_plain
+    from hutch.skills.content import EXCLUDED_NAMES, MAX_FILE_BYTES, check_path
 
     try:
         listed = await files.list(f"{top}/{below}" if below else top)
@@ -257,15 +262,15 @@ async def _gather(
     for each in listed:
         last = posixpath.basename(each.path)
         name = f"{below}/{last}" if below else last
-        if last in LEFT_OUT:
+        if last in EXCLUDED_NAMES:
             continue
-        check_plain(name)
+        check_path(name)
         if each.kind is FileKind.DIRECTORY:
             await _gather(files, top, name, budget, found)
         elif each.kind is not FileKind.FILE:
             raise Refused(f"{name} is a {each.kind}, and a skill holds only files", remedy="put a copy in its place")
         else:
-            data = await files.read(f"{top}/{name}", limit=MOST_BYTES_IN_FILE + 1)
+            data = await files.read(f"{top}/{name}", limit=MAX_FILE_BYTES + 1)
             budget.add_file(name, len(data))
             found[name] = (data, bool(each.mode & 0o111))
 
@@ -274,7 +279,7 @@ async def scan(directory: str | Path) -> tuple[FoundSkill, ...]:
     """The skills in a tree of directories of this machine (B38)."""
     from hutch.skills import content
 
-    return await in_thread(content.scan, Path(directory).absolute())
+    return await in_thread(content.scan_skills, Path(directory).absolute())
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
