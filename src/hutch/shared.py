@@ -23,12 +23,12 @@ from hutch.errors import BoxBusy, HeldElsewhere
 from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.takeover import keeper_locks
+from hutch.keeper.takeover.liveness import KeeperLock
 from hutch.logs import log
 from hutch.model.ids import BoxId
 
 if TYPE_CHECKING:
-    from hutch.server.embedded import EmbeddedServer
+    from hutch.server.run import EmbeddedServer
 
 SUCCESSION_SECONDS = 0.02
 """Interval between checks whether a lost process has ended, so that its socket path can be taken over."""
@@ -148,7 +148,7 @@ class Sockets:
         self._keeper = keeper
         self._home = keeper.config.run_dir / "processes"
         self._listening: dict[Path, socket.socket] = {}
-        self._claims: list[keeper_locks.Claim] = []
+        self._claims: list[KeeperLock] = []
         self._server: EmbeddedServer | None = None
 
     def path(self, keeper: str) -> Path:
@@ -161,14 +161,14 @@ class Sockets:
             if path.is_socket() and path not in self._listening:
                 # Under its lock: another process may be about to take over the same path.
                 with suppress(BlockingIOError):
-                    claim = keeper_locks.Claim(self._home, path.name, wait=False)
+                    claim = KeeperLock(self._home, path.name, wait=False)
                     path.unlink(missing_ok=True)
                     claim.release()
 
     def take_over(self, keeper: str) -> bool:
         """Listen on that keeper's path; False if another process does."""
         try:
-            claim = keeper_locks.Claim(self._home, keeper, wait=False)
+            claim = KeeperLock(self._home, keeper, wait=False)
         except BlockingIOError:
             return False
         self._claims.append(claim)
@@ -185,7 +185,7 @@ class Sockets:
     def _serve(self, listening: socket.socket) -> None:
         """Serve the first connection. The server is loaded only now, because most processes never need it."""
         asyncio.get_running_loop().remove_reader(listening)
-        from hutch.server.embedded import EmbeddedServer
+        from hutch.server.run import EmbeddedServer
 
         if self._server is None:
             self._server = EmbeddedServer(self._keeper)

@@ -188,9 +188,9 @@ async def test_many_writers_at_once(opened: Open) -> None:
 class Forgetful(Connections):
     """The first answer to everything is lost on its way: the same work is tried again."""
 
-    def _once(self, work: Callable[[Connection, bool], T], again: bool) -> T:
-        super()._once(work, again)
-        return super()._once(work, True)
+    def _attempt(self, work: Callable[[Connection, bool], T], retried: bool) -> T:
+        super()._attempt(work, retried)
+        return super()._attempt(work, True)
 
 
 async def test_a_lost_answer_of_postgres_doubles_nothing(database: str) -> None:

@@ -31,8 +31,7 @@ from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
-from hutch.keeper.takeover import keeper_locks
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
@@ -91,7 +90,7 @@ class Keeper:
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self.reuses: Counter[str] = Counter()
         """How often a scope found its box again, by profile (S9)."""
-        self.liveness = liveness or Locks(keeper_locks.homes(config.state_dir, config.run_dir))
+        self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """The one that belongs to the store: whoever shares the store must be seen."""
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""

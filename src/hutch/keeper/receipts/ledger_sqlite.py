@@ -12,13 +12,13 @@ from hutch.errors import Unavailable
 from hutch.keeper.receipts.chain import Row, link
 from hutch.keeper.receipts.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, beyond, by_box
 from hutch.keeper.store.schema import LEDGER_STEPS, migrate
-from hutch.keeper.store.sqlite_files import opened
+from hutch.keeper.store.sqlite_files import open_database
 from hutch.model.receipts import Chain, Pruned, Receipt
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0
-"""Seconds to wait for other writers."""
+_LOCK_TIMEOUT = 30.0
+"""Seconds that a statement waits for other writers."""
 COLUMNS = (
     "box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at", "pruned_why",
     "pruned_limit",
@@ -124,7 +124,7 @@ class SqliteLedger:
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            db = opened(self._path, patience=_PATIENCE, synced=self._synced)
+            db = open_database(self._path, timeout=_LOCK_TIMEOUT, synced=self._synced)
             db.text_factory = lambda data: data.decode("utf-8", "replace")  # what is no text breaks its chain, not us
             try:
                 migrate(db, LEDGER_STEPS)
