@@ -31,8 +31,7 @@ from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
-from hutch.keeper.takeover import keeper_locks
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
@@ -91,7 +90,7 @@ class Keeper:
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self.reuses: Counter[str] = Counter()
         """How often a scope found its box again, by profile (S9)."""
-        self.liveness = liveness or Locks(keeper_locks.homes(config.state_dir, config.run_dir))
+        self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """The one that belongs to the store: whoever shares the store must be seen."""
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
@@ -203,7 +202,7 @@ class Keeper:
         await self.pool.stop()
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
-            self.receipts.left(live.record)
+            self.receipts.record_left(live.record)
         await self._let_go()
 
     async def detach(self) -> None:
@@ -217,12 +216,12 @@ class Keeper:
                     continue
                 if live.instance is not None:
                     await live.instance.close()
-                self.receipts.left(live.record)
+                self.receipts.record_left(live.record)
         await self._let_go()
 
     async def _let_go(self) -> None:
         await self.engines.close()
-        await losses.tell(self.states, await self.receipts.close())
+        await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False

@@ -115,7 +115,7 @@ class States:
 
     async def announce(self, event: Event) -> None:
         """Something that changed no box's record."""
-        await self._store.tell(event)
+        await self._store.add_event(event)
         for listener in self.listeners:
             listener(event)
 
