@@ -8,7 +8,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.keeper.receipts.chain import Row, Walk, pruning_problem
 from hutch.keeper.receipts.receipts import trailer
-from hutch.model.compatibility import remembered, understood_plain
+from hutch.model.compatibility import convert_lenient, decode_record
 from hutch.model.receipts import Chain, ChainCheck, Receipt
 
 _CHAIN = b'{"chain":'
@@ -72,7 +72,7 @@ class _Checking:
     def _receipt(self, line: bytes) -> None:
         self._receipts += 1
         if self._walk is None:
-            first = remembered(line, Receipt)
+            first = decode_record(line, Receipt)
             self._walk = Walk(first.box, first.owner)
         if self._walk.broken is None:
             try:
@@ -83,7 +83,7 @@ class _Checking:
     def _head(self, line: bytes) -> None:
         self._chains += 1
         try:
-            chain = understood_plain(msgspec.json.decode(line)["chain"], Chain)
+            chain = convert_lenient(msgspec.json.decode(line)["chain"], Chain)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Invalid(f"not the head of a chain: {error}") from error
         walk = self._walk or Walk(chain.box, chain.owner)

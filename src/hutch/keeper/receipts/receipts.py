@@ -20,9 +20,9 @@ from hutch.keeper.receipts.operations import Operations
 from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.receipts import ARRIVED, DAYBOOK, LEFT, Chain, ChainCheck, Details, Receipt
-from hutch.model.record import encoded
+from hutch.model.record import encode_json
 from hutch.model.state import State
 
 # What writes and checks chains is loaded at first use: `hutch run` keeps no receipts.
@@ -144,7 +144,7 @@ class Receipts:
         if not 0 <= duration_ms < math.inf:
             raise Invalid(f"a note cannot have taken {duration_ms} ms", op="receipts.note")
         told, digests = self.operations.told(details or {})
-        if len(told) > MOST_DETAILS or len(encoded(told)) > LONGEST_NOTE:
+        if len(told) > MOST_DETAILS or len(encode_json(told)) > LONGEST_NOTE:
             raise Invalid(
                 f"a note has at most {MOST_DETAILS} details, and {LONGEST_NOTE} bytes of JSON", op="receipts.note"
             )
@@ -349,7 +349,7 @@ def _op_of(event: Event) -> str:
 def _shown(row: "Row") -> Receipt:
     """As it is stored, if it can be read at all."""
     try:
-        return remembered(row.line, Receipt)
+        return decode_record(row.line, Receipt)
     except Invalid as error:
         raise Invalid(
             f"receipt {row.seq} cannot be read: {error.message}", op="receipts.list", remedy="hutch receipts verify"

@@ -9,7 +9,7 @@ from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
 from hutch.keeper.access.views import shown
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
 from hutch.model.record import Record
@@ -169,6 +169,6 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
 def parse_spec(body: dict[str, Any]) -> Spec:
     """The spec of a request's body; Invalid if it is none."""
     try:
-        return ask(**body)
+        return spec_from_arguments(**body)
     except (TypeError, msgspec.ValidationError) as error:
         raise Invalid(f"body: {error}", op="create") from error
