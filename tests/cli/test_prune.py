@@ -5,8 +5,12 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from hutch.linux.cgroup_detect import detect
 from tests.cli.cli_process import TIMEOUT, answer, boxes, hutch, read_until, started
+
+pytestmark = pytest.mark.slow
 
 
 def left_behind(env: dict[str, str]) -> list[tuple[str, str]]:

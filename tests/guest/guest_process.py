@@ -16,9 +16,9 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace
 from hutch.providers.base import InstanceRecord
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.verdicts import BoxFacts, Counters
+from hutch.providers.guest_client.verdicts import Counters, CounterSource
 
 _BODY = """
 import json, os, resource, socket, sys
@@ -140,9 +140,11 @@ SPEC = EffectiveSpec(
 
 
 @contextlib.asynccontextmanager
-async def instance_of(guest: GuestProcess, facts: BoxFacts | None = None, **more: Any) -> AsyncIterator[LinkedInstance]:
+async def instance_of(
+    guest: GuestProcess, facts: CounterSource | None = None, **more: Any
+) -> AsyncIterator[GuestInstance]:
     record = InstanceRecord(provider="linked", box_id=BoxId("box"), keeper="test")
-    made = LinkedInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
+    made = GuestInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
     try:
         yield made
     finally:

@@ -138,7 +138,7 @@ def test_edits_keep_everything_else(store: SkillStore, tmp_path: Path) -> None:
     assert {file.path: file.executable for file in store.files(ME, "demo")} == {
         "SKILL.md": False, "docs/a.md": False, "run": True
     }  # fmt: skip
-    with pytest.raises(Conflict, match="by now"):
+    with pytest.raises(Conflict, match="is now at"):
         store.change_files(ME, "demo", {"a": b""}, expect=first.digest)
     third, _ = store.change_files(ME, "demo", {"docs/a.md": None})
     assert third.digest == first.digest
