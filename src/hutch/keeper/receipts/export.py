@@ -73,17 +73,10 @@ class _ExportChecker:
 
     def _receipt(self, line: bytes) -> None:
         self._receipts += 1
-<<<<<<< HEAD
-        if self._walk is None:
-            first = decode_record(line, Receipt)
-            self._walk = Walk(first.box, first.owner)
-        if self._walk.broken is None:
-=======
         if self._verifier is None:
-            first = remembered(line, Receipt)
+            first = decode_record(line, Receipt)
             self._verifier = ChainVerifier(first.box, first.owner)
         if self._verifier.broken is None:
->>>>>>> house
             try:
                 self._verifier.check([Row.of_line(line)])
             except Invalid as error:

@@ -20,15 +20,9 @@ from hutch.keeper.receipts.operations import Operations
 from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
-<<<<<<< HEAD
 from hutch.model.compatibility import decode_record
-from hutch.model.receipts import ARRIVED, DAYBOOK, LEFT, Chain, ChainCheck, Details, Receipt
-from hutch.model.record import encode_json
-=======
-from hutch.model.compatibility import remembered
 from hutch.model.receipts import ARRIVED, LEFT, OWNER_LOG, Chain, ChainCheck, Details, Receipt
-from hutch.model.record import encoded
->>>>>>> house
+from hutch.model.record import encode_json
 from hutch.model.state import State
 
 # What writes and checks chains is loaded at first use: `hutch run` keeps no receipts.
@@ -155,13 +149,8 @@ class Receipts:
             )
         if not 0 <= duration_ms < math.inf:
             raise Invalid(f"a note cannot have taken {duration_ms} ms", op="receipts.note")
-<<<<<<< HEAD
-        told, digests = self.operations.told(details or {})
-        if len(told) > MOST_DETAILS or len(encode_json(told)) > LONGEST_NOTE:
-=======
         shown, digests = self.operations.shown_details(details or {})
-        if len(shown) > MAX_DETAILS or len(encoded(shown)) > MAX_NOTE_BYTES:
->>>>>>> house
+        if len(shown) > MAX_DETAILS or len(encode_json(shown)) > MAX_NOTE_BYTES:
             raise Invalid(
                 f"a note has at most {MAX_DETAILS} details, and {MAX_NOTE_BYTES} bytes of JSON", op="receipts.note"
             )
