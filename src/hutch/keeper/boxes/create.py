@@ -116,7 +116,7 @@ class Creator:
             else:
                 await run_uncancelled(
                     self._skills.on_destroyed(record)
-                )  # it is not on record, and its places were ready
+                )  # no record exists, but its mounts do
             raise
         return live, order
 
