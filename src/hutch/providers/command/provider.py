@@ -234,7 +234,7 @@ class LaunchedProvider(Provider):
     async def destroy(self, record: InstanceRecord) -> None:
         directory = self.ground.box(record.box_id)
         roots = [found for name in ("guest", "program") if (found := self._written(record.box_id, name)) is not None]
-        await process_trees.end(roots, farewell=self.farewell)
+        await process_trees.end(roots, grace=self.farewell)
         _reap()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         if directory.exists():
