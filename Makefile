@@ -6,7 +6,7 @@ PYTHON := .venv/bin/python
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-bench pin demo test test-rootless check bench prove
+.PHONY: help setup setup-python setup-bench pin demo test all-tests test-fast test-rootless check bench prove
 
 help: ## list the targets
 	@sed -nE 's/^([a-z-]+):.*## (.*)/\1\t\2/p' Makefile | expand -t 16
@@ -23,9 +23,18 @@ demo: setup ## a box, a command, a file, a limit: the short tour
 check: setup ## linters, types, import contracts, file lengths
 	@tools/check.sh
 
-test: setup check ## check, every test as this user, then (as root) the brief run as an ordinary user
+test: setup ## check, every test as this user, then (as root) the brief run as an ordinary user
+	@tools/count-cpu.sh $(MAKE) --no-print-directory all-tests
+
+all-tests: check
 	tools/test.sh $(ARGS)
 	tools/test-rootless.sh --brief
+
+setup-python: ## .venv only, without system packages
+	@tools/setup.sh --python
+
+test-fast: setup-python ## the tests that need only Python packages and the native engine, in a minute of CPU time
+	@tools/count-cpu.sh tools/test-fast.sh $(ARGS)
 
 test-rootless: setup ## every test as an ordinary user
 	tools/test-rootless.sh $(ARGS)

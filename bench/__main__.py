@@ -10,65 +10,88 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from bench import publish, report
+from bench import ablation, publish, report
+from bench.context import Context, open_context
 from bench.measures import MEASURES
 from bench.numbers import Number
-from bench.pace import Pace
 from bench.peers import Peers, all_peers, no_peers
-from bench.setting import Setting, setting
+from bench.steadiness import LoopTimer
+
+ABLATION = "ablation"
+"""No bench of the published numbers: it needs no peers, and compares Hutch with itself."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    asked = _parser().parse_args(arguments)
-    if unknown := [name for name in asked.names if name not in MEASURES]:
-        _parser().error(f"no bench {unknown[0]!r}; there are {', '.join(MEASURES)}")
-    if asked.publish and (asked.names or asked.brief or asked.no_peers):
+    parsed = _parser().parse_args(arguments)
+    if unknown := [name for name in parsed.names if name not in (*MEASURES, ABLATION)]:
+        _parser().error(f"no bench {unknown[0]!r}; there are {', '.join(MEASURES)} and {ABLATION}")
+    if parsed.publish and (parsed.names or parsed.brief or parsed.no_peers):
         _parser().error("--publish takes a whole run: no names, no --brief, no --no-peers")
-    signal.signal(signal.SIGTERM, _leave)
+    if ABLATION in parsed.names and len(parsed.names) > 1:
+        _parser().error(f"{ABLATION} runs alone")
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    if ABLATION in parsed.names:
+        return _ablation(brief=parsed.brief, written=parsed.json)
     started = report.machine()
-    with no_peers() if asked.no_peers else all_peers() as peers, setting(peers, brief=asked.brief) as chosen:
-        _say_missing(peers)
-        pace = Pace()
-        numbers, broken = asyncio.run(_measure(chosen, asked.names or list(MEASURES), pace))
-        result = report.result(numbers, peers, started, pace, brief=asked.brief, broken=broken)
-        print(report.steadiness(pace.plain()))
-        print(report.verdict(numbers))
-        if asked.json:
-            Path(asked.json).write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    with no_peers() if parsed.no_peers else all_peers() as peers, open_context(peers, brief=parsed.brief) as context:
+        _print_missing(peers)
+        loop_timer = LoopTimer()
+        numbers, broken = asyncio.run(_measure(context, parsed.names or list(MEASURES), loop_timer))
+        result = report.result(numbers, peers, started, loop_timer, brief=parsed.brief, broken=broken)
+        print(report.steadiness(loop_timer.as_json()))
+        print(report.goal_counts([number for _, number in numbers]))
+        if parsed.json:
+            _write_json(parsed.json, result)
     if broken:
         print(f"benches that broke: {', '.join(broken)}", file=sys.stderr)
         return 1
-    if asked.publish:
+    if parsed.publish:
         publish.publish(result)
     return 0
 
 
-async def _measure(chosen: Setting, names: Sequence[str], pace: Pace) -> tuple[list[Number], dict[str, str]]:
-    numbers: list[Number] = []
+async def _measure(
+    context: Context, names: Sequence[str], loop_timer: LoopTimer
+) -> tuple[list[tuple[str, Number]], dict[str, str]]:
+    numbers: list[tuple[str, Number]] = []
     broken: dict[str, str] = {}
     for name in names:
-        pace.take()
+        loop_timer.take()
         try:
-            found = await MEASURES[name](chosen)
+            measured = await MEASURES[name](context)
         except Exception as error:  # the boundary of one bench: it is reported, and the others still run
             traceback.print_exc()
             broken[name] = f"{type(error).__name__}: {error}"
             continue
-        for number in found:
+        for number in measured:
             print(report.lines(number), flush=True)
-            numbers.append(number)
-    pace.take()
+            numbers.append((name, number))
+    loop_timer.take()
     return numbers, broken
 
 
-def _say_missing(peers: Peers) -> None:
+def _ablation(*, brief: bool, written: str | None) -> int:
+    with no_peers() as peers, open_context(peers, brief=brief) as context:
+        found = asyncio.run(ablation.measure(context))
+    print(ablation.table(found))
+    if written:
+        _write_json(written, {"machine": report.machine(), "brief": brief, "ablation": ablation.as_json(found)})
+    return 0
+
+
+def _write_json(path: str, value: object) -> None:
+    Path(path).write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def _print_missing(peers: Peers) -> None:
     for name, reason in peers.missing.items():
         print(f"not measured: {name}: {reason}", flush=True)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(MEASURES)} (default: all)")
+    named = f"which: {', '.join(MEASURES)} (default: all of these), or {ABLATION} alone"
+    parser.add_argument("names", nargs="*", metavar="NAME", help=named)
     parser.add_argument("--no-peers", action="store_true", help="measure Hutch alone")
     parser.add_argument("--brief", action="store_true", help="few samples: shows that it works, not how fast")
     parser.add_argument("--json", metavar="FILE", help="also write the result there")
@@ -76,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _leave(number: int, frame: FrameType | None) -> None:
+def _exit_on_signal(number: int, frame: FrameType | None) -> None:
     """A terminated bench still ends the daemons that it started."""
     sys.exit(128 + number)
 

@@ -1,8 +1,8 @@
-"""Kinds of load that one key puts on a server to harm the others: asks for much and reads nothing, begins and does not
-finish, comes with a crowd. Each is small by itself; `tests/server/test_abuse.py` runs them beside a second owner, and
-`make bench` measures what that one notices.
+"""Kinds of load with which one key could harm the others: unread answers, unfinished requests, many connections.
 
-Whatever succeeds stays harmless: sizes, counts and times are bounded, and a box's own limits hold.
+Each is small by itself. `tests/server/test_abuse.py` runs them beside a second owner, and `make bench` measures what
+the second owner notices. A load that succeeds stays harmless: sizes, counts and times are bounded, and a box's own
+limits hold.
 """
 
 import asyncio
@@ -27,19 +27,19 @@ yes 'a line to be found, as long as lines of text are' | head -n 50000 >text
 
 @dataclass(frozen=True)
 class Target:
-    """A server, a key and a box of it that was prepared."""
+    """A server, a key, and the prepared box of that key."""
 
     host: str
     port: int
     key: str
     box: str
-    """Its path."""
+    """The box's URL path."""
 
     @contextlib.asynccontextmanager
-    async def asked(
+    async def request(
         self, method: str, path: str, body: object = None, *, head: str = "", known: bool = True
     ) -> AsyncIterator[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
-        """A request that was sent; its answer is nobody's business yet."""
+        """Send a request, and leave its answer to the caller."""
         # A small buffer: a client that does not read must not have the kernel read for it.
         reader, writer = await asyncio.open_connection(self.host, self.port, limit=4096)
         data = json.dumps(body).encode() if body is not None else b""
@@ -54,91 +54,91 @@ class Target:
             writer.transport.abort()
 
     async def answer(self, method: str, path: str, body: object = None) -> dict[str, Any]:
-        """The JSON of a whole answer; for what is needed before a load."""
-        async with self.asked(method, path, body, head="Connection: close\r\n") as (reader, _):
-            told = await reader.read()
-        head, _, content = told.partition(b"\r\n\r\n")
+        """The JSON of a whole answer, for what a load needs before it begins."""
+        async with self.request(method, path, body, head="Connection: close\r\n") as (reader, _):
+            received = await reader.read()
+        head, _, content = received.partition(b"\r\n\r\n")
         if b" 2" not in head[:12]:
-            raise RuntimeError(f"{method} {path}: {told[:500]!r}")
+            raise RuntimeError(f"{method} {path}: {received[:500]!r}")
         found: dict[str, Any] = json.loads(content or b"{}")
         return found
 
 
 Load = Callable[[Target, int, float], Awaitable[None]]
-"""So many at once, for so many seconds."""
+"""Takes the target, the number of clients at once, and the seconds that the load lasts."""
 
 
 async def prepare(target: Target) -> None:
-    """What the loads ask for."""
+    """Make the files in the box that the loads ask for."""
     made = await target.answer("POST", f"{target.box}/exec", {"command": _SETUP})
     if made["exit_code"] != 0:
         raise RuntimeError(f"the box could not be prepared: {made['stderr'][-500:]}")
 
 
-async def _held(target: Target, count: int, seconds: float, *request: object, head: str = "") -> None:
-    """So many answers that are asked for, and not read."""
+async def _hold_unread(target: Target, count: int, seconds: float, *request: object, head: str = "") -> None:
+    """Ask for `count` answers and read none of them."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(count):
-            await stack.enter_async_context(target.asked(*request, head=head))  # type: ignore[arg-type]
+            await stack.enter_async_context(target.request(*request, head=head))  # type: ignore[arg-type]
         await asyncio.sleep(seconds)
 
 
 async def unread_results(target: Target, count: int, seconds: float) -> None:
-    """Each byte of the output is six of the answer."""
+    """Zeros: each byte of the output is six bytes of JSON."""
     command = {"command": f"head -c {24 * MB} /dev/zero", "keep_output": 64 * MB}
-    await _held(target, count, seconds, "POST", f"{target.box}/exec", command)
+    await _hold_unread(target, count, seconds, "POST", f"{target.box}/exec", command)
 
 
 async def unread_small_results(target: Target, count: int, seconds: float) -> None:
-    """Many that are each within every bound."""
+    """Many results, each of which is within every bound."""
     command = {"command": "head -c 1000000 /dev/zero"}
-    await _held(target, 2 * count, seconds, "POST", f"{target.box}/exec", command)
+    await _hold_unread(target, 2 * count, seconds, "POST", f"{target.box}/exec", command)
 
 
 async def unread_files(target: Target, count: int, seconds: float) -> None:
-    await _held(target, 4 * count, seconds, "GET", f"{target.box}/files/content?path=large")
+    await _hold_unread(target, 4 * count, seconds, "GET", f"{target.box}/files/content?path=large")
 
 
 async def unread_lists(target: Target, count: int, seconds: float) -> None:
-    await _held(target, count, seconds, "GET", f"{target.box}/files?path=many")
+    await _hold_unread(target, count, seconds, "GET", f"{target.box}/files?path=many")
 
 
 async def unread_searches(target: Target, count: int, seconds: float) -> None:
     body = {"pattern": "line", "root": "text", "limit": 1_000_000}
-    await _held(target, count, seconds, "POST", f"{target.box}/files/grep", body)
+    await _hold_unread(target, count, seconds, "POST", f"{target.box}/files/grep", body)
 
 
 async def unread_follows(target: Target, count: int, seconds: float) -> None:
-    """A job that writes without an end, followed by clients that look away."""
+    """Clients follow a job that writes much, and do not read what they get."""
     started = await target.answer("POST", f"{target.box}/jobs", {"command": "head -c 100000000 /dev/zero; sleep 30"})
     job = started["id"]
-    await _held(target, 2 * count, seconds, "GET", f"{target.box}/jobs/{job}/follow")
+    await _hold_unread(target, 2 * count, seconds, "GET", f"{target.box}/jobs/{job}/follow")
     await target.answer("POST", f"{target.box}/jobs/{job}/signal", {"number": 9})
 
 
 async def unread_terminals(target: Target, count: int, seconds: float) -> None:
-    """WebSockets."""
+    """Terminals over WebSockets that nobody reads."""
     head = (
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n"
         f"Sec-WebSocket-Key: {base64.b64encode(os.urandom(16)).decode()}\r\n"
     )
     path = f"{target.box}/terminal?command={quote('yes')}"
-    await _held(target, count, seconds, "GET", path, head=head)
+    await _hold_unread(target, count, seconds, "GET", path, head=head)
 
 
 async def unread_events(target: Target, count: int, seconds: float) -> None:
-    await _held(target, 4 * count, seconds, "GET", "/v1/events", head="Accept: text/event-stream\r\n")
+    await _hold_unread(target, 4 * count, seconds, "GET", "/v1/events", head="Accept: text/event-stream\r\n")
 
 
 async def left_digests(target: Target, count: int, seconds: float) -> None:
-    """Of a file without an end, by clients that leave at once."""
+    """Clients ask for the digest of a huge file and leave at once."""
     for _ in range(count):
-        async with target.asked("POST", f"{target.box}/files/digest", {"path": "hollow"}):
+        async with target.request("POST", f"{target.box}/files/digest", {"path": "hollow"}):
             await asyncio.sleep(seconds / count / 2)
 
 
 async def trickling_uploads(target: Target, count: int, seconds: float) -> None:
-    """Bodies that come a byte at a time, and never whole."""
+    """Bodies that arrive a byte at a time and never end."""
 
     async def one() -> None:
         _, writer = await asyncio.open_connection(target.host, target.port)
@@ -155,7 +155,7 @@ async def trickling_uploads(target: Target, count: int, seconds: float) -> None:
 
 
 async def half_open(target: Target, count: int, seconds: float) -> None:
-    """Strangers who begin to ask."""
+    """Clients without a key that send the beginning of a request."""
     writers = []
     for _ in range(60 * count):
         with contextlib.suppress(OSError):
@@ -168,10 +168,10 @@ async def half_open(target: Target, count: int, seconds: float) -> None:
 
 
 async def idle_connections(target: Target, count: int, seconds: float) -> None:
-    """Kept alive after one good request."""
+    """Connections that stay open after one good request."""
     async with contextlib.AsyncExitStack() as stack:
         for _ in range(20 * count):
-            reader, _ = await stack.enter_async_context(target.asked("GET", "/v1/session/current"))
+            reader, _ = await stack.enter_async_context(target.request("GET", "/v1/session/current"))
             await reader.readuntil(b"\r\n\r\n")
         await asyncio.sleep(seconds)
 
@@ -179,15 +179,15 @@ async def idle_connections(target: Target, count: int, seconds: float) -> None:
 async def huge_heads(target: Target, count: int, seconds: float) -> None:
     for _ in range(4 * count):
         with contextlib.suppress(OSError):
-            async with target.asked("GET", "/v1/boxes", head=f"X-Long: {'a' * 200_000}\r\n", known=False):
+            async with target.request("GET", "/v1/boxes", head=f"X-Long: {'a' * 200_000}\r\n", known=False):
                 await asyncio.sleep(seconds / count / 8)
 
 
-async def knocking(target: Target, count: int, seconds: float) -> None:
-    """Strangers at doors that cost something to answer."""
+async def anonymous_requests(target: Target, count: int, seconds: float) -> None:
+    """Clients without a key ask for answers that cost something."""
     for turn in range(20 * count):
         path = ("/metrics", "/v1/openapi.json", "/readyz", "/mcp")[turn % 4]
-        async with target.asked("GET", path, head="Connection: close\r\n", known=False) as (reader, _):
+        async with target.request("GET", path, head="Connection: close\r\n", known=False) as (reader, _):
             await reader.read()
 
 
@@ -196,6 +196,6 @@ LOADS: dict[str, Load] = {
     for load in (
         unread_results, unread_small_results, unread_files, unread_lists, unread_searches, unread_follows,
         unread_terminals, unread_events, left_digests, trickling_uploads, half_open, idle_connections, huge_heads,
-        knocking,
+        anonymous_requests,
     )
 }  # fmt: skip

@@ -1,4 +1,7 @@
-"""What a measurement is: samples, their percentiles, and the goals they are held to. No clock in here."""
+"""What a measurement is: samples, their percentiles, and the goals they are held to. No clock in here.
+
+A goal is a ratio within one run, or an amount of memory. Machines differ and are noisy, so no absolute time is judged.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,7 +36,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Number:
-    """One line of the result: ours, the peers' of the same run, and what was promised."""
+    """One line of the result: ours, the peers' of the same run, and the goals."""
 
     name: str
     what: str
@@ -43,63 +46,75 @@ class Number:
     goals: tuple["Goal", ...] = ()
     more_is_better: bool = False
 
-    def times(self, peer: str) -> float:
+    def times_better(self, peer: str) -> float:
         """How many times better than the peer: above 1 we win."""
         theirs = self.peers[peer].p50
         return self.ours.p50 / theirs if self.more_is_better else theirs / self.ours.p50
 
-    def plain(self) -> dict[str, object]:
-        """For JSON."""
+    def as_json(self, bench: str) -> dict[str, object]:
+        """`bench` is the name that the command line takes to measure this again."""
         return {
             "name": self.name,
+            "bench": bench,
             "what": self.what,
             "unit": self.unit,
             "more_is_better": self.more_is_better,
-            **_plain(self.ours),
+            **_rounded(self.ours),
             "peers": {
-                name: {**_plain(theirs), "times": round(self.times(name), 3)} for name, theirs in self.peers.items()
+                name: {**_rounded(theirs), "times": round(self.times_better(name), 3)}
+                for name, theirs in self.peers.items()
             },
-            "goals": [{"goal": goal.text, "met": goal.met(self)} for goal in self.goals],
+            "goals": [{"goal": goal.text, "measured": goal.shown(self), "met": goal.met(self)} for goal in self.goals],
         }
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A promise about a number. `met` answers None when the peer it speaks of was not measured."""
+    """A bound on a value that follows from a number; the value is None when its peer was not measured."""
 
     text: str
-    met: Callable[[Number], bool | None]
+    value: Callable[[Number], float | None]
+    bound: float
+    at_least: bool = False
+    unit: str = "×"
 
+    def met(self, number: Number) -> bool | None:
+        value = self.value(number)
+        if value is None:
+            return None
+        return value >= self.bound if self.at_least else value <= self.bound
 
-def at_most(bound: float, unit: str) -> Goal:
-    return Goal(f"≤ {bound:g} {unit}", lambda number: number.ours.p50 <= bound)
-
-
-def at_least(bound: float, unit: str) -> Goal:
-    return Goal(f"≥ {bound:g} {unit}", lambda number: number.ours.p50 >= bound)
+    def shown(self, number: Number) -> str:
+        """The measured value; empty if there is none."""
+        value = self.value(number)
+        return "" if value is None else f"{value:.3g}{self.unit}"
 
 
 def times_faster(factor: float, peer: str) -> Goal:
     return Goal(
         f"≥ {factor:g}× faster than {peer}",
-        lambda number: number.times(peer) >= factor if peer in number.peers else None,
+        lambda number: number.times_better(peer) if peer in number.peers else None,
+        factor,
+        at_least=True,
     )
 
 
-def times_as_long(factor: float, peer: str) -> Goal:
-    return Goal(
-        f"≤ {factor:g}× {peer}",
-        lambda number: number.ours.p50 <= factor * number.peers[peer].p50 if peer in number.peers else None,
-    )
+def at_most_times(factor: float, peer: str) -> Goal:
+    return Goal(f"≤ {factor:g}× {peer}", lambda number: _ratio(number, peer), factor)
 
 
-def at_most_above(bound: float, unit: str, peer: str) -> Goal:
-    """At most `bound` above the peer's."""
-    return Goal(
-        f"≤ {peer} + {bound:g} {unit}",
-        lambda number: number.ours.p50 - number.peers[peer].p50 <= bound if peer in number.peers else None,
-    )
+def at_least_times(factor: float, peer: str) -> Goal:
+    """For numbers of which more is better."""
+    return Goal(f"≥ {factor:g}× {peer}", lambda number: _ratio(number, peer), factor, at_least=True)
 
 
-def _plain(summary: Summary) -> dict[str, float]:
+def at_most_memory(megabytes: float) -> Goal:
+    return Goal(f"≤ {megabytes:g} MB", lambda number: number.ours.p50, megabytes, unit=" MB")
+
+
+def _ratio(number: Number, peer: str) -> float | None:
+    return number.ours.p50 / number.peers[peer].p50 if peer in number.peers else None
+
+
+def _rounded(summary: Summary) -> dict[str, float]:
     return {"p50": round(summary.p50, 4), "p95": round(summary.p95, 4), "n": summary.n}

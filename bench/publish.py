@@ -6,7 +6,7 @@ from typing import Any
 
 from bench.measures import MEASURES
 from bench.picture import picture
-from bench.report import WORDS, quantity, steadiness
+from bench.report import VERDICTS, quantity, steadiness
 
 TREE = Path(__file__).parent.parent
 
@@ -22,23 +22,32 @@ make bench ARGS="create exec"       # only these
 make bench ARGS="--no-peers"        # Hutch alone, any user
 make bench ARGS="--json out.json"   # keep the numbers
 make bench ARGS="--publish"         # everything, and write this page, the picture and bench/results.json anew
+make bench ARGS=ablation            # what each optimisation of box creation saves: Hutch with it and without it
 ```
 
 Benches: {names}.
 
-## Results
-
 {machine}
 
-| what | Hutch p50 | p95 | n | beside it, p50 (times slower than Hutch) | goal |
-|---|---|---|---|---|---|
+## Goals
+
+A goal is a ratio within this one run, or memory. Machines differ and are noisy, so an absolute time has no verdict.
+
+| what | goal | measured | verdict | command |
+|---|---|---|---|---|
+{goals}
+
+## Numbers
+
+| what | Hutch p50 | p95 | n | beside it, p50 (times slower than Hutch) |
+|---|---|---|---|---|
 {rows}
 
 Not measured: {missing}.
 
 ## How it is measured
 
-- **In turns.** Each bench has ten rounds, and in every round each engine has its share of the samples, so that noise
+- **In turns.** Most benches have ten rounds, and in every round each engine has its share of the samples, so that noise
   of the machine hits all of them. One run of each comes first and does not count.
 - **Like beside like.** Hutch's API beside the engines' HTTP API (a kept connection on a Unix socket, no client
   library); `hutch run` beside `docker run`. Network is off everywhere; containers have the memory, CPU and process
@@ -46,16 +55,20 @@ Not measured: {missing}.
 - **Directories.** Records are in SQLite on a disk; the run directory (sockets) is in memory, as `/run` is wherever an
   init system made it.
 - **Create** counts from the call to the end of a first `true`; removal is not counted. For containers: create, start,
-  exec (create, read to the end, inspect).
+  exec (create, read to the end, inspect). **Create in process** and **one create** end when the box has answered.
 - **fork+exec** is `subprocess.Popen(...).wait()` of the same program without any box: the floor for `exec`.
+- **python3 -c pass** is a new interpreter in an empty environment: the floor for `hutch run`.
+- **plain loopback copy**: two Python processes, one TCP connection, SHA-256 on the receiving side: the floor for files.
 - **bwrap** sets no limits and keeps no session: one command, one sandbox. **runsc** (gVisor) runs as a runtime of the
   same Docker daemon; it isolates more.
 - **Over HTTP**: `hutch serve` in a process of its own with receipts on, and Hutch's own client on TCP with a key. Many
   clients means sessions of one client process, each with a box; those with a pause ask four times a second.
-- **Beside abuse**: a second owner's command each 50 ms while another key leaves answers unread, trickles bodies, opens
+- **Under abuse**: a second owner's command each 50 ms while another key leaves answers unread, trickles bodies, opens
   connections by the hundred and so on (`bench/abuse.py`), one kind after the other, each after the same time of quiet.
+- **Beside idle boxes**: the same keeper with 0, 500, 1,000 and 2,000 boxes that have each run one command. The empty
+  keeper is measured before and after.
 - **One run.** Whatever it shows is published: no bench is repeated and no run is picked. A loop that is timed between
-  the benches tells how steady the machine was; on a shared one, neighbours can double every time.
+  the benches shows how steady the machine was; on a shared one, neighbours can double every time.
 - **p95**: 95 of 100 samples were at least this good.
 - **Idle memory** is the fall of MemAvailable, kernel memory included, divided by the number of boxes, after one command
   in each.
@@ -82,9 +95,18 @@ def document(result: dict[str, Any]) -> str:
     return DOCUMENT.format(
         names=", ".join(f"`{name}`" for name in MEASURES),
         machine=about,
+        goals="\n".join(line for each in numbers for line in _goal_rows(each)),
         rows="\n".join(_row(each) for each in numbers),
         missing=missing or "nothing",
     )
+
+
+def _goal_rows(number: dict[str, Any]) -> list[str]:
+    command = f"`make bench ARGS={number['bench']}`"
+    return [
+        f"| {number['what']} | {each['goal']} | {each['measured'] or '–'} | {VERDICTS[each['met']]} | {command} |"
+        for each in number["goals"]
+    ]
 
 
 def _row(number: dict[str, Any]) -> str:
@@ -92,6 +114,5 @@ def _row(number: dict[str, Any]) -> str:
     peers = ", ".join(
         f"{name} {quantity(each['p50'], unit)} ({each['times']:.1f}×)" for name, each in number["peers"].items()
     )
-    goals = "; ".join(f"{each['goal']}: {WORDS[each['met']]}" for each in number["goals"])
     p50, p95 = quantity(number["p50"], unit), quantity(number["p95"], unit)
-    return f"| {number['what']} | **{p50}** | {p95} | {number['n']} | {peers or '–'} | {goals} |"
+    return f"| {number['what']} | **{p50}** | {p95} | {number['n']} | {peers or '–'} |"

@@ -8,25 +8,27 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.numbers import Number, Summary
-from bench.pace import Pace
 from bench.peers import Peers
+from bench.steadiness import LoopTimer
 
-WORDS = {True: "met", False: "MISSED", None: "not measured"}
+VERDICTS = {True: "met", False: "MISSED", None: "not measured"}
 
 
 def lines(number: Number) -> str:
-    """One number: ours, each peer's with the ratio, each goal with its answer."""
-    shown = [f"\n{number.what}", f"  {'hutch':<14}{_summary(number.ours, number.unit)}"]
+    """One number: ours, each peer's with the ratio, each goal with its verdict."""
+    shown = [f"\n{number.what}", f"  {'hutch':<20}{_summary(number.ours, number.unit)}"]
     for name, theirs in number.peers.items():
-        shown.append(f"  {name:<14}{_summary(theirs, number.unit)}   {number.times(name):.2f}×")
-    shown += [f"  goal: {goal.text}: {WORDS[goal.met(number)]}" for goal in number.goals]
+        shown.append(f"  {name:<20}{_summary(theirs, number.unit)}   {number.times_better(name):.2f}×")
+    for goal in number.goals:
+        measured = goal.shown(number)
+        shown.append(f"  goal: {goal.text}: {f'{measured}, ' if measured else ''}{VERDICTS[goal.met(number)]}")
     return "\n".join(shown)
 
 
-def verdict(numbers: Sequence[Number]) -> str:
+def goal_counts(numbers: Sequence[Number]) -> str:
     answers = [goal.met(number) for number in numbers for goal in number.goals]
-    counted = {word: sum(answer is key for answer in answers) for key, word in WORDS.items()}
-    return "\ngoals: " + ", ".join(f"{count} {word}" for word, count in counted.items() if count)
+    counted = {word: sum(answer is key for answer in answers) for key, word in VERDICTS.items()}
+    return "\ngoals: " + (", ".join(f"{count} {word}" for word, count in counted.items() if count) or "none")
 
 
 def steadiness(loop_ms: Mapping[str, float]) -> str:
@@ -35,21 +37,22 @@ def steadiness(loop_ms: Mapping[str, float]) -> str:
 
 
 def result(
-    numbers: Sequence[Number], peers: Peers, started: dict[str, object], pace: Pace, *, brief: bool,
-    broken: dict[str, str],
+    numbers: Sequence[tuple[str, Number]], peers: Peers, started: dict[str, object], loop_timer: LoopTimer, *,
+    brief: bool, broken: dict[str, str],
 ) -> dict[str, object]:  # fmt: skip
+    """`numbers` come with the name of the bench that measured them."""
     return {
         "brief": brief,
         "broken": broken,
-        "machine": {**started, "load_after": _load(), "loop_ms": pace.plain()},
+        "machine": {**started, "load_after": _load(), "loop_ms": loop_timer.as_json()},
         "peer_versions": peers.versions,
         "not_measured": peers.missing,
-        "numbers": [number.plain() for number in numbers],
+        "numbers": [number.as_json(bench) for bench, number in numbers],
     }
 
 
 def machine() -> dict[str, object]:
-    """What the numbers depend on. The load tells whether the machine was quiet."""
+    """What the numbers depend on. The load shows whether the machine was quiet."""
     return {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "kernel": platform.release(),
@@ -63,7 +66,7 @@ def machine() -> dict[str, object]:
 
 
 def quantity(value: float, unit: str) -> str:
-    """Three digits that mean something."""
+    """Three significant digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2
     return f"{value:,.{digits}f} {unit}"
 
@@ -85,9 +88,9 @@ def _processor() -> str:
 
 
 def _commit() -> str:
-    """What was measured: the commit, and whether the tree differed from it."""
+    """The commit that was measured, and whether the tree differed from it."""
     commit, changes = (
-        subprocess.run(["git", *asked], capture_output=True, text=True).stdout.strip()
-        for asked in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "src"])
+        subprocess.run(["git", *arguments], capture_output=True, text=True).stdout.strip()
+        for arguments in (["rev-parse", "--short", "HEAD"], ["status", "--porcelain", "--", "src"])
     )
     return f"{commit or 'unknown'}{' with changes' if changes else ''}"

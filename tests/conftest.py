@@ -1,8 +1,9 @@
-"""What every test relies on: default signals, fixed seeds, coroutine tests, and Hutch directories of its own."""
+"""Fixtures and hooks of every test: default signals, fixed seeds, coroutine tests, and temporary Hutch directories."""
 
 import asyncio
 import importlib
 import inspect
+import json
 import os
 import shutil
 import signal
@@ -31,12 +32,44 @@ LOOP_FACTORY: Callable[[], asyncio.AbstractEventLoop] | None = (
 )
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Undo what a parent ignored or blocked: exec keeps both, so every process of every test would inherit them."""
     for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
         if signal.getsignal(number) is signal.SIG_IGN:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    if PROGRESS:
+        config.pluginmanager.register(Progress(Path(PROGRESS), notes=not hasattr(config, "workerinput")))
+
+
+PROGRESS = os.environ.get("HUTCH_TEST_PROGRESS", "")
+
+
+class Progress:
+    """Notes the tests that have ended well in a file, and leaves out those that it finds there.
+
+    tools/test.sh uses it to run only the rest after pytest itself has died.
+    """
+
+    def __init__(self, file: Path, *, notes: bool) -> None:
+        """An xdist worker notes nothing, because its controller hears of every test."""
+        self._file = file
+        self._notes = notes
+        self._ended = frozenset(json.loads(line) for line in file.read_text().splitlines()) if file.exists() else ()
+        self._failed: set[str] = set()
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        ended = [item for item in items if item.nodeid in self._ended]
+        if ended:
+            config.hook.pytest_deselected(items=ended)
+            items[:] = [item for item in items if item.nodeid not in self._ended]
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._failed.add(report.nodeid)
+        elif self._notes and report.when == "teardown" and report.nodeid not in self._failed:
+            with self._file.open("a") as file:
+                file.write(json.dumps(report.nodeid) + "\n")
 
 
 WORKER_DIED = pytest.StashKey[bool]()
@@ -82,7 +115,11 @@ def hutch_directories() -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("HUTCH_STATE_DIR", str(parent / "s"))
         environment.setenv("HUTCH_RUN_DIR", str(parent / "r"))
-        for name in ("HUTCH_PROVE", "HUTCH_TEST_LOOP"):  # for the tests, which have read them; no settings of Hutch
+        for name in (
+            "HUTCH_PROVE",
+            "HUTCH_TEST_LOOP",
+            "HUTCH_TEST_PROGRESS",
+        ):  # for the tests, which have read them; no settings of Hutch
             environment.delenv(name, raising=False)
         yield parent
     remove(parent)

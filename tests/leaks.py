@@ -1,4 +1,4 @@
-"""What this process and its boxes hold on the machine, counted or named."""
+"""Counts or names what this process and its boxes hold on the machine, to find what they leave behind."""
 
 import contextlib
 import gc
@@ -14,7 +14,7 @@ from hutch.model.ids import is_box_id
 
 @dataclass(frozen=True)
 class Holdings:
-    """Two of these are equal when nothing was left behind between them."""
+    """Two of these are equal if nothing was left behind between them."""
 
     processes: int
     descriptors: int
@@ -28,7 +28,7 @@ class Holdings:
 
 
 def holdings(keeper: str, *directories: Path) -> Holdings:
-    """`keeper` is part of the names of the groups it makes: others may work on this machine too."""
+    """Only groups with the name of `keeper` count, because others may work on this machine too."""
     gc.collect()
     return Holdings(
         processes=len(descendants(os.getpid())),
@@ -40,46 +40,46 @@ def holdings(keeper: str, *directories: Path) -> Holdings:
     )
 
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 @contextlib.contextmanager
-def leaving_no_trace(*homes: Path, groups: Callable[[], Iterable[str]] = list) -> Iterator[None]:
-    """Around work that must leave no process, mount, group or box's directory that was not there before.
+def leaving_no_trace(*directories: Path, groups: Callable[[], Iterable[str]] = list) -> Iterator[None]:
+    """Fail if the work in this block leaves a process, mount, group or box's directory behind.
 
-    `homes`: the run and state directories it uses; `groups`: the control groups it might leave. Whoever it starts and
-    leaves becomes a child of this process, so that nobody is overlooked.
+    `directories` are the run and state directories that it uses, `groups` the control groups that it might leave. A
+    process that it starts and leaves becomes a child of this process, so that none is overlooked.
     """
-    before = traces(homes, groups)
+    before = traces(directories, groups)
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     try:
         yield
-        deadline = time.monotonic() + PATIENCE
-        while left := traces(homes, groups) - before:
+        deadline = time.monotonic() + TIMEOUT
+        while left := traces(directories, groups) - before:
             assert time.monotonic() < deadline, f"left behind: {sorted(left)}"
             time.sleep(0.05)
     finally:
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 0)
 
 
-def traces(homes: tuple[Path, ...], groups: Callable[[], Iterable[str]]) -> set[str]:
+def traces(directories: tuple[Path, ...], groups: Callable[[], Iterable[str]]) -> set[str]:
     mounts = Path("/proc/self/mountinfo").read_text().splitlines()
     return {
-        *(f"process {pid}" for pid in descendants(os.getpid()) if not _buried(pid)),
-        *(f"mount {line}" for line in mounts for home in homes if f" {home}/" in line),
+        *(f"process {pid}" for pid in descendants(os.getpid()) if not _reaped(pid)),
+        *(f"mount {line}" for line in mounts for base in directories if f" {base}/" in line),
         *(f"group {name}" for name in groups()),
-        *(f"directory {path}" for home in homes for path in _box_directories(home)),
+        *(f"directory {path}" for base in directories for path in _box_directories(base)),
     }
 
 
-def _box_directories(home: Path) -> list[Path]:
-    """Of boxes, and of those that were begun ahead of any order."""
-    found = [*home.glob("*"), *home.glob("boxes/*")]
+def _box_directories(base: Path) -> list[Path]:
+    """The directories of boxes, and of children that were started before any order."""
+    found = [*base.glob("*"), *base.glob("boxes/*")]
     return [path for path in found if is_box_id(path.name) or path.name.startswith(".stem-")]
 
 
-def _buried(pid: int) -> bool:
-    """Whether it was an orphan of ours that has ended; children of the tests' own are left to those."""
+def _reaped(pid: int) -> bool:
+    """Reap the process if it has ended; False while it lives."""
     try:
         ended = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] == "Z"
         return ended and os.waitpid(pid, os.WNOHANG)[0] == pid

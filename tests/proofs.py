@@ -1,4 +1,4 @@
-"""What a full-count run has shown, written down with the commit it was run on."""
+"""Records of full-count runs: what they have shown, and on which commit."""
 
 import json
 import os
@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 
 
 def write(name: str, **facts: object) -> None:
-    """Into proof/NAME.json. A tree with changes outside proof/ is named as such: its commit proves nothing."""
-    told = {
+    """Write proof/NAME.json. The commit is marked if the tree had changes outside proof/: it proves nothing then."""
+    record = {
         "commit": _commit(),
         "date": time.strftime("%Y-%m-%d", time.gmtime()),
         "python": platform.python_version(),
@@ -24,7 +24,7 @@ def write(name: str, **facts: object) -> None:
     }
     path = ROOT / "proof" / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(told, indent=2) + "\n")
+    path.write_text(json.dumps(record, indent=2) + "\n")
 
 
 def _commit() -> str:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything that can be told without running a box. Runs all checks, then fails if any did.
+# Run every check that needs no box, then fail if any of them failed.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

@@ -31,24 +31,24 @@ def page() -> str:
     return "\n".join([BEGIN, *_lines(document())]) + "\n"
 
 
-def _lines(told: dict[str, Any]) -> Iterator[str]:
-    yield from _table("Headers", _header_rows(told))
-    operations = [(path, method, each) for path, by in told["paths"].items() for method, each in by.items()]
-    for tag in told["tags"]:
+def _lines(openapi: dict[str, Any]) -> Iterator[str]:
+    yield from _table("Headers", _header_rows(openapi))
+    operations = [(path, method, each) for path, by in openapi["paths"].items() for method, each in by.items()]
+    for tag in openapi["tags"]:
         yield f"## {tag['name'].capitalize()}\n"
         yield f"{tag['description']}\n"
         for path, method, operation in operations:
             if tag["name"] in operation["tags"]:
                 yield from _operation(method.upper(), path, operation)
     yield "## WebSockets\n"
-    for path, socket in told["x-websockets"].items():
+    for path, socket in openapi["x-websockets"].items():
         yield f"### `WS {path}`\n"
         yield f"{socket['summary']} {_MAY[socket['x-hutch-may']]}\n"
         yield from _table("", _parameter_rows(socket["parameters"]))
     yield "## Errors\n"
-    yield from _errors(told)
+    yield from _errors(openapi)
     yield "## Records\n"
-    for name, schema in sorted(told["components"]["schemas"].items()):
+    for name, schema in sorted(openapi["components"]["schemas"].items()):
         if not name.endswith("Query"):  # they stand with their operations
             yield from _record(name, schema)
 
@@ -78,8 +78,8 @@ def _contents(content: dict[str, Any]) -> str:
     return " or ".join(forms)
 
 
-def _header_rows(told: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    for name, header in told["components"]["parameters"].items():
+def _header_rows(openapi: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
+    for name, header in openapi["components"]["parameters"].items():
         yield f"`{name}`", "", header["description"]
 
 
@@ -118,10 +118,10 @@ def _record(name: str, schema: dict[str, Any]) -> Iterator[str]:
     yield from _table("", rows)
 
 
-def _errors(told: dict[str, Any]) -> Iterator[str]:
+def _errors(openapi: dict[str, Any]) -> Iterator[str]:
     yield "Every error is an [Error](#error). By status:\n"
     by_status: dict[str, dict[str, str]] = {}
-    for name, answer in told["components"]["responses"].items():
+    for name, answer in openapi["components"]["responses"].items():
         sentences = answer["description"].split("`")[1:]
         for code, meaning in zip(sentences[::2], sentences[1::2], strict=True):
             by_status.setdefault(name[:3], {})[code] = meaning.lstrip(": ").strip()

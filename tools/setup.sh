@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
 # Make a clone ready to work in: the system packages that the tests use, and .venv. Safe to run again at any time.
+# With --python it installs no system package, and makes .venv only.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -110,5 +111,5 @@ development_packages() {
 # One setup at a time in a clone: the lock sits on a file that is there anyway and goes with this process.
 exec 9<pyproject.toml
 flock 9
-system_packages 9<&-
+[[ ${1-} == --python ]] || system_packages 9<&-
 virtual_environment 9<&-

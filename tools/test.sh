@@ -2,7 +2,8 @@
 # Run the tests: first those that may run beside each other, then those marked `alone`, one by one.
 #
 # A test that fails is run once more, alone. If it passes then, the run goes on and names it as unsteady at the
-# end; if it fails or skips, the run fails. A pytest that died is run once more as a whole, in one process.
+# end; if it fails or skips, the run fails. After a pytest that died, the tests that had not ended well are run in one
+# process.
 # Arguments go to pytest (paths, -k, ...).
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -54,13 +55,13 @@ phase() {
   local name=$1 mark=$2 code before
   shift 2
   local cache=$scratch/cache-$name
-  run "$name" -m "$mark" -o cache_dir="$cache" "$@"
+  HUTCH_TEST_PROGRESS=$scratch/progress-$name run "$name" -m "$mark" -o cache_dir="$cache" "$@"
   code=$?
   case $code in
     0) return 0 ;;
     1) ;;
     5) empty=$((empty + 1)); return 0 ;;
-    *) whole_again "$name" "$mark" "$code"; return 0 ;;
+    *) the_rest "$name" "$mark" "$code"; return 0 ;;
   esac
 
   before=$("$python" tools/failed_tests.py "$cache") || finish 1 "$name failed in a way that has no second run"
@@ -74,15 +75,17 @@ phase() {
   mapfile -t -O "${#unsteady[@]}" unsteady <<<"$before"
 }
 
-# whole_again NAME MARK CODE: pytest itself died, or lost a worker with the tests it had yet to run. The phase is run
-# once more, in one process, and then must pass as it is.
-whole_again() {
+# the_rest NAME MARK CODE: pytest itself died, or lost a worker with the tests it had yet to run. Those that had not
+# ended well are run in one process, and then must pass. What has passed is not run again, or a slow machine that breaks
+# a run would have to do all of it twice.
+the_rest() {
   local name=$1 mark=$2 code
-  echo "== $name ended with pytest's exit code $3: all of it once more, in one process"
-  run "$name-again" -m "$mark" -p no:xdist
+  echo "== $name ended with pytest's exit code $3: the tests that had not ended well, in one process"
+  HUTCH_TEST_PROGRESS=$scratch/progress-$name run "$name-rest" -m "$mark" -p no:xdist
   code=$?
-  ((code == 0)) || finish "$code" "$name died, and then failed in one process"
-  unsteady+=("$name as a whole: pytest died with exit code $3")
+  # 5: pytest died after its last test, and nothing is left to run.
+  ((code == 0 || code == 5)) || finish "$code" "$name died, and its rest then failed in one process"
+  unsteady+=("$name: pytest died with exit code $3")
 }
 
 # finish CODE [REASON]: name what was unsteady, repeat the summary line of every pytest run, and end.

@@ -2,22 +2,21 @@
 
 from collections.abc import Awaitable, Callable
 
-from bench.measures.beside import beside
+from bench.context import Context
 from bench.measures.cold import cold
-from bench.measures.create import create
+from bench.measures.create import create, durable
 from bench.measures.docker_lane import docker_lane
-from bench.measures.durable import durable
 from bench.measures.execs import execs
 from bench.measures.http import http
-from bench.measures.keeping import found, handle
-from bench.measures.many import burst, idle, rate
+from bench.measures.keeper import found, handle
 from bench.measures.mcp import mcp
 from bench.measures.output import output
+from bench.measures.scale import burst, crowd, idle, rate
 from bench.measures.tools import tools
+from bench.measures.under_abuse import under_abuse
 from bench.numbers import Number
-from bench.setting import Setting
 
-MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
+MEASURES: dict[str, Callable[[Context], Awaitable[list[Number]]]] = {
     "create": create,
     "exec": execs,
     "docker_lane": docker_lane,
@@ -28,9 +27,10 @@ MEASURES: dict[str, Callable[[Setting], Awaitable[list[Number]]]] = {
     "burst": burst,
     "rate": rate,
     "idle": idle,
+    "crowd": crowd,
     "output": output,
     "http": http,
-    "beside": beside,
+    "under_abuse": under_abuse,
     "tools": tools,
     "mcp": mcp,
 }

@@ -7,36 +7,43 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.contest import Contender, blocking, contest
-from bench.numbers import Number, Summary, at_most
+from bench.context import Context
+from bench.interleave import Candidate, blocking, interleave
+from bench.numbers import Number, Summary, at_most_times, times_faster
 from bench.peers.errors import PeerFailed, PeerMissing
-from bench.setting import Setting
+
+PYTHON = "python3 -c pass"
 
 
-async def cold(setting: Setting) -> list[Number]:
+async def cold(context: Context) -> list[Number]:
     hutch = shutil.which("hutch", path=str(Path(sys.executable).parent)) or shutil.which("hutch")
     if hutch is None:
         raise FileNotFoundError("the `hutch` command is not installed beside this Python")
     run = [hutch, "run", "--", "true"]
-    contenders = [Contender("hutch", blocking(partial(_run, setting, run, RuntimeError)), setting.count(60))]
-    for name in setting.peers.engines:
+    start_python = [getattr(sys, "_base_executable", sys.executable), "-c", "pass"]
+    candidates = [
+        Candidate("hutch", blocking(partial(_run, context, run, RuntimeError)), context.count(60)),
+        Candidate(PYTHON, blocking(partial(_run, context, start_python, RuntimeError)), context.count(60)),
+    ]
+    for name in context.peers.engines:
         try:
-            typed = setting.peers.command_line(name)
+            typed = context.peers.command_line(name)
         except PeerMissing as missing:
-            setting.peers.missing[f"{name} run"] = str(missing)
+            context.peers.missing[f"{name} run"] = str(missing)
             continue
-        work: Callable[[], None] = partial(_run, setting, typed, PeerFailed)
-        contenders.append(Contender(f"{name} run", blocking(work), setting.count(20)))
-    if argv := setting.peers.bwrap:
-        contenders.append(Contender("bwrap", blocking(partial(_run, setting, argv, PeerFailed)), setting.count(60)))
-    outcome = await contest(contenders)
-    setting.peers.missing.update(outcome.failed)
-    peers = {name: Summary.of(values) for name, values in outcome.milliseconds.items()}
+        work: Callable[[], None] = partial(_run, context, typed, PeerFailed)
+        candidates.append(Candidate(f"{name} run", blocking(work), context.count(20)))
+    if argv := context.peers.bwrap:
+        candidates.append(Candidate("bwrap", blocking(partial(_run, context, argv, PeerFailed)), context.count(60)))
+    samples = await interleave(candidates)
+    context.peers.missing.update(samples.failed)
+    peers = {name: Summary.of(values) for name, values in samples.milliseconds.items()}
     ours = peers.pop("hutch")
-    return [Number("cold", "`hutch run -- true` from a cold shell", "ms", ours, peers, (at_most(150, "ms"),))]
+    goals = (at_most_times(6, PYTHON), times_faster(1.8, "docker run"))
+    return [Number("cold", "`hutch run -- true` from a cold shell", "ms", ours, peers, goals)]
 
 
-def _run(setting: Setting, argv: Sequence[str], failure: type[Exception]) -> None:
-    ended = subprocess.run(["/usr/bin/env", "-i", *setting.environment(), *argv], capture_output=True, text=True)
+def _run(context: Context, argv: Sequence[str], failure: type[Exception]) -> None:
+    ended = subprocess.run(["/usr/bin/env", "-i", *context.environment(), *argv], capture_output=True, text=True)
     if ended.returncode != 0:
         raise failure(f"{argv[0]} ended with {ended.returncode}: {ended.stderr.strip()[-300:]}")

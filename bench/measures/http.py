@@ -8,13 +8,17 @@ import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from functools import partial
+from hashlib import sha256
 from time import perf_counter
 
-from bench.contest import Contender, blocking, contest
-from bench.numbers import Goal, Number, Summary, at_least, at_most, percentile, times_faster
-from bench.setting import Setting
+from bench.context import Context
+from bench.interleave import Candidate, blocking, interleave
+from bench.measures.output import CONTAINER_BYTES, docker_output, rates, zeros
+from bench.numbers import Goal, Number, Summary, at_least_times, at_most_times, percentile, times_faster
+from bench.peers.loopback import loopback
 from hutch import Hutch
 from hutch.api import Box
+from hutch.keeper.embedded import Hutch as Embedded
 
 MB = 10**6
 FILE = 100 * MB
@@ -22,9 +26,11 @@ OUTPUT = 300 * MB
 CLIENTS = 64
 SECONDS = 30.0
 EVERY_SECONDS = 0.25
-"""How often each of the many clients asks: an agent that hardly thinks."""
+"""Seconds between two commands of each of the many clients."""
 POOLED = "code"
-"""The profile whose boxes wait ready, while others are made when they are asked for."""
+"""The profile whose boxes wait in the pool; boxes of other profiles are created on request."""
+IN_PROCESS = "create in process"
+LOOPBACK = "plain loopback copy"
 CONFIG = f"""
 max_boxes = 0
 [server]
@@ -34,18 +40,18 @@ rate_per_sec = 0
 """
 
 
-async def http(setting: Setting) -> list[Number]:
-    async with served(setting, "http") as server:
+async def http(context: Context) -> list[Number]:
+    async with served(context, "http") as server, context.hutch() as embedded:
         hutch = server.hutch
-        alone = await _execs(setting, hutch)
+        alone = await _execs(context, hutch)
         return [
-            await _creates(setting, hutch),
-            await _claims(setting, hutch),
+            await _creates(context, hutch, embedded),
+            await _claims(context, hutch, embedded),
             alone,
-            await _many(setting, hutch, alone.ours.p50),
-            await _without_pause(setting, hutch),
-            *await _files(setting, hutch),
-            await _output(setting, hutch),
+            await _many(context, hutch, alone.ours.p50),
+            await _without_pause(context, hutch),
+            *await _files(context, hutch),
+            await _output(context, hutch),
         ]
 
 
@@ -59,11 +65,11 @@ class Served:
 
 
 @contextlib.asynccontextmanager
-async def served(setting: Setting, name: str) -> AsyncIterator[Served]:
-    state, run = setting.state / name, setting.run / name
-    state.mkdir()
+async def served(context: Context, name: str) -> AsyncIterator[Served]:
+    state, run = context.state / name, context.run / name
+    state.mkdir(mode=0o700)
     (state / "hutch.toml").write_text(CONFIG)
-    environ = dict(each.split("=", 1) for each in setting.environment())
+    environ = dict(each.split("=", 1) for each in context.environment())
     environ |= {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run), "HUTCH_CONFIG": str(state / "hutch.toml")}
     log = (state / "log").open("wb")
     server = await asyncio.create_subprocess_exec(
@@ -87,44 +93,55 @@ async def served(setting: Setting, name: str) -> AsyncIterator[Served]:
         log.close()
 
 
-async def _creates(setting: Setting, hutch: Hutch) -> Number:
+async def _creates(context: Context, hutch: Hutch, embedded: Embedded) -> Number:
     """Until the box has answered; its first command is another request."""
+    samples = await interleave(
+        [
+            Candidate("hutch", partial(_create, hutch), context.count(300)),
+            Candidate(IN_PROCESS, partial(_create, embedded), context.count(300)),
+        ]
+    )
+    ours, theirs = (Summary.of(samples.milliseconds[name]) for name in ("hutch", IN_PROCESS))
+    return Number(
+        "http_create", "create over HTTP", "ms", ours, {IN_PROCESS: theirs}, (at_most_times(1.3, IN_PROCESS),)
+    )
 
-    async def once() -> float:
-        start = perf_counter()
-        box = await hutch.create()
-        taken = perf_counter() - start
-        await box.destroy()
-        return taken
 
-    taken = [1000 * await once() for _ in range(setting.count(300))]
-    return Number("http_create", "create over HTTP", "ms", Summary.of(taken), goals=(at_most(10, "ms"),))
+async def _claims(context: Context, hutch: Hutch, embedded: Embedded) -> Number:
+    async def claim() -> float:
+        await _full_pool(context)
+        return await _create(hutch, profile=POOLED)
 
-
-async def _claims(setting: Setting, hutch: Hutch) -> Number:
-    async def once() -> float:
-        await _full_pool(setting)
-        start = perf_counter()
-        box = await hutch.create(profile=POOLED)
-        taken = perf_counter() - start
-        await box.destroy()
-        return taken
-
-    taken = [1000 * await once() for _ in range(setting.count(100))]
+    samples = await interleave(
+        [
+            Candidate("hutch", claim, context.count(100)),
+            Candidate(IN_PROCESS, partial(_create, embedded), context.count(100)),
+        ]
+    )
+    ours, theirs = (Summary.of(samples.milliseconds[name]) for name in ("hutch", IN_PROCESS))
     what = "a ready box claimed over HTTP"
-    return Number("http_claim", what, "ms", Summary.of(taken), goals=(at_most(3, "ms"),))
+    return Number("http_claim", what, "ms", ours, {IN_PROCESS: theirs}, (at_most_times(0.6, IN_PROCESS),))
 
 
-async def _full_pool(setting: Setting) -> None:
-    """The server's own count; and then a moment, so that the refill is over when the next one is claimed."""
-    reader, writer = await asyncio.open_unix_connection(str(setting.run / "http" / "server.sock"))
+async def _create(hutch: Hutch | Embedded, **spec: str) -> float:
+    start = perf_counter()
+    box = await hutch.create(**spec)
+    taken = perf_counter() - start
+    await box.destroy()
+    return taken
+
+
+async def _full_pool(context: Context) -> None:
+    """Wait until the server counts a full pool, so that no refill goes on while the next box is claimed."""
+    reader, writer = await asyncio.open_unix_connection(str(context.run / "http" / "server.sock"))
     try:
         while True:
             writer.write(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
             head = (await reader.readuntil(b"\r\n\r\n")).lower()
             size = int(head.partition(b"content-length:")[2].split(b"\r\n")[0])
-            told = (await reader.readexactly(size)).decode()
-            ready = [line for line in told.splitlines() if line.startswith(f'hutch_pool_ready{{profile="{POOLED}"}}')]
+            metrics = (await reader.readexactly(size)).decode()
+            wanted = f'hutch_pool_ready{{profile="{POOLED}"}}'
+            ready = [line for line in metrics.splitlines() if line.startswith(wanted)]
             if ready and float(ready[0].split()[-1]) >= 8:
                 return
             await asyncio.sleep(0.01)
@@ -132,20 +149,20 @@ async def _full_pool(setting: Setting) -> None:
         writer.close()
 
 
-async def _execs(setting: Setting, hutch: Hutch) -> Number:
-    docker = setting.peers.engines.get("docker")
+async def _execs(context: Context, hutch: Hutch) -> Number:
+    docker = context.peers.engines.get("docker")
     async with hutch.box() as box:
-        contenders = [Contender("hutch", partial(_true, box), setting.count(500))]
+        candidates = [Candidate("hutch", partial(_true, box), context.count(500))]
         container = docker.create() if docker is not None else ""
         if docker is not None:
             work: Callable[[], None] = partial(docker.exec, container, ["true"])
-            contenders.append(Contender("docker", blocking(work), setting.count(50)))
-        outcome = await contest(contenders)
+            candidates.append(Candidate("docker", blocking(work), context.count(50)))
+        samples = await interleave(candidates)
         if docker is not None:
             docker.remove(container)
-    setting.peers.missing.update(outcome.failed)
-    peers = {name: Summary.of(values) for name, values in outcome.milliseconds.items()}
-    goals = (at_most(4, "ms"), times_faster(15, "docker"))
+    context.peers.missing.update(samples.failed)
+    peers = {name: Summary.of(values) for name, values in samples.milliseconds.items()}
+    goals = (times_faster(15, "docker"),)
     return Number("http_exec", "exec `true` over HTTP", "ms", peers.pop("hutch"), peers, goals)
 
 
@@ -157,9 +174,9 @@ async def _true(box: Box) -> float:
     return taken
 
 
-async def _many(setting: Setting, hutch: Hutch, alone: float) -> Number:
-    """Each client has its session and its box, and asks again a while after it asked before; an error is the end."""
-    seconds = SECONDS if not setting.brief else 1.0
+async def _many(context: Context, hutch: Hutch, alone: float) -> Number:
+    """Each client has its session and its box and runs a command at a fixed interval; any error ends the bench."""
+    seconds = SECONDS if not context.brief else 1.0
 
     async def client(number: int, taken: list[float]) -> None:
         async with hutch.for_session(f"client-{number}").box(memory_mb=64, disk_mb=16) as box:
@@ -174,14 +191,14 @@ async def _many(setting: Setting, hutch: Hutch, alone: float) -> Number:
     taken: list[float] = []
     await asyncio.gather(*(client(number, taken) for number in range(CLIENTS)))
     tail = percentile(taken, 0.99)
-    goal = Goal(f"p99 ({tail:.1f} ms) ≤ 10× the p50 of one client ({alone:.1f} ms)", lambda _: tail <= 10 * alone)
+    goal = Goal("p99 ≤ 25× the p50 of one client", lambda _: tail / alone, 25)
     what = f"{CLIENTS} clients over HTTP, {1 / EVERY_SECONDS:g} commands a second each"
     return Number("http_clients", what, "ms", Summary.of(taken), goals=(goal,))
 
 
-async def _without_pause(setting: Setting, hutch: Hutch) -> Number:
-    """The most that the machine does: every client asks again as soon as it was answered; a sample is one second."""
-    seconds = 8.0 if not setting.brief else 1.0
+async def _without_pause(context: Context, hutch: Hutch) -> Number:
+    """The highest rate: every client asks again as soon as it has its answer. A sample is one second."""
+    seconds = 8.0 if not context.brief else 1.0
     done: list[float] = []
 
     async def client(number: int) -> None:
@@ -198,51 +215,77 @@ async def _without_pause(setting: Setting, hutch: Hutch) -> Number:
     return Number("http_rate", what, "execs/s", Summary.of(rates, more_is_better=True), more_is_better=True)
 
 
-async def _files(setting: Setting, hutch: Hutch) -> list[Number]:
+async def _files(context: Context, hutch: Hutch) -> list[Number]:
     data = random.Random(1).randbytes(MB) * (FILE // MB)
-    count = setting.count(20)
     async with hutch.box(memory_mb=512, disk_mb=512) as box:
 
         async def up() -> float:
             start = perf_counter()
             await box.files.write("large", data)
-            return FILE / MB / (perf_counter() - start)
+            return perf_counter() - start
 
         async def down() -> float:
             start, read = perf_counter(), 0
             async for piece in box.files.open("large"):
                 read += len(piece)
             assert read == FILE
-            return FILE / MB / (perf_counter() - start)
+            return perf_counter() - start
 
-        await up()
-        rates = [(await up(), await down()) for _ in range(count)]
-        assert await box.files.digest("large") == _digest(data)
+        with loopback() as plain:
+
+            async def plain_up() -> float:
+                return plain.upload(data)
+
+            async def plain_down() -> float:
+                return plain.download(FILE)
+
+            count = context.count(20)
+            samples = await interleave(
+                [
+                    Candidate("up", up, count), Candidate("down", down, count),
+                    Candidate("plain up", plain_up, count), Candidate("plain down", plain_down, count),
+                ]
+            )  # fmt: skip
+        assert await box.files.digest("large") == sha256(data).hexdigest()
+    rates = {name: _rates(values, FILE) for name, values in samples.milliseconds.items()}
+    goals = (at_least_times(0.3, LOOPBACK),)
     return [
-        _rate("http_upload", "100 MB up over HTTP", [each for each, _ in rates]),
-        _rate("http_download", "100 MB down over HTTP", [each for _, each in rates]),
-    ]
+        Number(
+            f"http_{name}load", f"100 MB {name} over HTTP", "MB/s", rates[name], {LOOPBACK: rates[f"plain {name}"]},
+            goals, more_is_better=True,
+        )
+        for name in ("up", "down")
+    ]  # fmt: skip
 
 
-def _digest(data: bytes) -> str:
-    from hashlib import sha256
-
-    return sha256(data).hexdigest()
-
-
-async def _output(setting: Setting, hutch: Hutch) -> Number:
-    size = OUTPUT if not setting.brief else OUTPUT // 20
+async def _output(context: Context, hutch: Hutch) -> Number:
+    size = OUTPUT if not context.brief else OUTPUT // 20
+    docker = context.peers.engines.get("docker")
     async with hutch.box() as box:
-        rates = []
-        for _ in range(setting.count(10) + 1):
-            start, read = perf_counter(), 0
-            async for _, piece in box.stream(["head", "-c", str(size), "/dev/zero"]):
+
+        async def once() -> float:
+            digest, read = sha256(), 0
+            start = perf_counter()
+            async for _, piece in box.stream(zeros(size)):
+                digest.update(piece)
                 read += len(piece)
+            taken = perf_counter() - start
             assert read == size
-            rates.append(size / MB / (perf_counter() - start))
-    return _rate("http_output", f"{size // MB} MB of output through exec over HTTP", rates[1:])
+            return taken
+
+        candidates = [Candidate("hutch", once, context.count(10))]
+        container = docker.create() if docker is not None else ""
+        if docker is not None:
+            candidates.append(docker_output(docker, container, context.count(5)))
+        samples = await interleave(candidates)
+        if docker is not None:
+            docker.remove(container)
+    context.peers.missing.update(samples.failed)
+    peers = {name: _rates(values, CONTAINER_BYTES) for name, values in samples.milliseconds.items() if name != "hutch"}
+    ours = _rates(samples.milliseconds["hutch"], size)
+    what = f"{size // MB} MB of output through exec over HTTP"
+    return Number("http_output", what, "MB/s", ours, peers, (at_least_times(1.3, "docker"),), more_is_better=True)
 
 
-def _rate(name: str, what: str, rates: list[float]) -> Number:
-    goals = (at_least(300, "MB/s"),)
-    return Number(name, what, "MB/s", Summary.of(rates, more_is_better=True), goals=goals, more_is_better=True)
+def _rates(milliseconds: list[float], size: int) -> Summary:
+    return Summary.of(rates(milliseconds, size), more_is_better=True)

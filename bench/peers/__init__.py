@@ -1,4 +1,4 @@
-"""The peers of one run: those that are there, and why the others are not."""
+"""The peers of one run: those that can be measured, and why the others cannot."""
 
 import contextlib
 from collections.abc import Iterator
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from bench.peers import docker as docker_peer
 from bench.peers import podman as podman_peer
 from bench.peers.bwrap import bwrap, bwrap_version
-from bench.peers.daemon import place
+from bench.peers.daemon import scratch_directory
+from bench.peers.docker import runsc, runsc_version
 from bench.peers.engine import Engine
 from bench.peers.errors import PeerFailed, PeerMissing
-from bench.peers.runsc import runsc, runsc_version
 
 NAMES = ("docker", "podman", "runsc", "bwrap")
 
@@ -38,29 +38,29 @@ def no_peers() -> Iterator[Peers]:
 
 @contextlib.contextmanager
 def all_peers() -> Iterator[Peers]:
-    """Starts what can be started, and ends it."""
+    """Start every peer that can be started, and stop them at the end."""
     peers = Peers()
     with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(place())
+        directory = stack.enter_context(scratch_directory())
         for name, open_engine in (("docker", docker_peer.docker), ("podman", podman_peer.podman)):
             own = directory / name
             own.mkdir()
-            with _noting(peers, name):
+            with _noting_failure(peers, name):
                 peers.engines[name] = stack.enter_context(open_engine(own))
-        with _noting(peers, "runsc"):
+        with _noting_failure(peers, "runsc"):
             peers.engines["runsc"] = runsc(peers.engines.get("docker"))
         for name, engine in list(peers.engines.items()):
-            with _noting(peers, name):
-                _try(engine)
+            with _noting_failure(peers, name):
+                _check(engine)
                 peers.versions[name] = runsc_version() if name == "runsc" else engine.version()
-        with _noting(peers, "bwrap"):
+        with _noting_failure(peers, "bwrap"):
             peers.bwrap = bwrap()
             peers.versions["bwrap"] = bwrap_version()
         yield peers
 
 
 @contextlib.contextmanager
-def _noting(peers: Peers, name: str) -> Iterator[None]:
+def _noting_failure(peers: Peers, name: str) -> Iterator[None]:
     try:
         yield
     except (PeerMissing, PeerFailed) as error:
@@ -68,7 +68,7 @@ def _noting(peers: Peers, name: str) -> Iterator[None]:
         peers.engines.pop(name, None)
 
 
-def _try(engine: Engine) -> None:
-    """One container before all, so that an engine that cannot run here is named and not measured."""
+def _check(engine: Engine) -> None:
+    """Run one container, so that an engine that cannot run here is named and not measured."""
     container, _ = engine.first_command()
     engine.remove(container)

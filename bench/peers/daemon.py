@@ -12,13 +12,13 @@ from pathlib import Path
 
 from bench.peers.errors import PeerFailed
 
-PATIENCE_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 CGROUP = f"/bench-of-hutch-{os.getpid()}"  # `hutch prune` may sweep what is called hutch-…
 
 
 @contextlib.contextmanager
-def place() -> Iterator[Path]:
-    """A directory for daemons. At the end nothing of theirs is left: no process, no mount, no cgroup, no file."""
+def scratch_directory() -> Iterator[Path]:
+    """A directory for daemons. At the end their processes, mounts, cgroups and files are gone."""
     # Not /tmp: it may be a tmpfs or an overlay, on which Docker would fall back to a slow storage driver.
     directory = Path(tempfile.mkdtemp(prefix="hutch-bench-", dir="/var/tmp"))
     try:
@@ -32,7 +32,7 @@ def place() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def daemon(argv: Sequence[str], sock: Path) -> Iterator[None]:
-    """Runs the program until the block ends; enters it when the socket is there."""
+    """Run the program until the block ends; the block begins when the socket exists."""
     # It goes with us even if we are killed; in a session of its own, Ctrl-C reaches us and not it.
     prefix = ["setpriv", "--pdeathsig", "TERM"] if shutil.which("setpriv") else []
     log = sock.with_suffix(".log")
@@ -44,14 +44,14 @@ def daemon(argv: Sequence[str], sock: Path) -> Iterator[None]:
     finally:
         process.terminate()
         try:
-            process.wait(PATIENCE_SECONDS)
+            process.wait(TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
 
 
 def _await_socket(process: subprocess.Popen[bytes], sock: Path, log: Path) -> None:
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while not sock.exists():
         if process.poll() is not None or time.monotonic() > deadline:
             last = log.read_text(errors="replace").strip().splitlines()[-1:]
@@ -61,7 +61,7 @@ def _await_socket(process: subprocess.Popen[bytes], sock: Path, log: Path) -> No
 
 def _end_processes(directory: Path) -> None:
     """Podman's monitors outlive an exec by five minutes. Whatever has our random path on its command line is ours."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while left := [pid for pid in _pids() if str(directory).encode() in _command_line(pid)]:
         for pid in left:
             with contextlib.suppress(ProcessLookupError):
@@ -90,7 +90,7 @@ def _unmount(directory: Path) -> None:
 
 
 def _remove_cgroups() -> None:
-    """Engines leave the parent group that they were told to use, in every hierarchy."""
+    """Remove the parent group, which engines leave behind in every hierarchy."""
     for mounted in Path("/proc/mounts").read_text().splitlines():
         _, point, kind, *_ = mounted.split()
         if kind not in ("cgroup", "cgroup2"):
@@ -101,7 +101,7 @@ def _remove_cgroups() -> None:
 
 def _remove_cgroup(path: str) -> None:
     """A killed process stays a member for a moment after it has gone from /proc."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
+    deadline = time.monotonic() + TIMEOUT_SECONDS
     while True:
         try:
             return os.rmdir(path)

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -56,3 +57,18 @@ def run_true(engine: Engine, runtime: str = "runc") -> list[str]:
         raise PeerMissing("the docker command is not installed")
     limits = ["--memory=512m", "--cpus=1", "--pids-limit=128", "--network=none", f"--runtime={runtime}"]
     return [program, f"--host=unix://{engine.path}", "run", "--rm", *limits, "hutch-bench", "true"]
+
+
+# --- gVisor: `runsc` as a runtime of the same daemon ---------------------------------------------------------------
+
+
+def runsc(docker_engine: Engine | None) -> Engine:
+    if shutil.which("runsc") is None:
+        raise PeerMissing("runsc is not installed (make setup-bench)")
+    if docker_engine is None:
+        raise PeerMissing("measured as a runtime of Docker, which is missing")
+    return Engine("runsc", docker_engine.path, {"Runtime": "runsc"})
+
+
+def runsc_version() -> str:
+    return subprocess.run(["runsc", "--version"], capture_output=True, text=True).stdout.splitlines()[0].split()[-1]

@@ -17,14 +17,14 @@ from bench.peers.errors import PeerFailed
 from bench.peers.rootfs import NAME, tarball
 
 IDLE = ["sleep", "infinity"]
-PATIENCE_SECONDS = 120.0
+TIMEOUT_SECONDS = 120.0
 
 
 class Connection(http.client.HTTPConnection):
     """HTTP over a Unix socket."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__("engine", timeout=PATIENCE_SECONDS)
+        super().__init__("engine", timeout=TIMEOUT_SECONDS)
         self._path = path
 
     def connect(self) -> None:

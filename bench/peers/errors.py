@@ -1,4 +1,4 @@
-"""Why a peer is not in the result: it is not there, or it broke."""
+"""Why a peer is not in the result: it is not installed, or it failed."""
 
 
 class PeerMissing(Exception):
@@ -6,4 +6,4 @@ class PeerMissing(Exception):
 
 
 class PeerFailed(Exception):
-    """The peer was there and then did not do what it was asked."""
+    """The peer was started and then did not do what it was asked."""

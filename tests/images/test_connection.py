@@ -1,4 +1,4 @@
-"""Requests to registries: what is secret goes to the host it is for, and to no other."""
+"""Requests to registries: a secret goes only to the host it is for."""
 
 import threading
 from collections.abc import Iterator
@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 import pytest
 
 from hutch.errors import HutchError, Refused
-from hutch.images.connection import Rules, is_public, request
+from hutch.images.connection import ConnectionRules, is_public, request
 from hutch.images.credentials import Credentials
-from hutch.images.pull import Pulling, pull
+from hutch.images.pull import PullOptions, pull
 from hutch.images.settings import ImageSettings, RegistrySettings
 from hutch.images.store import Store
 
@@ -20,7 +20,7 @@ Seen = list[tuple[str, str | None, bytes]]
 
 @contextmanager
 def server(seen: Seen, onwards: str = "", challenge: str = "") -> Iterator[str]:
-    """Notes what it is sent, and sends whoever asks onwards, or asks who it is."""
+    """Records what it receives, and redirects the client or asks it to authenticate."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -49,8 +49,8 @@ def server(seen: Seen, onwards: str = "", challenge: str = "") -> Iterator[str]:
         made.server_close()
 
 
-def rules(*urls: str) -> Rules:
-    return Rules(10.0, {urlsplit(url).netloc: RegistrySettings() for url in urls})
+def rules(*urls: str) -> ConnectionRules:
+    return ConnectionRules(10.0, {urlsplit(url).netloc: RegistrySettings() for url in urls})
 
 
 def test_a_redirect_to_another_host_carries_neither_password_nor_token() -> None:
@@ -77,7 +77,7 @@ def test_a_redirect_to_another_host_carries_neither_password_nor_token() -> None
     ],
 )  # fmt: skip
 def test_a_registry_cannot_send_us_to_what_only_we_can_reach(spelled: str, store: Store) -> None:
-    """Issue 6: neither by a redirect nor by any spelling of it; nobody is asked, not even blindly."""
+    """A private host is never contacted, neither by a redirect nor by any spelling of its address."""
     reached: Seen = []
     asked: Seen = []
     with server(reached) as inner:
@@ -93,10 +93,10 @@ def test_a_token_server_is_no_way_around_it(store: Store) -> None:
     with server(reached) as inner, server([], challenge=f'Bearer realm="{inner}",service="x"') as registry:
         name = f"{urlsplit(registry).netloc}/some/image"
         with pytest.raises(Refused, match="not public") as told:
-            pull(store, name, Pulling(credentials=Credentials("ann", "a-password-of-ann")))
+            pull(store, name, PullOptions(credentials=Credentials("ann", "a-password-of-ann")))
         assert reached == [] and urlsplit(inner).netloc in told.value.remedy
         store.settings = ImageSettings(tries=1, registries={urlsplit(inner).netloc: RegistrySettings()})
-        with pytest.raises(HutchError, match="no token"):
+        with pytest.raises(HutchError, match="did not return a token"):
             pull(store, name)
         assert len(reached) == 1, "with a table of its own it is asked"
 

@@ -1,4 +1,4 @@
-"""Pulling from a real registry on loopback: whole and verified, or nothing at all (P18, S8)."""
+"""Pulling from a real registry on loopback: complete and verified, or nothing at all (P18, S8)."""
 
 import base64
 import gzip
@@ -13,10 +13,10 @@ import pytest
 
 from hutch import logs
 from hutch.errors import ConfigError, HutchError, Invalid, NotFound, Refused, Unauthenticated, Unavailable, Unsupported
-from hutch.images.connection import Rules, request
+from hutch.images.connection import ConnectionRules, request
 from hutch.images.credentials import Credentials
-from hutch.images.manifests import MANIFEST, platform_of
-from hutch.images.pull import News, Pulling, pull
+from hutch.images.manifests import MANIFEST, parse_platform
+from hutch.images.pull import LayerProgress, PullOptions, pull
 from hutch.images.settings import Bounds, ImageSettings, RegistrySettings
 from hutch.images.store import Image, Store
 from tests.images.conftest import NOTHING, content
@@ -38,20 +38,20 @@ from tests.images.token_server import ISSUER, SERVICE, tokens
 
 
 def noise(count: int) -> bytes:
-    """Does not pack, so that a connection can be cut in the middle of it."""
+    """Content that does not compress, so that a connection can be cut in the middle of it."""
     return tar_of(("noise", {"data": os.urandom(count)}))
 
 
 def test_an_image_comes_whole_and_a_second_one_costs_only_its_own(registry: Server, store: Store) -> None:
     base, extra = noise(200_000), tar_of(("extra", {"data": b"e"}))
-    news: list[News] = []
-    first = pull(store, registry.push("a/first", image(base)), Pulling(listener=news.append))
+    news: list[LayerProgress] = []
+    first = pull(store, registry.push("a/first", image(base)), PullOptions(listener=news.append))
     assert first.layers and os.listdir(first.layers[0]) == ["noise"]
     assert {each.step for each in news} == {"waiting", "fetching", "unpacking", "done"}
     assert max(each.done for each in news) == len(gzip.compress(base, 1, mtime=0))
     blobs = set(os.listdir(store.path("blobs")))
     news.clear()
-    second = pull(store, registry.push("a/second", image(base, extra)), Pulling(listener=news.append))
+    second = pull(store, registry.push("a/second", image(base, extra)), PullOptions(listener=news.append))
     added = {name: os.stat(store.path("blobs", name)).st_size for name in set(os.listdir(store.path("blobs"))) - blobs}
     assert len(added) == 3 and sum(added.values()) < 5000, "its own layer, configuration and manifest"
     assert second.layers[1] == first.layers[0], "the shared layer is one directory"
@@ -80,16 +80,16 @@ def test_of_several_platforms_ours_is_taken(registry: Server, store: Store) -> N
     name = f"{registry.address}/a/many:all"
     ours = "amd64" if os.uname().machine == "x86_64" else "arm64"
     assert pull(store, name).digest == made[ours].digest
-    assert pull(store, name, Pulling(platform=platform_of("linux/s390x"))).digest == made["s390x"].digest
-    with pytest.raises(NotFound, match="it is there for linux/amd64, linux/arm64, linux/s390x"):
-        pull(store, name, Pulling(platform=platform_of("linux/riscv64")))
+    assert pull(store, name, PullOptions(platform=parse_platform("linux/s390x"))).digest == made["s390x"].digest
+    with pytest.raises(NotFound, match="it exists for linux/amd64, linux/arm64, linux/s390x"):
+        pull(store, name, PullOptions(platform=parse_platform("linux/riscv64")))
 
 
 def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
     with pytest.raises(NotFound, match="no such image"):
         pull(store, f"{registry.address}/a/nothing")
     assert content(store) == NOTHING
-    with pytest.raises(Unavailable, match="in 3 tries"):
+    with pytest.raises(Unavailable, match="after 3 tries"):
         pull(store, "127.0.0.1:1/a/nothing")
     with pytest.raises(NotFound, match="hutch image pull nothing"):
         store.open("nothing")
@@ -99,7 +99,7 @@ def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
 
 
 def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], match: str) -> None:
-    """Beside a good layer, so that something has arrived by then."""
+    """Push it beside a good layer, so that something has arrived by then."""
     name = registry.push(f"a/refused-{digest_of(made.manifest)[7:19]}", made)
     with pytest.raises(kind, match=match):
         pull(store, name)
@@ -107,7 +107,7 @@ def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], 
 
 
 def test_a_spoiled_blob_is_refused(registry: Server, store: Store) -> None:
-    """A byte changed in the registry's own data: the digest tells."""
+    """A byte is changed in the registry's own data, and the digest shows it."""
     made = image(noise(50_000), noise(60_000))
     name = registry.push("a/spoiled", made)
     path = registry.blob_file(digest_of(made.layers[1]))
@@ -130,10 +130,10 @@ def test_a_spoiled_manifest_is_refused(registry: Server, store: Store) -> None:
 
 
 def test_a_layer_that_is_not_what_the_image_says_is_refused(registry: Server, store: Store) -> None:
-    """A wrong diff id: the bytes are those of the registry, but not those that were built."""
+    """The bytes are those of the registry, but the diff id says that they are not those that were built."""
     made = image(noise(100), tar_of(("f", {"data": b"real"})))
     made.diff_ids[1] = digest_of(tar_of(("f", {"data": b"said"})))
-    refused(registry, store, made, Refused, "the image says")
+    refused(registry, store, made, Refused, "the image declares")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_hostile_layer_is_refused(
 def test_an_image_of_too_many_layers_is_refused(registry: Server, store: Store) -> None:
     made = image(*(tar_of((f"f{number}", {})) for number in range(5)))
     store.settings = store.settings.but(bounds=Bounds(layers=4))
-    refused(registry, store, made, Unsupported, "5 layers, and a box takes 4")
+    refused(registry, store, made, Unsupported, "5 layers, and a box supports 4")
 
 
 def test_a_claimed_size_bounds_what_is_read(registry: Server, store: Store) -> None:
@@ -169,7 +169,7 @@ def test_a_claimed_size_bounds_what_is_read(registry: Server, store: Store) -> N
 
 
 def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
-    """The rest is asked for by Range: two cuts do not make the download longer by more than what was on the wire."""
+    """The rest is requested by Range: two cuts add no more to the download than what was on the wire."""
     made = image(noise(4 << 20))
     registry.push("a/long", made)
     with severing(registry.address, after=1 << 20, cuts=2) as proxy:
@@ -184,7 +184,7 @@ def test_a_connection_that_is_always_cut_fails_and_the_next_pull_goes_on(registr
     made = image(noise(4 << 20))
     registry.push("a/never", made)
     with severing(registry.address, after=1 << 20, cuts=1000) as proxy:
-        with pytest.raises(Unavailable, match="in 3 tries"):
+        with pytest.raises(Unavailable, match="after 3 tries"):
             pull(store, f"{proxy.address}/a/never")
     left = content(store)
     assert left["names"] == left["layers"] == left["drafts"] == [], "nothing that could be taken for an image"
@@ -207,14 +207,14 @@ def test_what_an_earlier_pull_left_is_not_believed(registry: Server, store: Stor
         Path(store.blob_path(digest_of(made.layers[0]))).unlink()
 
 
-# --- who we are ----------------------------------------------------------------------------------------------
+# --- authentication ------------------------------------------------------------------------------------------
 
 PASSWORD = "a-password-that-nobody-sees"
 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A registry that asks for a password."""
+    """A registry that requires a password."""
     with serving(tmp_path_factory.mktemp("closed"), user="ann", password=PASSWORD) as server:
         server.push("team/private", image(tar_of(("f", {"data": b"1"}))))
         yield server
@@ -222,7 +222,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def lines() -> Any:
-    """Everything that is logged."""
+    """Return everything that is logged."""
     found: list[str] = []
     logs.configure(level="debug", write=found.append)
     yield found
@@ -231,11 +231,11 @@ def lines() -> Any:
 
 def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
-    with pytest.raises(Unauthenticated, match="wants to know who we are") as told:
+    with pytest.raises(Unauthenticated, match="requires credentials") as told:
         pull(store, f"{closed.address}/team/private")
     assert "docker login" in told.value.remedy
-    with pytest.raises(Unauthenticated, match=r"credentials do not open it|does not know") as told:
-        pull(store, f"{closed.address}/team/private", Pulling(credentials=Credentials("ann", "wrong-password")))
+    with pytest.raises(Unauthenticated, match=r"does not accept") as told:
+        pull(store, f"{closed.address}/team/private", PullOptions(credentials=Credentials("ann", "wrong-password")))
     assert "wrong-password" not in str(told.value) + repr(told.value.details)
     assert content(store) == NOTHING
 
@@ -244,11 +244,12 @@ def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch
 def test_every_way_to_say_who_we_are(
     closed: Server, store: Store, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    """Flags, configuration, a password file, the environment, `docker login` and its helpers; and no word in a log."""
+    """Credentials come from flags, configuration, a password file, the environment, `docker login` and its helpers;
+    none is logged."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
-    how = Pulling()
+    how = PullOptions()
     if way == "given":
-        how = Pulling(credentials=Credentials("ann", PASSWORD))
+        how = PullOptions(credentials=Credentials("ann", PASSWORD))
     elif way == "configured":
         store.settings = ImageSettings(registries={closed.address: RegistrySettings(username="ann", password=PASSWORD)})
     elif way == "file":
@@ -278,23 +279,24 @@ def test_every_way_to_say_who_we_are(
 def test_a_bearer_token_is_fetched_with_the_password(
     tmp_path: Path, store: Store, registry: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token flow against a real registry that checks real signatures."""
+    """The token flow works against a real registry that checks real signatures."""
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
     with tokens(tmp_path / "tokens", "ann", PASSWORD) as (giving, realm):
         bundle = {"rootcertbundle": str(giving.certificate), "issuer": ISSUER, "service": SERVICE, "realm": realm}
         made = small()
-        with serving(tmp_path / "open") as filling:  # the same data, filled without asking
+        with serving(tmp_path / "open") as filling:  # the same data, filled without authentication
             filling.push("team/secret", made)
         with serving(tmp_path / "open", auth={"token": bundle}) as server:
             name = f"{server.address}/team/secret"
-            with pytest.raises(Refused, match="sends us to"):
+            with pytest.raises(Refused, match="refers us to"):
                 pull(store, name)
-            # A token's server on this machine has to be known: a registry's word alone leads to public addresses.
+            # A token server on this machine must be configured, because a registry may only send us to public
+            # addresses.
             store.settings = ImageSettings(tries=3, registries={urlsplit(realm).netloc: RegistrySettings()})
             with pytest.raises(Unauthenticated):
                 pull(store, name)
             giving.asked.clear()
-            assert pull(store, name, Pulling(credentials=Credentials("ann", PASSWORD))).digest == made.digest
+            assert pull(store, name, PullOptions(credentials=Credentials("ann", PASSWORD))).digest == made.digest
             assert len(giving.asked) == 1, "one token serves the whole pull"
             assert "scope=repository%3Ateam%2Fsecret%3Apull" in giving.asked[0]
 
@@ -303,10 +305,10 @@ def test_another_machine_is_not_asked_without_tls(store: Store) -> None:
     """Plain HTTP is for this machine, unless the configuration names the registry."""
     name = "10.255.255.1:5000/a/b"
     store.settings = ImageSettings(tries=1, timeout_sec=0.2)
-    with pytest.raises(Unavailable):  # by TLS, to which nobody answers
+    with pytest.raises(Unavailable):  # by TLS, which nobody answers
         pull(store, name)
     with pytest.raises(Refused, match="without TLS"):
-        request("http://10.255.255.1:5000/v2/", Rules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
+        request("http://10.255.255.1:5000/v2/", ConnectionRules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
 
 
 def test_a_password_goes_to_the_registry_it_is_for(
@@ -316,13 +318,13 @@ def test_a_password_goes_to_the_registry_it_is_for(
     monkeypatch.setenv("HUTCH_REGISTRY", "registry.example.org")
     monkeypatch.setenv("HUTCH_REGISTRY_USERNAME", "ann")
     monkeypatch.setenv("HUTCH_REGISTRY_PASSWORD", PASSWORD)
-    with pytest.raises(Unauthenticated, match="wants to know who we are"):
+    with pytest.raises(Unauthenticated, match="requires credentials"):
         pull(store, f"{closed.address}/team/private")
 
 
 def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -> None:
     with pytest.raises(Unavailable, match="does not speak TLS"):
-        request(f"https://{registry.address}/v2/", Rules(5.0, {registry.address: RegistrySettings()}), {})
+        request(f"https://{registry.address}/v2/", ConnectionRules(5.0, {registry.address: RegistrySettings()}), {})
 
 
 # --- TLS -----------------------------------------------------------------------------------------------------
@@ -331,7 +333,7 @@ def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -
 def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B42: a registry of one's own has a certificate of one's own; who vouches for it is a setting, or the system."""
+    """The authority of a private registry's certificate comes from a setting or from the system (B42)."""
     vouched, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
     made = small()
     with serving(tmp_path / "tls", certified_by=vouched) as server:
@@ -349,7 +351,7 @@ def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
         assert content(store) == NOTHING
         assert pulled_with(authority=str(vouched.certificate)).digest == made.digest
 
-        rules = Rules(10.0, {server.address: RegistrySettings()})
+        rules = ConnectionRules(10.0, {server.address: RegistrySettings()})
         with pytest.raises(Unavailable, match="cannot be trusted"):
             request(f"https://{server.address}/v2/", rules, {})
         monkeypatch.setenv("SSL_CERT_FILE", str(vouched.certificate))
@@ -384,12 +386,12 @@ def test_many_pulls_of_the_same_layers_fetch_each_once(registry: Server, store: 
 def test_a_pull_that_is_stopped_stops(registry: Server, store: Store) -> None:
     stop = threading.Event()
 
-    def listen(news: News) -> None:
+    def listen(news: LayerProgress) -> None:
         if news.step == "fetching" and news.done:
             stop.set()
 
     name = registry.push("a/stopped", image(noise(8 << 20), noise(8 << 20)))
     with pytest.raises(BaseException) as told:
-        pull(store, name, Pulling(listener=listen), stop)
+        pull(store, name, PullOptions(listener=listen), stop)
     assert type(told.value).__name__ == "Stopped"
     assert content(store)["names"] == content(store)["drafts"] == []

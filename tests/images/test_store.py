@@ -1,4 +1,4 @@
-"""The store: nothing half-made is used, nothing in use is removed, nothing unused stays."""
+"""The store: nothing incomplete is used, nothing in use is removed, nothing unused stays."""
 
 import io
 import os
@@ -41,31 +41,31 @@ def test_removing_frees_only_what_nobody_else_needs(store: Store) -> None:
 
 def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
     one = make(store, "one", BASE)
-    store.name(one.stored.but(name=str(store.reference("other"))))
+    store.set_name(one.stored.but(name=str(store.reference("other"))))
     assert prune.remove(store, "t/one:1")[1].layers == 0
     assert store.open("other").layers == one.layers
 
 
 def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
-    """Refused without force; with force only the name goes; and the layers go when the box has."""
+    """Removal is refused without force; with force only the name goes, and the layers go with the box."""
     found = make(store, "used", BASE)
     box_id = new_box_id()
     (tmp_path / box_id).mkdir()
-    uses.mark(store, box_id, found.stored, (str(tmp_path / box_id),))
+    uses.record(store, box_id, found.stored, (str(tmp_path / box_id),))
     os.utime(store.path("uses", f"{box_id}.json"), (1, 1))
     with pytest.raises(Conflict, match=box_id):
         prune.remove(store, "t/used:1")
     assert store.open("t/used:1")
     prune.remove(store, "t/used:1", force=True)
     assert prune.prune(store).layers == 0 and os.path.exists(found.layers[0])
-    (tmp_path / box_id).rmdir()  # as if its process had been killed: the mark is stale now
+    (tmp_path / box_id).rmdir()  # as if its process had been killed: the record is stale now
     assert prune.prune(store).layers == 1
     assert content(store) == NOTHING and os.listdir(store.path("uses")) == []
 
 
 def test_a_mark_is_believed_while_its_box_may_be_on_its_way(store: Store) -> None:
     found = make(store, "young", BASE)
-    uses.mark(store, new_box_id(), found.stored, ("/nowhere",))
+    uses.record(store, new_box_id(), found.stored, ("/nowhere",))
     prune.remove(store, "t/young:1", force=True)
     assert os.path.exists(found.layers[0])
 
@@ -73,19 +73,19 @@ def test_a_mark_is_believed_while_its_box_may_be_on_its_way(store: Store) -> Non
 def test_prune_takes_steps_and_cut_downloads(store: Store) -> None:
     found = make(store, "kept", BASE)
     Path(store.path("partial", "ab" * 32)).write_bytes(b"half")
-    with store.adding():
-        from hutch.images.build import Site
+    with store.lock_shared():
+        from hutch.images.build import ImageBuild
 
-        step = Site(store, found).layer(lambda out: out.write(tar_of(("step", {"data": b"s"}))))
-        build_cache.remember(store, "key", step)
+        step = ImageBuild(store, found).make_layer(lambda out: out.write(tar_of(("step", {"data": b"s"}))))
+        build_cache.save(store, "key", step)
     prune.remove(store, "t/kept:1")
-    assert build_cache.known(store, "key") == step, "removing an image leaves what builds have made"
+    assert build_cache.find(store, "key") == step, "removing an image leaves what builds have made"
     prune.prune(store)
     assert content(store) == NOTHING
 
 
 def test_nobody_collects_while_somebody_adds(store: Store) -> None:
-    with store.adding(), pytest.raises(Conflict, match="being pulled"), store.collecting(patience=0):
+    with store.lock_shared(), pytest.raises(Conflict, match="being pulled"), store.lock_exclusive(timeout=0):
         raise AssertionError("collected beside a pull")
     prune.prune(store)
 
@@ -99,7 +99,7 @@ def test_a_blob_changed_on_disk_is_noticed(store: Store) -> None:
 
 
 def test_a_layer_without_its_record_is_none(store: Store) -> None:
-    """The record is written last: a directory alone is what a crash leaves, and the next collection takes it."""
+    """The record is written last: a crash leaves a directory without one, and the next collection removes it."""
     found = make(store, "crashed", BASE)
     record = next(name for name in content(store)["layers"] if name.endswith(".json"))
     os.unlink(store.path("layers", record))
@@ -128,7 +128,7 @@ make(Store({home!r}), "killed", BASE)
 
 
 def test_a_process_killed_while_it_unpacks_leaves_nothing_that_is_used(store: Store) -> None:
-    """SIGKILL between unpacking and naming; the next one at work sweeps up, and a live one's draft is left alone."""
+    """A process is killed between unpacking and naming; the next one cleans up and leaves a live one's work alone."""
     code = KILLED.format(path=sys.path, home=store.home)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"unpacked\n"

@@ -120,7 +120,7 @@ class Worker:
         tell("stops", box.id)
         self._jobs.pop(box.id, None)
         keeper = self._hutch._keeper
-        await keeper.endings.stop(await keeper.live(box.id), "the load stops it")
+        await keeper.teardown.stop(await keeper.live(box.id), "the load stops it")
         restored = await self._hutch.attach(box.id)
         self._boxes[self._boxes.index(box)] = restored
         tell("back", box.id)

@@ -218,7 +218,7 @@ class History:
         """The idle clock strikes at a box that nobody has touched for long."""
         keeper = self._keeper(who)
         live = await keeper.live(self._box_id(which))
-        live.used = -1e9
+        live.last_used = -1e9
         await self._strike(keeper, live, live.record.created_at + 999)
 
     async def _age(self, who: int, which: int) -> None:
@@ -230,9 +230,9 @@ class History:
     async def _strike(self, keeper: Keeper, live: Live, now: float) -> None:
         box_id = live.record.id
         flying = self.engine.flying.get(id(live), 0)
-        destroying = keeper.endings.destroy
+        destroying = keeper.teardown.destroy
         if not flying or live.record.state is not State.RUNNING:
-            await keeper._clocks.look(live, now)
+            await keeper._clocks.check(live, now)
             return
         ended: list[str] = []
 
@@ -242,7 +242,7 @@ class History:
             await destroying(which, reason, unless)
 
         clocks = Clocks(lambda: (), watched, keeper._warn, keeper.renew, 600.0)
-        await clocks.look(live, now)
+        await clocks.check(live, now)
         if ended:
             self.violations.append(f"a clock ended box {box_id} under a running operation: {ended}")
 
@@ -250,7 +250,7 @@ class History:
         """A lease runs out."""
         keeper = self._keeper(who)
         live = await keeper.live(self._box_id(which))
-        async with live.changing:
+        async with live.state_lock:
             lease = live.record.lease
             if lease is not None and live.record.state is State.RUNNING:
                 await keeper.states.update(live.record, into=live, lease=lease.but(expires_at=1.0))

@@ -14,8 +14,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.model.capabilities import Capabilities
-from hutch.model.spec import Spec
-from hutch.model.spec_kinds import Isolation
+from hutch.model.spec import Isolation, Spec
 from tests.keeper.faulty import Engine, FaultyProvider
 
 

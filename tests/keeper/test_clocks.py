@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper.access.leases import granted
+from hutch.keeper.access.leases import new_lease
 from hutch.keeper.boxes import clocks, pool
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.model.results import JobInfo, JobState
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -38,7 +38,7 @@ async def test_idle_boxes_end_and_working_ones_do_not(tmp_path: Path) -> None:
         keeper = hutch._keeper
         await asyncio.sleep(0.05)
         for box in (held, works, idle):
-            await keeper._clocks.look(await keeper.live(box.id), 1e9)
+            await keeper._clocks.check(await keeper.live(box.id), 1e9)
         assert set(engine.boxes) == {held.id, works.id}
 
 
@@ -50,15 +50,15 @@ async def test_a_ttl_warns_first_and_waits_for_operations_a_bounded_time(tmp_pat
         keeper = hutch._keeper
         live = await keeper.live(box.id)
         born = live.record.created_at
-        await keeper._clocks.look(live, born + 30)
-        await keeper._clocks.look(live, born + 50)
-        await keeper._clocks.look(live, born + 60)
+        await keeper._clocks.check(live, born + 30)
+        await keeper._clocks.check(live, born + 50)
+        await keeper._clocks.check(live, born + 60)
         warnings = [event for event in await hutch.events() if event.kind == "warning"]
         assert len(warnings) == 1
         live.pins += 1
-        await keeper._clocks.look(live, born + 110)
+        await keeper._clocks.check(live, born + 110)
         assert engine.boxes
-        await keeper._clocks.look(live, born + 131)
+        await keeper._clocks.check(live, born + 131)
         assert not engine.boxes
 
 
@@ -72,7 +72,7 @@ async def test_trouble_of_a_box_is_told_once_and_shown_while_it_lasts(
         reason = (await box.info()).reason
         monkeypatch.setattr(live.instance, "trouble", lambda: "no network: use a new box", raising=False)
         for each in (live, await keeper.live(other.id)) * 2:
-            await keeper._clocks.look(each, time.time())
+            await keeper._clocks.check(each, time.time())
         told = [(event.box_id, event.reason) for event in await hutch.events() if event.kind == "warning"]
         assert told == [(box.id, "no network: use a new box")]
         assert (await box.info()).reason == "no network: use a new box"
@@ -94,7 +94,7 @@ async def test_the_clocks_stop_though_a_write_fails_at_that_moment(
 
     monkeypatch.setattr(clocks, "TICK_SECONDS", 0.01)
     async with opened(Engine(), tmp_path) as hutch, hutch.box():
-        monkeypatch.setattr(hutch._keeper._clocks, "look", lambda *_: whole(lose()))
+        monkeypatch.setattr(hutch._keeper._clocks, "check", lambda *_: run_uncancelled(lose()))
         await writing.wait()
         async with asyncio.timeout(5):
             await hutch._keeper._clocks.stop()
@@ -123,9 +123,9 @@ async def test_whatever_fails_at_one_box_the_clocks_go_on(tmp_path: Path, monkey
 @asynccontextmanager
 async def asked_for_its_jobs(engine: Engine, keeper: Keeper, live: Live) -> AsyncIterator[None]:
     """The clock has found the box idle and asks for its jobs; at the end it gets its answer, and decides."""
-    live.used -= 61
+    live.last_used -= 61
     gate = engine.gates.shut("jobs")
-    looking = asyncio.create_task(keeper._clocks.look(live, time.time()))
+    looking = asyncio.create_task(keeper._clocks.check(live, time.time()))
     await gate.reached.wait()
     yield
     gate.open.set()
@@ -150,7 +150,7 @@ async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_
         keeper = hutch._keeper
         live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
         async with asked_for_its_jobs(engine, keeper, live):
-            assert await pool.give(keeper, live, Spec(), granted("s", time.time()), LOCAL_OWNER, "")
+            assert await pool.give(keeper, live, Spec(), new_lease("s", time.time()), LOCAL_OWNER, "")
         assert live.record.id in engine.boxes
 
 
@@ -172,8 +172,8 @@ async def test_an_operation_that_begins_while_the_clock_waits_its_turn_gets_its_
         box = await hutch.create(ttl_sec=100)
         live = await hutch._keeper.live(box.id)
         runs = engine.gates.shut("run")
-        async with live.changing:
-            looking = asyncio.create_task(hutch._keeper._clocks.look(live, live.record.created_at + 101))
+        async with live.state_lock:
+            looking = asyncio.create_task(hutch._keeper._clocks.check(live, live.record.created_at + 101))
             await asyncio.sleep(0)  # it waits
             working = asyncio.create_task(box.exec("true"))
             await runs.reached.wait()

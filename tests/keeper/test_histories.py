@@ -20,6 +20,8 @@ from hutch.keeper.store.store import MemoryStore, Store
 from tests.keeper.histories import OPERATIONS, History, Step
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11), st.integers(0, 23)), min_size=30, max_size=60
 )
@@ -108,7 +110,7 @@ def without_pins(keeper: Keeper) -> None:
 
 def without_intent(keeper: Keeper) -> None:
     """The record is written after the box was made, so a crash between leaves a box that nobody knows."""
-    states, maker = keeper.states, keeper._maker
+    states, maker = keeper.states, keeper._creator
 
     open_now = states.open
 
@@ -171,7 +173,7 @@ def _on_every_box(keeper: Keeper, change: Callable[[Live], None]) -> None:
             super().__setitem__(key, live)
 
     boxes = Boxes()
-    for part in (keeper, keeper._maker, keeper.endings):
+    for part in (keeper, keeper._creator, keeper.teardown):
         name = "_live" if part is keeper else "_boxes"
         setattr(part, name, boxes)
     keeper._clocks._boxes = boxes.values

@@ -254,7 +254,7 @@ async def test_hooks_see_every_box_come_and_go(tmp_path: Path) -> None:
             seen.append("destroyed")
 
         hutch._keeper.created.append(came)
-        hutch._keeper.endings.hooks.append(went)
+        hutch._keeper.teardown.destroyed_hooks.append(went)
         await (await hutch.create()).destroy()
         await hutch.create()
     assert seen == ["created", "destroyed", "created", "destroyed"]
@@ -319,7 +319,7 @@ async def test_a_broken_box_is_replaced_and_the_caller_is_told(tmp_path: Path) -
         async with hutch.box_for("user", sender_id=1) as first:
             assert first.notes == ()
         live = await hutch._keeper.live(first.id)
-        live.used = live.checked = -1e9
+        live.last_used = live.last_checked = -1e9
         engine.broken.add(live.record.id)
         async with hutch.box_for("user", sender_id=1) as second:
             assert second.id != first.id
@@ -363,7 +363,7 @@ async def test_a_used_box_never_goes_to_another_session_as_if_it_were_new(tmp_pa
         await used.release()
         fresh = await keeper.create(Spec(), session="another", owner="somebody")
         assert fresh.record.id != used.id
-        working, _ = await keeper.sessions.working("another", Spec(), owner="somebody")
+        working, _ = await keeper.sessions.find_or_create("another", Spec(), owner="somebody")
         assert working.record.id != used.id
         again = await hutch.create()
         assert again.id not in (used.id, fresh.record.id)

@@ -9,24 +9,24 @@ from tests.keeper.making import record
 
 def test_a_free_box_is_acquired_with_a_new_epoch() -> None:
     box = record()
-    fields = leases.acquired(box, "s1", 100.0)
+    fields = leases.fields_to_acquire(box, "s1", 100.0)
     assert fields["epoch"] == box.epoch + 1
-    assert fields["lease"] == leases.granted("s1", 100.0)
+    assert fields["lease"] == leases.new_lease("s1", 100.0)
 
 
 def test_a_held_box_is_busy_and_says_until_when() -> None:
     """P6, P7: busy is an answer, not a crash."""
-    box = record().but(lease=leases.granted("somebody-else", 100.0))
+    box = record().but(lease=leases.new_lease("somebody-else", 100.0))
     with pytest.raises(BoxBusy) as caught:
-        leases.acquired(box, "s2", 200.0)
+        leases.fields_to_acquire(box, "s2", 200.0)
     assert caught.value.retry_after == pytest.approx(500.0)
     assert "somebody-else" not in str(caught.value), "another session's name is not the caller's business"
 
 
 def test_the_holder_renews_without_a_new_epoch_and_never_shortens() -> None:
     """P6: renewal never shortens."""
-    box = record().but(lease=leases.granted("s1", 100.0, 6000.0))
-    fields = leases.acquired(box, "s1", 200.0)
+    box = record().but(lease=leases.new_lease("s1", 100.0, 6000.0))
+    fields = leases.fields_to_acquire(box, "s1", 200.0)
     assert "epoch" not in fields
     assert box.lease is not None
     assert fields["lease"] == box.lease.but(seconds=leases.LEASE_SECONDS), "the next one is of the usual length"
@@ -34,26 +34,26 @@ def test_the_holder_renews_without_a_new_epoch_and_never_shortens() -> None:
 
 def test_an_expired_lease_is_over_for_good() -> None:
     """P6: an expired lease cannot be renewed, even by its holder: it is a new one, of a new epoch."""
-    box = record().but(lease=leases.granted("s1", 100.0))
-    fields = leases.acquired(box, "s1", 800.0)
+    box = record().but(lease=leases.new_lease("s1", 100.0))
+    fields = leases.fields_to_acquire(box, "s1", 800.0)
     assert fields["epoch"] == box.epoch + 1
 
 
 def test_a_lease_without_end_holds_until_released() -> None:
     """P6: 0 disables expiry."""
-    box = record().but(lease=leases.granted("s1", 100.0, 0.0))
+    box = record().but(lease=leases.new_lease("s1", 100.0, 0.0))
     with pytest.raises(BoxBusy) as caught:
-        leases.acquired(box, "s2", 1e12)
+        leases.fields_to_acquire(box, "s2", 1e12)
     assert caught.value.retry_after is None
-    assert not leases.worth_writing(leases.granted("s1", 100.0, 0.0), 1e12)
+    assert not leases.renewal_is_due(leases.new_lease("s1", 100.0, 0.0), 1e12)
 
 
 def test_a_takeover_always_bumps_the_epoch() -> None:
-    box = record().but(lease=leases.granted("s1", 100.0))
-    assert leases.taken_over(box, "s2", 200.0)["epoch"] == box.epoch + 1
+    box = record().but(lease=leases.new_lease("s1", 100.0))
+    assert leases.fields_to_take_over(box, "s2", 200.0)["epoch"] == box.epoch + 1
 
 
 def test_only_a_real_move_is_worth_a_write() -> None:
-    lease = leases.granted("s1", 100.0)
-    assert not leases.worth_writing(lease, 120.0)
-    assert leases.worth_writing(lease, 140.0)
+    lease = leases.new_lease("s1", 100.0)
+    assert not leases.renewal_is_due(lease, 120.0)
+    assert leases.renewal_is_due(lease, 140.0)

@@ -28,6 +28,8 @@ from tests.keeper.house import die
 from tests.keeper.postgres_server import Server
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 PROVING = bool(os.environ.get("HUTCH_PROVE"))
 SUCCEEDED: Counter[str] = Counter()
 
@@ -128,7 +130,7 @@ async def test_a_slow_keeper_that_was_taken_for_dead_notices_before_it_acts(hous
     hutch = Hutch(keeper=first)
     mine, kept = await hutch.create(), await hutch.create()
     assert isinstance(first.liveness, Heartbeat)
-    first.liveness._beaten -= heartbeat.DEAD_AFTER_SECONDS
+    first.liveness._renewed_at -= heartbeat.DEAD_AFTER_SECONDS
     for box in (mine, kept):
         with pytest.raises(Unavailable):
             await box.exec("true")
@@ -230,7 +232,7 @@ def test_keepers_of_two_machines_hold_the_properties(postgres: Server) -> None:
 
 
 def never_lapsed(keeper: Keeper) -> None:
-    keeper.check_ours = lambda live: None  # type: ignore[method-assign]
+    keeper.check_owned = lambda live: None  # type: ignore[method-assign]
 
 
 def test_without_the_lapse_a_stalled_keeper_acts_on_boxes_it_has_lost(postgres: Server) -> None:

@@ -27,6 +27,8 @@ from hutch.providers.native.spawn.client import PendingRequest
 from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
 from tests.providers.native.boxes import alive, order, until
 
+pytestmark = pytest.mark.slow
+
 HOLDER = Path(__file__).with_name("crash_holder.py")
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
 SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 16}
@@ -207,7 +209,7 @@ async def test_a_broken_persistent_box_comes_back_with_its_files() -> None:
             assert isinstance(pid, int)
             os.kill(pid, signal.SIGKILL)
             while (await box.state()) is State.RUNNING:
-                await hutch._keeper.health.suspect(live)
+                await hutch._keeper.health.check(live)
             assert await box.state() is State.ERROR
         async with place.opened() as hutch:
             again = await hutch.attach(box.id, takeover=True)

@@ -143,19 +143,19 @@ async def test_a_session_works_in_its_current_box_and_falls_through(tmp_path: Pa
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         sessions = hutch._keeper.sessions
-        first, notes = await sessions.working("s1", Spec())
+        first, notes = await sessions.find_or_create("s1", Spec())
         assert notes == ()
-        again, notes = await sessions.working("s1", Spec())
+        again, notes = await sessions.find_or_create("s1", Spec())
         assert (again.record.id, notes) == (first.record.id, ())
         await sessions.set_default(first.record.id)
-        other, notes = await sessions.working("s2", Spec())
+        other, notes = await sessions.find_or_create("s2", Spec())
         assert other.record.id != first.record.id, "the default box is busy with s1"
         assert "held by another session" in notes[0]
         await sessions.leave("s1")
-        shared, notes = await sessions.working("s3", Spec())
+        shared, notes = await sessions.find_or_create("s3", Spec())
         assert (shared.record.id, notes) == (first.record.id, ())
         await hutch.destroy(first.record.id, force=True)
-        fresh, notes = await sessions.working("s3", Spec())
+        fresh, notes = await sessions.find_or_create("s3", Spec())
         assert fresh.record.id != first.record.id
         assert "destroyed" in notes[0]
 
@@ -164,10 +164,10 @@ async def test_a_session_finds_its_box_after_a_restart(tmp_path: Path) -> None:
     engine = Engine()
     first = Hutch(keeper=keeper_on(engine, tmp_path))
     await first._start()
-    live, _ = await first._keeper.sessions.working("s1", Spec())
+    live, _ = await first._keeper.sessions.find_or_create("s1", Spec())
     await crash(first._keeper)
     async with opened(engine, tmp_path) as second:
-        again, notes = await second._keeper.sessions.working("s1", Spec())
+        again, notes = await second._keeper.sessions.find_or_create("s1", Spec())
         assert (again.record.id, notes) == (live.record.id, ())
 
 
@@ -224,13 +224,13 @@ async def test_idle_boxes_may_sleep_before_they_end(tmp_path: Path) -> None:
         keeper, live = hutch._keeper, await hutch._keeper.live(box.id)
         await box.release()
         await asyncio.sleep(0.05)
-        await keeper._clocks.look(live, 1e9)
+        await keeper._clocks.check(live, 1e9)
         assert live.record.state is State.PAUSED
         woken = await hutch.attach(box.id)
         assert (await woken.exec("true")).ok
         await woken.release()
         await asyncio.sleep(0.05)
-        await keeper._clocks.look(live, 1e9)
+        await keeper._clocks.check(live, 1e9)
         await asyncio.sleep(0.05)
-        await keeper._clocks.look(live, 1e9)
+        await keeper._clocks.check(live, 1e9)
         assert not engine.boxes

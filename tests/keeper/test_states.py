@@ -3,7 +3,7 @@
 import pytest
 
 from hutch.errors import Conflict
-from hutch.keeper.boxes.states import States, in_words
+from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.store.store import MemoryStore
 from hutch.model.boxes import Event
 from hutch.model.state import MOVES, State, may_move
@@ -65,7 +65,7 @@ async def test_each_move_is_an_event() -> None:
 @pytest.mark.parametrize("state", State)
 def test_every_state_is_said_in_words(state: State) -> None:
     """P4: "still being created", "being destroyed", "encountered an error: …"."""
-    words = in_words(record(state=state).but(reason="the reason"))
+    words = describe_state(record(state=state).but(reason="the reason"))
     assert words.startswith("box ")
     assert ("the reason" in words) == (state in (State.ERROR, State.UNKNOWN))
 

@@ -116,8 +116,8 @@ def test_the_key_of_prepared_dependencies_names_the_skill(tmp_path: Path) -> Non
     """Lesson 47: the same requirements in two packages are two keys, and one package has one key."""
     one, two = (check_package(skill(tmp_path, name, needs("tiny-dep"))) for name in ("one", "two"))
     assert one.manifest.dependencies == two.manifest.dependencies
-    assert dependencies.key_of(one) != dependencies.key_of(two)
-    assert dependencies.key_of(one) == dependencies.key_of(check_package(tmp_path / "one"))
+    assert dependencies.dependencies_key(one) != dependencies.dependencies_key(two)
+    assert dependencies.dependencies_key(one) == dependencies.dependencies_key(check_package(tmp_path / "one"))
 
 
 async def test_a_socket_that_was_handed_over_opens_no_network(tmp_path: Path) -> None:
@@ -137,8 +137,8 @@ async def test_a_socket_that_was_handed_over_opens_no_network(tmp_path: Path) ->
             told = {}
             for name in ("closed", "open"):
                 info, place = await hutch.skills.get(name), await hutch.skills.prepare(name, box)
-                words = tool_call.words(info, tool_call.tool_of(info, "take"), place, box.spec)
-                result = await box.exec(words, env=place.env, stdin=tool_call.given({}))
+                words = tool_call.command_line(info, tool_call.find_tool(info, "take"), place, box.spec)
+                result = await box.exec(words, env=place.env, stdin=tool_call.encode_arguments({}))
                 assert result.ok, result
                 told[name] = json.loads(result.stdout)
             assert set(told["closed"].values()) == {"Permission denied"}, told

@@ -90,9 +90,9 @@ def client_of(arguments: argparse.Namespace, config: Config) -> "RemoteHutch | N
 
 def visiting_hutch(config: Config, session: str) -> "EmbeddedHutch":
     """Make a Hutch on the state directory that leaves alone every box it is not asked for."""
-    from hutch.keeper.embedded import Hutch, durable
+    from hutch.keeper.embedded import Hutch, open_keeper
 
-    hutch = Hutch(keeper=durable(config, visiting=True))
+    hutch = Hutch(keeper=open_keeper(config, visiting=True))
     hutch.session = session
     return hutch
 

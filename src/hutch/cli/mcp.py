@@ -67,22 +67,22 @@ async def _serve(
     async with AsyncExitStack() as stack:
         opening = asyncio.create_task(_open(stack, arguments))
         await asyncio.to_thread(_import_sdk)  # takes about a second, in which the engine can start
-        from hutch.mcp.serving.client_session import Desk
-        from hutch.mcp.serving.render import world_of
-        from hutch.mcp.serving.scopes import PlacesOfMachine, named, scope_of
+        from hutch.mcp.serving.client_session import ClientSession
+        from hutch.mcp.serving.render import exposure_of
+        from hutch.mcp.serving.scopes import MachineSlots, scope_name, scope_of
         from hutch.mcp.serving.stdio import serve
 
-        places = PlacesOfMachine(config.run_dir / "mcp")
-        world = world_of(spec, config.resolve_profile(spec.get("profile")))
+        slots = MachineSlots(config.run_dir / "mcp")
+        exposure = exposure_of(spec, config.resolve_profile(spec.get("profile")))
 
-        async def desk(client: "Client") -> Desk:
-            scope = named(arguments.scope) if arguments.scope else scope_of(client.name, os.getcwd())
+        async def open_session(client: "Client") -> ClientSession:
+            scope = scope_name(arguments.scope) if arguments.scope else scope_of(client.name, os.getcwd())
             hutch = await asyncio.shield(opening)
-            return Desk(
-                hutch, client, places, scope, spec=spec, permissions=permissions, world=world, boxes=arguments.box
+            return ClientSession(
+                hutch, client, slots, scope, spec=spec, permissions=permissions, exposure=exposure, boxes=arguments.box
             )
 
-        await serve(desk)
+        await serve(open_session)
 
 
 async def _open(stack: AsyncExitStack, arguments: argparse.Namespace) -> Hutch:
@@ -115,7 +115,7 @@ def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, Age
 
     table = dict(config.permissions)
     if arguments.permissions == ASK:
-        table = permissions.asking()
+        table = permissions.ask_before_changes()
     elif arguments.permissions:
         if arguments.permissions not in table:
             raise Invalid(
@@ -124,5 +124,5 @@ def _permissions(arguments: argparse.Namespace, config: Config) -> dict[str, Age
             )  # fmt: skip
         table = {EVERYBODY: table[arguments.permissions]}
     if arguments.allow:
-        table = permissions.reaching(arguments.allow.split(","), table)
-    return table if arguments.tools is None else permissions.only(arguments.tools.split(","), table)
+        table = permissions.grant_others(arguments.allow.split(","), table)
+    return table if arguments.tools is None else permissions.restrict_to(arguments.tools.split(","), table)

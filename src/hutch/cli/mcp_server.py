@@ -19,7 +19,7 @@ from hutch.mcp.hosting import client_files
 from hutch.model.durations import shown
 from hutch.model.mcp import SECRETS_AT, McpServer, McpServerInfo, Share
 from hutch.model.mcp import Start as StartMode
-from hutch.model.spec_kinds import MountMode, NetworkMode
+from hutch.model.spec import MountMode, NetworkMode
 
 
 class Add(CliCommand):

@@ -10,11 +10,10 @@ from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
 from hutch.client.requests import Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound
+from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
-from hutch.model.commands import checked_command
 from hutch.model.results import JobInfo, Result, Usage
-from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 
 

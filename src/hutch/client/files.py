@@ -11,9 +11,9 @@ from hutch.client.http import ConnectionBroken
 from hutch.client.requests import BYTES, Repeat
 from hutch.client.watch import RemoteWatch
 from hutch.errors import FileTooLarge
+from hutch.model.arguments import as_bytes
 from hutch.model.files import Edited, FileInfo, GrepResult, Matches
 from hutch.model.spec import EffectiveSpec
-from hutch.model.texts import as_bytes
 from hutch.providers.guest_client.copy_bounds import most_of
 
 MAX_READ = 64 << 20

@@ -72,7 +72,7 @@ class RemoteSkills:
         return await self._get(f"/v1/skills/{checked_name(name, 'skill')}/export", version=version or None)
 
     async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
-        return await asyncio.to_thread(content.scan, Path(directory).absolute())
+        return await asyncio.to_thread(content.scan_skills, Path(directory).absolute())
 
     # --- changing -------------------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class RemoteSkills:
         if isinstance(source, bytes):
             query = {"path": path or None, "digest": digest or None}
             return await self._ask(kind, "POST", f"/v1/skills/archive{what}", content=source, **query)
-        found = sources.of(str(source), path=path, ref=ref, local_git=local_git)
+        found = sources.parse_source(str(source), path=path, ref=ref, local_git=local_git)
         if isinstance(found, sources.Git) and not found.local:
             body = {"git": found.url, "ref": ref, "path": path, "digest": digest}
             return await self._ask(kind, "POST", f"/v1/skills{what}", body=body)
@@ -162,7 +162,7 @@ def _zip_of(source: sources.Source) -> bytes:
         source.fetch(into, aside)
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            for file in content.measure(into):
+            for file in content.hash_files(into):
                 entry = zipfile.ZipInfo(file.path)
                 entry.compress_type = zipfile.ZIP_DEFLATED
                 entry.external_attr = (0o755 if file.executable else 0o644) << 16

@@ -16,9 +16,18 @@ from hutch.errors import HutchError, Invalid
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.results import Result
-from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Order, Retention, Workspace
+from hutch.model.spec import (
+    CheckedMount,
+    CheckedMounts,
+    EffectiveSpec,
+    Mount,
+    MountMode,
+    NetworkMode,
+    Order,
+    Retention,
+    Workspace,
+)
 from hutch.providers.base import Command, Instance, InstanceRecord, Process, Provider
 
 LIMITS = Limits(cpus=1, memory_mb=256, pids=64, disk_mb=64, open_files=256, timeout_sec=30, max_timeout_sec=0)

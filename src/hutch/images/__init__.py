@@ -1,1 +1,1 @@
-"""Images: layers from registries and archives, kept once and shared, ready to be the root of a box."""
+"""Images: layers from registries and archives, stored once and shared, from which boxes get their root."""

@@ -1,4 +1,4 @@
-"""An image under construction: a configuration and layers that grow step by step, each state an image of the store."""
+"""An image under construction: a configuration and layers that grow step by step; each state can be stored."""
 
 import hashlib
 import os
@@ -10,16 +10,16 @@ import msgspec
 
 from hutch.images import build_cache, manifests
 from hutch.images.build_cache import Step
-from hutch.images.layers.install import assemble, place
+from hutch.images.layers.install import assemble, install_layer
 from hutch.images.manifests import Config, Descriptor, RootFs, RunConfig, Stored
 from hutch.images.store import Image, Store
 
 Write = Callable[[BinaryIO], object]
-"""Writes a layer's tar."""
+"""Writes the tar of a layer."""
 
 
-class Site:
-    """Where an image is built. Used inside `store.adding`, so that nobody collects what has no name yet."""
+class ImageBuild:
+    """One build. It must run inside `store.lock_shared`, because parts of it that have no name yet would be removed."""
 
     def __init__(self, store: Store, base: Image) -> None:
         self.store = store
@@ -35,24 +35,24 @@ class Site:
         return list(self._config.rootfs.diff_ids)
 
     @property
-    def directories(self) -> tuple[str, ...]:
-        """Topmost first."""
+    def layer_directories(self) -> tuple[str, ...]:
+        """Layer directories, topmost first."""
         return tuple(self.store.layer_path(diff_id) for diff_id in reversed(self.diff_ids))
 
-    def settle(self, run: RunConfig) -> None:
-        self._config = _but(self._config, run=run)
+    def set_run_config(self, run: RunConfig) -> None:
+        self._config = _with(self._config, run=run)
 
     def set_env(self, name: str, value: str) -> None:
         old = [text for text in self.run.env or [] if text.partition("=")[0] != name]
-        self.settle(_run_but(self.run, env=[*old, f"{name}={value}"]))
+        self.set_run_config(_replaced(self.run, env=[*old, f"{name}={value}"]))
 
     def set(self, **changes: object) -> None:
-        """Fields of `RunConfig`."""
-        self.settle(_run_but(self.run, **changes))
+        """Replace fields of `RunConfig`."""
+        self.set_run_config(_replaced(self.run, **changes))
 
-    def layer(self, write: Write) -> Step:
-        """Make a layer; it is not yet part of the image."""
-        with self.store.draft() as work:
+    def make_layer(self, write: Write) -> Step:
+        """Create a layer in the store; `add_layer` makes it part of the image."""
+        with self.store.work_directory() as work:
             path = os.path.join(work, "layer")
             with open(path, "x+b") as file:
                 write(file)
@@ -61,30 +61,32 @@ class Site:
                 digest = f"sha256:{_digest(file)}"
             if not self.store.has_blob(digest):
                 self.store.add_file(path, digest)
-        place(self.store, digest, digest)
+        install_layer(self.store, digest, digest)
         return Step(blob=digest, diff_id=digest, size=size)
 
-    def add(self, step: Step) -> None:
+    def add_layer(self, step: Step) -> None:
         self._layers.append(Descriptor(media_type=manifests.LAYER, digest=step.blob, size=step.size))
-        self._config = _but(self._config, diff_ids=[*self.diff_ids, step.diff_id])
+        self._config = _with(self._config, diff_ids=[*self.diff_ids, step.diff_id])
 
-    def known(self, *parts: str) -> tuple[str, Step | None]:
-        """The key of a step over this state, and what it made before."""
-        key = build_cache.key(self.diff_ids, *parts)
-        return key, build_cache.known(self.store, key)
+    def cached_step(self, *parts: str) -> tuple[str, Step | None]:
+        """Return the key of a step on top of the current layers, and its cached result if there is one."""
+        key = build_cache.step_key(self.diff_ids, *parts)
+        return key, build_cache.find(self.store, key)
 
-    def state(self) -> str:
-        """The digest of the image as it is now."""
+    def store_manifest(self) -> str:
+        """Store the image as it is now, and return its digest."""
         return assemble(self.store, self._config, self._layers)
 
     def finish(self, name: str) -> Image:
-        stored = Stored(name=str(self.store.reference(name)), manifest=self.state(), source="build", at=time.time())
+        stored = Stored(
+            name=str(self.store.reference(name)), manifest=self.store_manifest(), source="build", at=time.time()
+        )
         image = self.store.load(stored)
-        self.store.name(stored)
+        self.store.set_name(stored)
         return image
 
 
-def _but(config: Config, *, run: RunConfig | None = None, diff_ids: list[str] | None = None) -> Config:
+def _with(config: Config, *, run: RunConfig | None = None, diff_ids: list[str] | None = None) -> Config:
     return Config(
         rootfs=RootFs(diff_ids if diff_ids is not None else list(config.rootfs.diff_ids)),
         architecture=config.architecture,
@@ -94,7 +96,7 @@ def _but(config: Config, *, run: RunConfig | None = None, diff_ids: list[str] | 
     )
 
 
-def _run_but(run: RunConfig, **changes: object) -> RunConfig:
+def _replaced(run: RunConfig, **changes: object) -> RunConfig:
     changed: RunConfig = msgspec.structs.replace(run, **changes)
     return changed
 

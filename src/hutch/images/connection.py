@@ -21,25 +21,28 @@ from hutch.errors import ConfigError, EngineError, HutchError, Refused, Unavaila
 from hutch.images.settings import RegistrySettings
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_MAX_REDIRECTS = 5
+_USER_AGENT = f"hutch/{__version__}"
+TRANSIENT_STATUSES = (408, 425, 429, 500, 502, 503, 504)
 
 
-class Rules(NamedTuple):
+class ConnectionRules(NamedTuple):
     """How a registry may be reached."""
 
     timeout: float
     known: Mapping[str, RegistrySettings]
-    """By HOST[:PORT]: the registry itself, and what the configuration has a table for."""
+    """Settings by HOST[:PORT], of the registry itself and of the hosts that the configuration has a table for."""
 
 
-def dial(url: str, rules: Rules) -> tuple[http.client.HTTPConnection, str]:
-    """A connection for one request, and the target to name in it. Refused if nobody vouches for the host."""
+def dial(url: str, rules: ConnectionRules) -> tuple[http.client.HTTPConnection, str]:
+    """Return a connection for one request, and the request's target. Raises Refused for a host that is not allowed."""
     parts = urlsplit(url)
     host, known = parts.hostname or "", rules.known.get(parts.netloc)
     if parts.scheme not in ("http", "https") or not host:
-        raise Refused(f"{url!r} is no address of a registry")
+        raise Refused(f"{url!r} is not a registry address")
     if parts.scheme == "http" and not (is_loopback(host) or (known is not None and known.insecure)):
         raise Refused(
-            f"{parts.netloc} would be asked without TLS",
+            f"{parts.netloc} would be contacted without TLS",
             remedy=f'set insecure = true in [images.registries."{parts.netloc}"]',
         )
     context = _context(parts.netloc, known) if parts.scheme == "https" else None
@@ -47,27 +50,29 @@ def dial(url: str, rules: Rules) -> tuple[http.client.HTTPConnection, str]:
     proxy = "" if is_loopback(host) or proxy_bypass(host) else getproxies().get(parts.scheme, "")
     if proxy:
         if known is None:
-            _check_literal(parts)  # what a name means is the proxy's to find out
-        return _through(proxy, parts, context, rules.timeout, target, url)
-    connection = _plain(host, parts.port, context, rules.timeout)
+            _check_literal(parts)  # the proxy resolves the name
+        return _via_proxy(proxy, parts, context, rules.timeout, target, url)
+    connection = _new_connection(host, parts.port, context, rules.timeout)
     if known is None:
         connection.sock = _public_socket(parts, context, rules.timeout)
     return connection, target
 
 
-def _plain(host: str, port: int | None, context: ssl.SSLContext | None, timeout: float) -> http.client.HTTPConnection:
+def _new_connection(
+    host: str, port: int | None, context: ssl.SSLContext | None, timeout: float
+) -> http.client.HTTPConnection:
     if context is None:
         return http.client.HTTPConnection(host, port, timeout=timeout)
     return http.client.HTTPSConnection(host, port, timeout=timeout, context=context)
 
 
-def _through(
+def _via_proxy(
     proxy: str, parts: SplitResult, context: ssl.SSLContext | None, timeout: float, target: str, url: str
 ) -> tuple[http.client.HTTPConnection, str]:
     via = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
     if not via.hostname:
-        raise Refused(f"the proxy {proxy!r} of the environment is no address")
-    connection = _plain(via.hostname, via.port or 80, context, timeout)
+        raise Refused(f"the proxy {proxy!r} of the environment is not an address")
+    connection = _new_connection(via.hostname, via.port or 80, context, timeout)
     if context is None:
         return connection, url
     connection.set_tunnel(parts.hostname or "", parts.port or 443)
@@ -79,7 +84,7 @@ def _public_socket(parts: SplitResult, context: ssl.SSLContext | None, timeout: 
     port = parts.port or (80 if context is None else 443)
     found = [str(each[4][0]) for each in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
     if not all(map(is_public, found)):
-        raise _stranger(parts.netloc)
+        raise _not_public(parts.netloc)
     failure = OSError(f"{host} has no address")
     for address in found:
         try:
@@ -95,18 +100,18 @@ def _check_literal(parts: SplitResult) -> None:
     with contextlib.suppress(ValueError):
         ipaddress.ip_address(parts.hostname or "")
         if not is_public(parts.hostname or ""):
-            raise _stranger(parts.netloc)
+            raise _not_public(parts.netloc)
 
 
-def _stranger(netloc: str) -> Refused:
+def _not_public(netloc: str) -> Refused:
     return Refused(
-        f"a registry sends us to {netloc}, which is on this machine or on a network that is not public",
-        remedy=f'if it is meant to be asked, give it a table [images.registries."{netloc}"]',
+        f"a registry refers us to {netloc}, which is on this machine or on a network that is not public",
+        remedy=f'if it should be contacted, add the table [images.registries."{netloc}"]',
     )
 
 
 def _context(netloc: str, known: RegistrySettings | None) -> ssl.SSLContext:
-    """Trusts the authority of the host's own table; without one, whom the system trusts."""
+    """Trust the authority of the host's own table; without one, those that the system trusts."""
     authority = known.authority if known is not None else ""
     try:
         return ssl.create_default_context(cafile=authority or None)
@@ -118,7 +123,7 @@ def _context(netloc: str, known: RegistrySettings | None) -> ssl.SSLContext:
 
 
 def is_public(address: str) -> bool:
-    """Whether it is an address of the open internet, also if it is an IPv4 address in IPv6's clothes."""
+    """Return whether this is a public address, also if it is an IPv4 address embedded in IPv6."""
     found = ipaddress.ip_address(address)
     if isinstance(found, ipaddress.IPv6Address):
         inner = found.ipv4_mapped or found.sixtofour
@@ -130,7 +135,7 @@ def is_public(address: str) -> bool:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether what is said to this host stays on this machine."""
+    """Return whether traffic to this host stays on this machine."""
     if host == "localhost":
         return True
     try:
@@ -139,17 +144,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-_MOST_REDIRECTS = 5
-_AGENT = f"hutch/{__version__}"
-TRANSIENT = (408, 425, 429, 500, 502, 503, 504)
+class TransientError(Exception):
+    """The connection failed; the same request may succeed later."""
 
 
-class Cut(Exception):
-    """The connection failed; the same request may succeed."""
-
-
-class Answer:
-    """What came back; the body is read by whoever asked, who then closes it."""
+class Response:
+    """A response whose body the caller reads and closes."""
 
     def __init__(self, response: http.client.HTTPResponse, connection: http.client.HTTPConnection, url: str) -> None:
         self._response = response
@@ -161,23 +161,23 @@ class Answer:
         return self._response.headers.get(name) or ""
 
     def read(self, count: int) -> bytes:
-        """Empty at the end. Cut if the end came before the length that was promised."""
+        """Read up to `count` bytes; empty at the end. Raises TransientError if the body is shorter than promised."""
         try:
             data = self._response.read(count)
         except (http.client.HTTPException, OSError) as error:
-            raise Cut(_reason(error)) from error
-        # http.client is silent about a body that ends too early when it is read in pieces.
+            raise TransientError(_reason(error)) from error
+        # http.client does not report a body that ends too early when it is read in pieces.
         if not data and self._response.length:
-            raise Cut(f"the connection ended {self._response.length} bytes too early")
+            raise TransientError(f"the connection ended {self._response.length} bytes too early")
         return data
 
-    def read_all(self, most: int, what: str) -> bytes:
+    def read_all(self, limit: int, what: str) -> bytes:
         pieces: list[bytes] = []
         size = 0
         while data := self.read(1 << 16):
             size += len(data)
-            if size > most:
-                raise EngineError(f"{what} has more than {most} bytes")
+            if size > limit:
+                raise EngineError(f"{what} has more than {limit} bytes")
             pieces.append(data)
         return b"".join(pieces)
 
@@ -187,21 +187,21 @@ class Answer:
 
 
 def request(
-    url: str, rules: Rules, headers: dict[str, str], *, method: str = "GET", body: bytes | None = None
-) -> Answer:
-    """Follows redirects, where `dial` lets us. Credentials go to the host they are for and to no other."""
+    url: str, rules: ConnectionRules, headers: dict[str, str], *, method: str = "GET", body: bytes | None = None
+) -> Response:
+    """Send a request and follow redirects where `dial` permits. Credentials go only to the host they are for."""
     origin = _host_of(url)
-    for _ in range(_MOST_REDIRECTS):
-        answer = _once(url, rules, headers, method, body)
-        if answer.status not in (301, 302, 303, 307, 308) or not answer.header("Location"):
-            return answer
-        following = urljoin(url, answer.header("Location"))
-        answer.close()
+    for _ in range(_MAX_REDIRECTS):
+        response = _send(url, rules, headers, method, body)
+        if response.status not in (301, 302, 303, 307, 308) or not response.header("Location"):
+            return response
+        following = urljoin(url, response.header("Location"))
+        response.close()
         if _host_of(following) != origin:
             headers = {name: value for name, value in headers.items() if name != "Authorization"}
-            method, body = "GET", None  # what is posted for a token is a secret too
+            method, body = "GET", None  # the body posted for a token is a secret too
         url = following
-    raise EngineError(f"{origin[1]} sent us from one place to the next more than {_MOST_REDIRECTS} times")
+    raise EngineError(f"{origin[1]} redirected us more than {_MAX_REDIRECTS} times")
 
 
 def _host_of(url: str) -> tuple[str, str]:
@@ -209,13 +209,15 @@ def _host_of(url: str) -> tuple[str, str]:
     return parts.scheme, parts.netloc
 
 
-def _once(url: str, rules: Rules, headers: dict[str, str], method: str, body: bytes | None) -> Answer:
+def _send(url: str, rules: ConnectionRules, headers: dict[str, str], method: str, body: bytes | None) -> Response:
     parts = urlsplit(url)
     connection: http.client.HTTPConnection | None = None
     try:
         connection, target = dial(url, rules)
-        connection.request(method, target, body=body, headers={"User-Agent": _AGENT, "Host": parts.netloc, **headers})
-        return Answer(connection.getresponse(), connection, url)
+        connection.request(
+            method, target, body=body, headers={"User-Agent": _USER_AGENT, "Host": parts.netloc, **headers}
+        )
+        return Response(connection.getresponse(), connection, url)
     except ssl.SSLCertVerificationError as error:
         _close(connection)
         raise Unavailable(
@@ -231,15 +233,15 @@ def _once(url: str, rules: Rules, headers: dict[str, str], method: str, body: by
                 retryable=False,
                 remedy=f'set insecure = true in [images.registries."{parts.netloc}"], or use --insecure',
             ) from error
-        raise Cut(_reason(error)) from error
+        raise TransientError(_reason(error)) from error
     except HutchError:
-        raise  # some are OSErrors too
-    except ValueError as error:  # a port beyond all numbers, a name that no encoding knows
+        raise  # some HutchErrors are OSErrors too
+    except ValueError as error:  # a port out of range, or a name that cannot be encoded
         _close(connection)
-        raise Refused(f"{url!r} is no address of a registry") from error
+        raise Refused(f"{url!r} is not a registry address") from error
     except (http.client.HTTPException, OSError) as error:
         _close(connection)
-        raise Cut(_reason(error)) from error
+        raise TransientError(_reason(error)) from error
 
 
 def _close(connection: http.client.HTTPConnection | None) -> None:

@@ -1,6 +1,6 @@
-"""Who we are to a registry: what the caller gave, the configuration, the environment, Docker's and Podman's own files.
+"""Credentials for a registry: from the caller, the configuration, the environment, or Docker's and Podman's own files.
 
-A secret found here is concealed at once: no log line and no error shows it.
+A secret found here is concealed at once, so that no log line and no error shows it.
 """
 
 import base64
@@ -17,11 +17,11 @@ from hutch.logs import conceal, log
 
 _HELPER_TIMEOUT = 20.0
 _DOCKER_HUB = "https://index.docker.io/v1/"
-"""Under which name Docker's own files keep the credentials of the default registry."""
+"""The name under which Docker's own files keep the credentials of the default registry."""
 
 
 class Credentials(NamedTuple):
-    """A name with a password, or a token that is changed for access tokens."""
+    """A user name with a password, or an identity token that is exchanged for access tokens."""
 
     username: str = ""
     password: str = ""
@@ -34,23 +34,28 @@ class Credentials(NamedTuple):
         return f"Credentials({self.username!r})"
 
 
-def find(
+def find_credentials(
     registry: str,
     settings: ImageSettings,
     *,
     given: Credentials | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Credentials | None:
-    """The first that there are; None: we come as nobody."""
+    """Return the first credentials found; None means anonymous access."""
     environ = os.environ if environ is None else environ
-    found = given or _configured(registry, settings) or _environment(registry, environ) or _files(registry, environ)
+    found = (
+        given
+        or _from_settings(registry, settings)
+        or _from_environment(registry, environ)
+        or _from_files(registry, environ)
+    )
     if found is not None:
         conceal([text for text in (found.password, found.identity_token) if text])
         conceal([found.basic()] if found.password else [])
     return found
 
 
-def _configured(registry: str, settings: ImageSettings) -> Credentials | None:
+def _from_settings(registry: str, settings: ImageSettings) -> Credentials | None:
     table = settings.registries.get(registry)
     if table is None or not table.username:
         return None
@@ -66,15 +71,15 @@ def _configured(registry: str, settings: ImageSettings) -> Credentials | None:
     return Credentials(table.username, password)
 
 
-def _environment(registry: str, environ: Mapping[str, str]) -> Credentials | None:
-    """For the one registry that HUTCH_REGISTRY names: a password is for nobody else."""
+def _from_environment(registry: str, environ: Mapping[str, str]) -> Credentials | None:
+    """Use the environment's credentials only for the registry that HUTCH_REGISTRY names."""
     if environ.get("HUTCH_REGISTRY") != registry:
         return None
     name, password = environ.get("HUTCH_REGISTRY_USERNAME", ""), environ.get("HUTCH_REGISTRY_PASSWORD", "")
     return Credentials(name, password) if name and password else None
 
 
-def _files(registry: str, environ: Mapping[str, str]) -> Credentials | None:
+def _from_files(registry: str, environ: Mapping[str, str]) -> Credentials | None:
     for path in _paths(environ):
         try:
             with open(path, "rb") as file:
@@ -84,7 +89,7 @@ def _files(registry: str, environ: Mapping[str, str]) -> Credentials | None:
         except (OSError, ValueError) as error:
             log("images").warning("credentials cannot be read", path=path, error=type(error).__name__)
             continue
-        if isinstance(plain, dict) and (found := _of_file(registry, plain)):
+        if isinstance(plain, dict) and (found := _from_file(registry, plain)):
             return found
     return None
 
@@ -100,7 +105,7 @@ def _paths(environ: Mapping[str, str]) -> list[str]:
     return [*paths, os.path.join(docker, "config.json")] if docker else paths
 
 
-def _of_file(registry: str, plain: dict[str, Any]) -> Credentials | None:
+def _from_file(registry: str, plain: dict[str, Any]) -> Credentials | None:
     names = [registry, f"https://{registry}", f"http://{registry}", f"https://{registry}/v1/"]
     if registry == DEFAULT_REGISTRY:
         names = [_DOCKER_HUB, "index.docker.io", *names]
@@ -123,24 +128,24 @@ def _of_entry(registry: str, entry: dict[str, Any]) -> Credentials:
 
 
 def _of_helper(helper: str, server: str) -> Credentials | None:
-    """Docker's helpers are programs: the server on standard input, JSON on standard output."""
+    """Run one of Docker's credential helpers: the server on its standard input, JSON on its standard output."""
     import subprocess
 
     if not helper.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError(f"{helper!r} is no name of a credential helper")
+        raise ConfigError(f"{helper!r} is not the name of a credential helper")
     try:
         done = subprocess.run(
             [f"docker-credential-{helper}", "get"], input=server.encode(), capture_output=True, timeout=_HELPER_TIMEOUT
         )
     except FileNotFoundError:
-        return None  # Docker Desktop writes its helper's name also where only the engine is left
+        return None  # Docker Desktop writes its helper's name also on machines that have only the engine
     except subprocess.TimeoutExpired as error:
         raise EngineError(f"docker-credential-{helper} did not answer within {_HELPER_TIMEOUT:g} s") from error
     if done.returncode != 0:
-        return None  # it knows nobody for this registry
+        return None  # the helper has nothing for this registry
     try:
         plain = json.loads(done.stdout)
         name, secret = str(plain["Username"]), str(plain["Secret"])
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"docker-credential-{helper} answered what is no credential") from error
+        raise EngineError(f"docker-credential-{helper} did not return a credential") from error
     return Credentials("", "", secret) if name == "<token>" else Credentials(name, secret)

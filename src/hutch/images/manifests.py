@@ -1,4 +1,4 @@
-"""What images say about themselves: indexes, manifests and configurations, as OCI and Docker write them."""
+"""Image documents: indexes, manifests and configurations, as OCI and Docker define them."""
 
 import hashlib
 import platform as machine
@@ -19,11 +19,11 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 DOCKER_INDEX = "application/vnd.docker.distribution.manifest.list.v2+json"
 INDEXES = (INDEX, DOCKER_INDEX)
 ACCEPTED = (MANIFEST, INDEX, DOCKER_MANIFEST, DOCKER_INDEX)
-MOST_BYTES = 4 << 20
-"""Of one document; registries refuse larger ones too."""
+MAX_DOCUMENT_BYTES = 4 << 20
+"""Largest size of one document; registries refuse larger ones too."""
 
-_LONGEST_VARIABLE = 100_000
-"""Characters; execve(2) takes 128 kB."""
+_MAX_VARIABLE = 100_000
+"""Longest environment variable in characters; execve(2) accepts 128 kB."""
 _ARCHITECTURES = {
     "x86_64": "amd64", "amd64": "amd64", "aarch64": "arm64", "arm64": "arm64", "i686": "386", "armv7l": "arm",
     "ppc64le": "ppc64le", "s390x": "s390x", "riscv64": "riscv64",
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Platform(msgspec.Struct, frozen=True):
-    """What a machine must be to run an image."""
+    """The platform that an image needs."""
 
     architecture: str = ""
     os: str = ""
@@ -76,7 +76,7 @@ class Manifest(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class RunConfig(msgspec.Struct, frozen=True, rename="pascal", omit_defaults=True):
-    """How the image wants its commands to run."""
+    """How commands of the image should run."""
 
     env: list[str] | None = None
     working_dir: str | None = None
@@ -92,7 +92,7 @@ class RootFs(msgspec.Struct, frozen=True):
 
 
 class Config(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The configuration blob; what we do not use is left where it is."""
+    """The configuration blob. Fields that are not used here are not declared."""
 
     rootfs: RootFs
     architecture: str = ""
@@ -102,7 +102,7 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
     config: RunConfig | None = None
 
     def defaults(self) -> ImageDefaults:
-        """What commands get that ask for nothing else. A variable that no process can have is left out."""
+        """Return the defaults for commands. A variable that no process could have is left out."""
         run = self.config or RunConfig()
         env = dict(text.split("=", 1) for text in run.env or [] if _is_variable(text))
         return ImageDefaults(
@@ -115,32 +115,32 @@ class Config(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def _is_variable(text: str) -> bool:
-    return "=" in text[1:] and text[0] != "=" and "\0" not in text and len(text) < _LONGEST_VARIABLE
+    return "=" in text[1:] and text[0] != "=" and "\0" not in text and len(text) < _MAX_VARIABLE
 
 
 def digest_of(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
-def here() -> Platform:
-    """This machine."""
+def this_platform() -> Platform:
+    """Return the platform of this machine."""
     name = machine.machine().lower()
     return Platform(architecture=_ARCHITECTURES.get(name, name), os="linux")
 
 
-def platform_of(text: str) -> Platform:
-    """From "linux/arm64" or "arm64"."""
+def parse_platform(text: str) -> Platform:
+    """Parse "linux/arm64" or "arm64"."""
     parts = text.split("/")
     if len(parts) == 1:
         parts = ["linux", *parts]
     if len(parts) > 3 or not all(parts):
-        raise Invalid(f"{text!r} is no platform", remedy="write os/architecture[/variant], such as linux/arm64")
+        raise Invalid(f"{text!r} is not a platform", remedy="write os/architecture[/variant], such as linux/arm64")
     return Platform(os=parts[0], architecture=parts[1], variant=parts[2] if len(parts) > 2 else "")
 
 
 def decode(kind: type[T], data: bytes, what: str) -> T:
-    """Raises Invalid. Fields that are not ours are ignored."""
-    if len(data) > MOST_BYTES:
+    """Decode a document, ignoring unknown fields. Raises Invalid."""
+    if len(data) > MAX_DOCUMENT_BYTES:
         raise Invalid(f"the {what} has {len(data)} bytes, more than any image needs")
     try:
         return msgspec.json.decode(data, type=kind)
@@ -148,42 +148,42 @@ def decode(kind: type[T], data: bytes, what: str) -> T:
         raise Invalid(f"the {what} cannot be read: {error}") from error
 
 
-def kind_of(data: bytes) -> str:
-    """The media type that a document gives itself, else the one its fields show."""
+def media_type_of(data: bytes) -> str:
+    """Return the media type that a document declares, or else the one that its fields show."""
     plain: dict[str, Any] = decode(dict[str, Any], data, "manifest")
     if plain.get("schemaVersion") == 1:
-        raise Unsupported("the image has a manifest of schema 1, given up in 2017", remedy="push it again")
-    told = plain.get("mediaType")
-    if isinstance(told, str) and told:
-        return told
+        raise Unsupported("the image has a manifest of schema 1, obsolete since 2017", remedy="push it again")
+    declared = plain.get("mediaType")
+    if isinstance(declared, str) and declared:
+        return declared
     return INDEX if "manifests" in plain else MANIFEST
 
 
-def manifest_of(data: bytes, most_layers: int) -> Manifest:
-    """A manifest whose every part can be used here."""
+def parse_manifest(data: bytes, max_layers: int) -> Manifest:
+    """Parse a manifest and check that every part of it can be used here."""
     manifest = decode(Manifest, data, "manifest")
-    if len(manifest.layers) > most_layers:
-        raise Unsupported(f"the image has {len(manifest.layers)} layers, and a box takes {most_layers}")
+    if len(manifest.layers) > max_layers:
+        raise Unsupported(f"the image has {len(manifest.layers)} layers, and a box supports {max_layers}")
     for part in (manifest.config, *manifest.layers):
         if not is_digest(part.digest) or part.size < 0:
-            raise Invalid(f"the manifest names a blob by {part.digest[:80]!r}", remedy="only sha256 is used")
+            raise Invalid(f"the manifest identifies a blob by {part.digest[:80]!r}", remedy="only sha256 is used")
         if part.urls and "foreign" in part.media_type:
-            raise Unsupported("the image has layers that its registry may not hand out")
+            raise Unsupported("the image has layers that its registry may not distribute")
     return manifest
 
 
-def config_of(data: bytes, manifest: Manifest) -> Config:
+def parse_config(data: bytes, manifest: Manifest) -> Config:
     config = decode(Config, data, "configuration of the image")
     ids = config.rootfs.diff_ids
     if len(ids) != len(manifest.layers) or not all(map(is_digest, ids)):
-        raise Invalid(f"the image has {len(manifest.layers)} layers and tells what is in {len(ids)}")
+        raise Invalid(f"the image has {len(manifest.layers)} layers but {len(ids)} diff ids")
     return config
 
 
-def choose(index: Index, wanted: Platform) -> Descriptor:
-    """The manifest for this platform. Attestations and the like have none."""
+def choose_manifest(index: Index, wanted: Platform) -> Descriptor:
+    """Choose the manifest for this platform. Attestations and the like have no platform."""
     images = [each for each in index.manifests if is_digest(each.digest)]
-    fitting = [each for each in images if each.platform is not None and fits(each.platform, wanted)]
+    fitting = [each for each in images if each.platform is not None and platform_matches(each.platform, wanted)]
     if fitting:
         return fitting[0]
     plain = [each for each in images if each.platform is None]
@@ -191,21 +191,21 @@ def choose(index: Index, wanted: Platform) -> Descriptor:
         return plain[0]
     offered = sorted({str(each.platform) for each in images if each.platform and each.platform.os != "unknown"})
     raise NotFound(
-        f"the image is not there for {wanted}", remedy=f"it is there for {', '.join(offered) or 'no platform'}"
+        f"the image does not exist for {wanted}", remedy=f"it exists for {', '.join(offered) or 'no platform'}"
     )
 
 
-def fits(offered: Platform, wanted: Platform) -> bool:
+def platform_matches(offered: Platform, wanted: Platform) -> bool:
     same = (offered.os, offered.architecture) == (wanted.os, wanted.architecture)
     return same and (not wanted.variant or offered.variant in ("", wanted.variant))
 
 
 class Stored(Record, frozen=True, kw_only=True):
-    """An image of the store, under one of its names."""
+    """An image of the store under one of its names."""
 
     name: str
     manifest: str
-    """Digest of its manifest: what it is."""
+    """Digest of its manifest, which identifies the image."""
     source: str = ""
     at: float = 0.0
-    """When it got this name."""
+    """When the image got this name."""

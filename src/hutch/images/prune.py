@@ -1,4 +1,4 @@
-"""Removing what nobody needs: names first, then every blob and layer that no name, no box and no build step holds."""
+"""Removing images: names first, then every blob and layer that no name, no box and no build step refers to."""
 
 import contextlib
 import fcntl
@@ -8,45 +8,44 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hutch.errors import Conflict, HutchError, Unavailable
-from hutch.images import manifests as documents
-from hutch.images import uses
+from hutch.images import manifests, uses
 from hutch.images.build_cache import step_blobs
 from hutch.images.manifests import Stored
-from hutch.images.store import Store, listed, remove_tree
+from hutch.images.store import Store, list_names, remove_tree
 from hutch.logs import log
 
 _PARTIAL_SECONDS = 86400.0
-"""How long a cut download waits to be resumed."""
+"""Seconds for which an interrupted download can be resumed."""
 
 
-class Collected(NamedTuple):
-    """What went."""
+class Removal(NamedTuple):
+    """What was removed."""
 
     blobs: int
     layers: int
     bytes: int
 
 
-def remove(store: Store, text: str, *, force: bool = False) -> tuple[Stored, Collected]:
-    """Take a name away and collect. Conflict while a box stands on the image and no other name holds it; with `force`
-    the name goes, and the layers stay as long as the box does."""
-    with store.collecting():
+def remove(store: Store, text: str, *, force: bool = False) -> tuple[Stored, Removal]:
+    """Remove a name and what only it needed. Raises Conflict while a box uses the image and it has no other name;
+    with `force` the name is removed, and the layers stay as long as the box."""
+    with store.lock_exclusive():
         stored = store.find(text)
-        others = any(each.manifest == stored.manifest and each.name != stored.name for each in store.named())
+        others = any(each.manifest == stored.manifest and each.name != stored.name for each in store.names())
         if not others and not force:
             _refuse_if_used(store, text, stored.manifest)
-        store.unname(stored.name)
+        store.remove_name(stored.name)
         return stored, _collect(store, keep_steps=True)
 
 
-def remove_all_names(store: Store, digest: str, *, force: bool = False) -> tuple[tuple[Stored, ...], Collected]:
-    """As `remove`, of every name that this manifest has: all of them go, or none."""
-    with store.collecting():
+def remove_all_names(store: Store, digest: str, *, force: bool = False) -> tuple[tuple[Stored, ...], Removal]:
+    """Like `remove`, for every name of this manifest: all of them are removed, or none."""
+    with store.lock_exclusive():
         if not force:
             _refuse_if_used(store, digest, digest)
-        gone = tuple(each for each in store.named() if each.manifest == digest)
+        gone = tuple(each for each in store.names() if each.manifest == digest)
         for each in gone:
-            store.unname(each.name)
+            store.remove_name(each.name)
         return gone, _collect(store, keep_steps=True)
 
 
@@ -55,40 +54,41 @@ def _refuse_if_used(store: Store, text: str, manifest: str) -> None:
     if users:
         raise Conflict(
             f"image {text} is in use by {len(users)} box{'es' if len(users) > 1 else ''}: {', '.join(users)}",
-            remedy="destroy them first, or force it: then only the name goes, and the layers with the last of them",
+            remedy="destroy them first, or force it: then only the name goes, and the layers follow the last box",
             details={"boxes": list(users)},
         )
 
 
-def prune(store: Store) -> Collected:
-    """Everything that no image and no live box uses: also the layers of build steps and cut downloads."""
-    with store.collecting():
+def prune(store: Store) -> Removal:
+    """Remove everything that no image and no live box uses, also the layers of build steps and partial downloads."""
+    with store.lock_exclusive():
         return _collect(store, keep_steps=False)
 
 
 @contextlib.contextmanager
-def tidied(store: Store) -> Iterator[None]:
-    """What is refused leaves nothing behind, not even its good layers. A cut connection is no refusal: what has arrived
-    whole waits for the next try."""
-    waiting = set(listed(store.path("partial")))
+def cleaned_on_refusal(store: Store) -> Iterator[None]:
+    """Remove what a refused image left behind, also its good layers. An interrupted connection is no refusal:
+    complete layers are kept for the next attempt."""
+    partial_before = set(list_names(store.path("partial")))
     try:
         yield
     except Unavailable:
         raise
     except HutchError:
-        with contextlib.suppress(Conflict), store.collecting(patience=0):  # others at work: the next `prune` does it
-            for name in set(listed(store.path("partial"))) - waiting:  # of layers beside the one that was refused
+        # If others are at work, the next `prune` removes it.
+        with contextlib.suppress(Conflict), store.lock_exclusive(timeout=0):
+            for name in set(list_names(store.path("partial"))) - partial_before:  # other layers
                 os.unlink(store.path("partial", name))
             _collect(store, keep_steps=True)
         raise
 
 
 def sweep(store: Store) -> None:
-    """What dead processes left half-made; cheap, and safe beside others at work."""
-    for name in listed(store.path("drafts")):
+    """Remove what dead processes left unfinished; this is cheap, and safe while others work."""
+    for name in list_names(store.path("drafts")):
         if name.endswith(".lock"):
             _sweep_draft(store, name.removesuffix(".lock"))
-    for name in listed(store.path("partial")):
+    for name in list_names(store.path("partial")):
         _remove_if_old(store.path("partial", name), _PARTIAL_SECONDS)
 
 
@@ -100,70 +100,70 @@ def _sweep_draft(store: Store, name: str) -> None:
             remove_tree(path)
             os.unlink(f"{path}.lock")
     except (BlockingIOError, FileNotFoundError):
-        return  # its owner lives, or has just ended
+        return  # its owner is alive, or has just finished
 
 
-def _collect(store: Store, *, keep_steps: bool) -> Collected:
-    """Alone in the store."""
+def _collect(store: Store, *, keep_steps: bool) -> Removal:
+    """Remove what nothing refers to; the caller holds the exclusive lock."""
     sweep(store)
-    manifests = {each.manifest for each in store.named()}
-    standing = uses.live(store)
-    for name in listed(store.path("uses")):
-        if name.removesuffix(".json") not in standing:
+    digests = {each.manifest for each in store.names()}
+    live_uses = uses.live(store)
+    for name in list_names(store.path("uses")):
+        if name.removesuffix(".json") not in live_uses:
             os.unlink(store.path("uses", name))
-    manifests |= {use.image for use in standing.values()}
-    blobs, layers = _held(store, manifests)
+    digests |= {use.image for use in live_uses.values()}
+    blobs, layers = _referenced(store, digests)
     if keep_steps:
         for blob, diff_id in step_blobs(store):
             blobs.add(blob)
             layers.add(diff_id)
     else:
-        _empty(store.path("steps"))
-        _empty(store.path("partial"))
-    _empty(store.path("locks"))
+        _clear_directory(store.path("steps"))
+        _clear_directory(store.path("partial"))
+    _clear_directory(store.path("locks"))
     return _remove_all_but(store, {_hex(each) for each in blobs}, {_hex(each) for each in layers})
 
 
-def _held(store: Store, manifests: set[str]) -> tuple[set[str], set[str]]:
+def _referenced(store: Store, digests: set[str]) -> tuple[set[str], set[str]]:
     blobs: set[str] = set()
     layers: set[str] = set()
-    for digest in manifests:
+    for digest in digests:
         try:
-            manifest = documents.manifest_of(store.read_blob(digest), 1 << 16)
+            manifest = manifests.parse_manifest(store.read_blob(digest), 1 << 16)
             blobs |= {digest, manifest.config.digest, *(layer.digest for layer in manifest.layers)}
-            layers |= set(documents.config_of(store.read_blob(manifest.config.digest), manifest).rootfs.diff_ids)
+            layers |= set(manifests.parse_config(store.read_blob(manifest.config.digest), manifest).rootfs.diff_ids)
         except HutchError as error:
             log("images").warning("image cannot be read", image=digest, error=error)
     return blobs, layers
 
 
-def _remove_all_but(store: Store, blobs: set[str], layers: set[str]) -> Collected:
+def _remove_all_but(store: Store, blobs: set[str], layers: set[str]) -> Removal:
     gone_blobs = gone_layers = size = 0
-    for name in listed(store.path("blobs")):
+    for name in list_names(store.path("blobs")):
         if name not in blobs:
             size += os.stat(store.path("blobs", name)).st_size
             os.unlink(store.path("blobs", name))
             gone_blobs += 1
     kept: set[str] = set()
-    for name in listed(store.path("layers")):
+    for name in list_names(store.path("layers")):
         if not name.endswith(".json"):
             continue
         layer = store.layer(f"sha256:{name.removesuffix('.json')}")
         if layer is not None and name.removesuffix(".json") in layers:
             kept.add(layer.directory)
             continue
-        # The record first: a crash leaves a directory without one, which the next collection finds.
+        # The record goes first: a crash then leaves a directory without a record, which the next run removes.
         os.unlink(store.path("layers", name))
         size += layer.bytes if layer else 0
         gone_layers += 1
-    for name in listed(store.path("layers")):
+    for name in list_names(store.path("layers")):
         if not name.endswith(".json") and name not in kept:
             remove_tree(store.path("layers", name))
-    return Collected(gone_blobs, gone_layers, size)
+    return Removal(gone_blobs, gone_layers, size)
 
 
-def _empty(directory: str) -> None:
-    for name in listed(directory):
+def _clear_directory(directory: str) -> None:
+    for name in list_names(directory):
         os.unlink(os.path.join(directory, name))
 
 

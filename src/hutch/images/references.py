@@ -1,4 +1,4 @@
-"""Names of images: `debian`, `registry.example.org:5000/team/app:1.2`, `app@sha256:…`; one full form for each."""
+"""Image references: `debian`, `registry.example.org:5000/team/app:1.2`, `app@sha256:…`; each has one full form."""
 
 import re
 from typing import NamedTuple
@@ -15,24 +15,24 @@ _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
 class Reference(NamedTuple):
-    """Where an image is: registry, repository in it, and which one of that repository."""
+    """Identifies an image: its registry, its repository, and a tag or digest."""
 
     registry: str
     repository: str
     tag: str
     """Empty if only a digest was given."""
     digest: str
-    """Empty: whatever the tag names now."""
+    """Empty for whatever the tag refers to now."""
 
     def __str__(self) -> str:
-        """The full form: what the store files it under."""
+        """The full form, which is the image's name in the store."""
         text = f"{self.registry}/{self.repository}"
         text += f":{self.tag}" if self.tag else ""
         return text + (f"@{self.digest}" if self.digest else "")
 
     @property
     def short(self) -> str:
-        """As people write it."""
+        """The form that people write."""
         text = str(self)
         for prefix in (f"{DEFAULT_REGISTRY}/library/", f"{DEFAULT_REGISTRY}/"):
             if text.startswith(prefix):
@@ -41,15 +41,15 @@ class Reference(NamedTuple):
 
     @property
     def wanted(self) -> str:
-        """What a registry is asked for: the digest, else the tag."""
+        """What to request from a registry: the digest, or else the tag."""
         return self.digest or self.tag
 
 
 def parse(text: str, default_registry: str = DEFAULT_REGISTRY) -> Reference:
-    """Raises Invalid. A first part with a dot, a colon or the name `localhost` is a registry."""
+    """Parse a reference. A first part with a dot, a colon or the name `localhost` is a registry. Raises Invalid."""
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
-        raise _invalid(text, "after @ comes sha256: and 64 hexadecimal digits")
+        raise _invalid(text, "sha256: and 64 hexadecimal digits must follow the @")
     first, slash, others = rest.partition("/")
     registry = default_registry
     if slash and ("." in first or ":" in first or first == "localhost"):
@@ -58,11 +58,13 @@ def parse(text: str, default_registry: str = DEFAULT_REGISTRY) -> Reference:
     if not colon:
         repository, tag = rest, "" if digest else DEFAULT_TAG
     if not _HOST.fullmatch(registry):
-        raise _invalid(text, f"{registry!r} is no host")
+        raise _invalid(text, f"{registry!r} is not a host name")
     if not _REPOSITORY.fullmatch(repository) or len(repository) > 255:
-        raise _invalid(text, f"{repository!r} is no repository: lower case letters, digits and . _ - between them")
+        raise _invalid(
+            text, f"{repository!r} is not a repository name: lower case letters, digits and . _ - between them"
+        )
     if (colon or tag) and not _TAG.fullmatch(tag):
-        raise _invalid(text, f"{tag!r} is no tag")
+        raise _invalid(text, f"{tag!r} is not a tag")
     if registry == DEFAULT_REGISTRY and "/" not in repository:
         repository = f"library/{repository}"
     return Reference(registry, repository, tag, digest)
@@ -74,5 +76,6 @@ def is_digest(text: str) -> bool:
 
 def _invalid(text: str, why: str) -> Invalid:
     return Invalid(
-        f"{text!r} names no image: {why}", remedy="write NAME, NAME:TAG, HOST[:PORT]/NAME:TAG or NAME@sha256:…"
+        f"{text!r} is not an image reference: {why}",
+        remedy="write NAME, NAME:TAG, HOST[:PORT]/NAME:TAG or NAME@sha256:…",
     )

@@ -1,4 +1,4 @@
-"""`[images]`: when images are pulled, from whom, and how large a stranger's archive may be."""
+"""The `[images]` settings: when images are pulled, from where, and how large an untrusted archive may be."""
 
 import msgspec
 
@@ -9,54 +9,55 @@ POLICIES = ("missing", "always", "never")
 
 
 class Bounds(Record, frozen=True, kw_only=True):
-    """What one image may cost. An archive that needs more is refused, and what it had written is removed."""
+    """Limits of one image. An archive that exceeds them is refused, and what was written of it is removed."""
 
     unpacked_mb: int = 32768
-    """All files of one layer together."""
+    """Size of all files of one layer together."""
     entries: int = 1_000_000
-    """Files, directories and links of one layer."""
+    """Number of files, directories and links of one layer."""
     depth: int = 128
-    """Directories above a file."""
+    """Number of directories above a file."""
     ratio: int = 200
-    """Bytes unpacked for each byte packed, once more than 256 MB have come out."""
+    """Bytes unpacked for each packed byte, checked once more than 256 MB have come out."""
     blob_mb: int = 16384
-    """One layer as it is sent."""
+    """Size of one layer as it is transferred."""
     layers: int = 127
-    """Each is a mount of its own in every box."""
+    """Number of layers; each is a mount in every box."""
 
 
 class RegistrySettings(Record, frozen=True, kw_only=True):
-    """`[images.registries."HOST[:PORT]"]`. Registries may send us on to a host that has a table, wherever it is; to all
-    others only if they are public."""
+    """`[images.registries."HOST[:PORT]"]`. A registry may redirect us to any host that has a table, wherever it is,
+    and to other hosts only if they are public."""
 
     username: str = ""
     password: str = ""
     password_file: str = ""
-    """Read at each pull; keeps the password out of the configuration."""
+    """File that is read at each pull; it keeps the password out of the configuration."""
     insecure: bool = False
-    """Plain HTTP, which a registry on this machine may speak without being asked."""
+    """Use plain HTTP; a registry on this machine may do so without this setting."""
     authority: str = ""
-    """A PEM file of those who vouch for its certificate; empty: whom the system trusts."""
+    """A PEM file with the authorities for its certificate; empty means those that the system trusts."""
 
 
 class ImageSettings(Record, frozen=True, kw_only=True):
     """Every setting of images, with its default."""
 
     pull: str = ""
-    """missing, always or never; empty: `missing` for `hutch run`, `shell` and `box create`, `never` for all else."""
+    """missing, always or never; empty means `missing` for `hutch run`, `shell` and `box create`, and `never`
+    otherwise."""
     default_registry: str = "docker.io"
     """The registry of a name that gives none."""
     concurrency: int = 4
-    """Layers under way at once."""
+    """Number of layers that are fetched at the same time."""
     tries: int = 5
-    """How often one request is made before it counts as failed."""
+    """How often a request is tried before it fails."""
     timeout_sec: float = 30.0
-    """How long a registry may be silent."""
+    """How long a registry may take to respond."""
     bounds: Bounds = Bounds()
     registries: dict[str, RegistrySettings] = msgspec.field(default_factory=dict)
 
     def check(self, origin: str) -> None:
-        """Raises ConfigError, which names `origin`."""
+        """Check the values. Raises ConfigError, which names `origin`."""
         if self.pull and self.pull not in POLICIES:
             raise _wrong(origin, "pull", f"{self.pull!r} is none of {', '.join(POLICIES)}")
         if not 1 <= self.concurrency <= 32:

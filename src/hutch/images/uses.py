@@ -1,7 +1,7 @@
-"""Which image each box stands on: written before the box is made, removed after it is gone.
+"""Which image each box uses: recorded before the box is created, removed after it is destroyed.
 
-Records of boxes may be in memory or in another store, so the images keep their own account. A mark whose box has left
-neither a run directory nor kept files is stale: its process died between two steps.
+Box records may be in memory or in another store, so the image store keeps its own. A record is stale if its box has
+neither a run directory nor kept files: its process died between two steps.
 """
 
 import contextlib
@@ -10,27 +10,27 @@ import secrets
 import time
 
 from hutch.images.manifests import Stored
-from hutch.images.store import Store, listed
+from hutch.images.store import Store, list_names
 from hutch.model.ids import is_box_id
 from hutch.model.record import Record
 
-_YOUNG = 600.0
-"""Seconds in which a box may still be on its way."""
+_CREATION_SECONDS = 600.0
+"""Seconds for which a box may still be in creation."""
 
 
 class Use(Record, frozen=True, kw_only=True):
-    """One box's."""
+    """The image of one box."""
 
     image: str
     """Digest of the manifest."""
     name: str
     places: tuple[str, ...]
-    """Directories of which one is there as long as the box is."""
+    """Directories of the box; at least one of them exists as long as the box does."""
 
 
-def mark(store: Store, box_id: str, stored: Stored, places: tuple[str, ...]) -> None:
+def record(store: Store, box_id: str, stored: Stored, places: tuple[str, ...]) -> None:
     use = Use(image=stored.manifest, name=stored.name, places=places)
-    # Not synced: every creation comes by here, and a box in memory does not outlive the power either.
+    # It is not synced: every creation passes here, and a box in memory does not survive a power failure either.
     path = _path(store, box_id)
     draft = f"{path}.{secrets.token_hex(4)}~"
     with open(draft, "xb") as file:
@@ -43,8 +43,8 @@ def release(store: Store, box_id: str) -> None:
         os.unlink(_path(store, box_id))
 
 
-def of(store: Store, box_id: str) -> Use | None:
-    """What the box stands on, if it is an image of the store."""
+def find(store: Store, box_id: str) -> Use | None:
+    """Return the image that the box uses, if it is one of the store."""
     try:
         with open(_path(store, box_id), "rb") as file:
             return Use.from_json(file.read())
@@ -53,16 +53,16 @@ def of(store: Store, box_id: str) -> Use | None:
 
 
 def live(store: Store) -> dict[str, Use]:
-    """From box ids to what they use; stale marks are left out."""
+    """Return the live uses by box id, without stale records."""
     found: dict[str, Use] = {}
-    for name in listed(store.path("uses")):
+    for name in list_names(store.path("uses")):
         box_id = name.removesuffix(".json")
         if not is_box_id(box_id):
             continue
         with contextlib.suppress(FileNotFoundError):
-            use = of(store, box_id)
+            use = find(store, box_id)
             age = time.time() - os.stat(_path(store, box_id)).st_mtime
-            if use is not None and (age < _YOUNG or any(map(os.path.isdir, use.places))):
+            if use is not None and (age < _CREATION_SECONDS or any(map(os.path.isdir, use.places))):
                 found[box_id] = use
     return found
 

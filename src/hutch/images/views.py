@@ -1,4 +1,4 @@
-"""What is told of an image to whoever may use it: its names, its size, how its commands run, and its layers."""
+"""Descriptions of images for their users: names, size, how commands run, and layers."""
 
 from collections.abc import Iterable
 
@@ -10,27 +10,27 @@ from hutch.logs import log
 from hutch.model.images import ImageDetails, ImageInfo, LayerInfo
 
 
-def all_shown(store: Store) -> tuple[ImageInfo, ...]:
-    """Newest first; one that cannot be read is left out, and logged."""
-    named, users = _by_digest(store.named()), _users(store)
+def list_images(store: Store) -> tuple[ImageInfo, ...]:
+    """List images, newest first; one that cannot be read is logged and left out."""
+    named, boxes = _by_digest(store.names()), _boxes_by_image(store)
     found = []
     for digest, names in named.items():
         try:
-            found.append(_info(store, store.load(names[0]), names, users.get(digest, [])))
+            found.append(_info(store, store.load(names[0]), names, boxes.get(digest, [])))
         except HutchError as error:
             log("images").warning("image cannot be read", image=digest, error=error)
     return tuple(found)
 
 
-def shown(store: Store, digest: str) -> ImageDetails:
-    """By its digest, or the beginning of that."""
-    return details(store, named(store, digest))
+def find_details(store: Store, digest: str) -> ImageDetails:
+    """Describe an image by its digest, or the beginning of it."""
+    return details(store, find_by_digest(store, digest))
 
 
 def details(store: Store, stored: Stored) -> ImageDetails:
     image = store.load(stored)
-    names = [each for each in store.named() if each.manifest == image.digest] or [stored]
-    info = _info(store, image, names, _users(store).get(image.digest, []))
+    names = [each for each in store.names() if each.manifest == image.digest] or [stored]
+    info = _info(store, image, names, _boxes_by_image(store).get(image.digest, []))
     layers = [
         _layer(store, diff_id, part.size) for diff_id, part in zip(image.diff_ids, image.manifest.layers, strict=True)
     ]
@@ -42,13 +42,13 @@ def details(store: Store, stored: Stored) -> ImageDetails:
     )  # fmt: skip
 
 
-def named(store: Store, digest: str) -> Stored:
-    """The newest name of the image with this digest, or whose digest begins so."""
-    found = {each.manifest: each for each in reversed(store.named()) if each.manifest.startswith(digest)}
+def find_by_digest(store: Store, digest: str) -> Stored:
+    """Return the newest name of the image with this digest or digest prefix."""
+    found = {each.manifest: each for each in reversed(store.names()) if each.manifest.startswith(digest)}
     if not found or len(digest) < len("sha256:") + 8:
         raise NotFound(f"no image here has the digest {digest[:80]}", remedy="`hutch image list` shows them")
     if len(found) > 1:
-        raise Invalid(f"{digest} is the beginning of {len(found)} digests", remedy="give more of it")
+        raise Invalid(f"{digest} matches {len(found)} digests", remedy="give more of the digest")
     return next(iter(found.values()))
 
 
@@ -59,7 +59,7 @@ def _by_digest(named: Iterable[Stored]) -> dict[str, list[Stored]]:
     return found
 
 
-def _users(store: Store) -> dict[str, list[str]]:
+def _boxes_by_image(store: Store) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     for box_id, use in uses.live(store).items():
         found.setdefault(use.image, []).append(box_id)

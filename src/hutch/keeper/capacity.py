@@ -1,4 +1,4 @@
-"""Room for one more box: the keeper's own limit, the owner's quota, and the queue of those who wait for it."""
+"""Admission control: the keeper's box limit, per-owner quotas, and the queue of creations that wait for either."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -15,97 +15,116 @@ from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
 from hutch.policy.quotas import Quota, Shortage, shortage
 
+_SUMMED_LIMITS = ("cpus", "memory_mb", "disk_mb")
+"""The limits of a box that count towards its owner's quota."""
 
-class Counted(NamedTuple):
+
+class InventoryEntry(NamedTuple):
     """What is known of a box before it has a record."""
 
     owner: str
     spec: EffectiveSpec
 
 
-class Census:
-    """What the store was asked may be out of date when its answer is there; what this keeper has and makes never is.
-    So the answers here hold until the next `await`, and whoever decides by one must act before that."""
+class Inventory:
+    """Knows which boxes exist: those on record, and those being created that have no record yet.
+
+    An answer of the store may be out of date when it arrives; what this keeper holds and creates never is. So an
+    answer is valid only until the next `await`, and whoever decides by it must act before that.
+    """
 
     def __init__(self, store: Store, boxes: dict[BoxId, Live]) -> None:
         """`boxes` is the keeper's own dictionary."""
         self._store = store
         self._boxes = boxes
-        self._coming: dict[BoxId, Counted] = {}
+        self._pending: dict[BoxId, InventoryEntry] = {}
 
     @contextmanager
-    def expecting(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> Iterator[None]:
-        """Until its record is written, which counts from then on."""
-        self._coming[box_id] = Counted(owner, spec)
+    def pending(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> Iterator[None]:
+        """Count a box until its record is written, which counts from then on."""
+        self._pending[box_id] = InventoryEntry(owner, spec)
         try:
             yield
         finally:
-            del self._coming[box_id]
+            del self._pending[box_id]
 
-    async def all(self) -> dict[BoxId, Counted]:
-        """Of every keeper on the store."""
+    async def all(self) -> dict[BoxId, InventoryEntry]:
+        """Return the boxes of every keeper on the store."""
         recorded = await self._store.all()
         ours = (live.record for live in self._boxes.values())
-        return {record.id: Counted(record.owner, record.spec) for record in (*recorded, *ours)} | self._coming
+        return {record.id: InventoryEntry(record.owner, record.spec) for record in (*recorded, *ours)} | self._pending
 
-    def size(self) -> int:
-        """Of this keeper alone."""
-        return len(self._boxes) + len(self._coming.keys() - self._boxes.keys())
-
-
-_SUMMED = ("cpus", "memory_mb", "disk_mb")
-"""What a quota counts of each box."""
+    def count(self) -> int:
+        """Count the boxes of this keeper alone."""
+        return len(self._boxes) + len(self._pending.keys() - self._boxes.keys())
 
 
-class Room:
-    """Counts live things only: boxes that exist and creations that are under way (lesson 8)."""
+class Capacity:
+    """Decides whether one more box may be created.
 
-    def __init__(self, config: Config, census: Census, *, visiting: bool) -> None:
-        """`visiting`: all boxes there are count for the keeper's own limit, because none stays in a visitor's hands."""
+    Only live boxes and creations in progress count, so a failed boot never uses up a quota.
+    """
+
+    def __init__(self, config: Config, inventory: Inventory, *, visiting: bool) -> None:
+        """A visiting keeper holds no boxes of its own, so it counts every box in the store against the limit."""
         self._config = config
-        self._census = census
+        self._inventory = inventory
         self._visiting = visiting
-        self._freed = asyncio.Event()
-        """Of the next box that goes. Each has its own, so that nobody can take it from those who wait for it."""
+        self._capacity_freed = asyncio.Event()
+        """Set when the next box is destroyed, then replaced: each waiter keeps the event it saw before it looked."""
 
     @asynccontextmanager
     async def reserve(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AsyncIterator[None]:
-        """Room for a box until its record is written. Waits `queue_sec` at the limit, then QuotaExceeded."""
-        await self._wait(owner, lambda: self._lack(owner, spec.limits))
-        with self._census.expecting(box_id, owner, spec):
+        """Reserve capacity for a box until its record is written.
+
+        Raises:
+            QuotaExceeded: The limit or the quota was still reached after `queue_sec` seconds.
+        """
+        await self._wait(owner, lambda: self._shortage(owner, spec.limits))
+        with self._inventory.pending(box_id, owner, spec):
             try:
                 yield
             except BaseException:
-                self.freed()  # it will not be
+                self.notify_freed()
                 raise
 
-    async def await_share(self, owner: str, limits: Limits) -> None:
-        """Room in the owner's quota for a box that is there already, of the pool. Holds until the next `await`."""
-        await self._wait(owner, lambda: self._short(owner, limits))
+    async def wait_for_quota(self, owner: str, limits: Limits) -> None:
+        """Wait until the owner's quota admits a pool box. The answer is valid only until the next `await`."""
+        await self._wait(owner, lambda: self._quota_shortage(owner, limits))
 
-    def giving(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AbstractContextManager[None]:
-        """A box of the pool counts as the owner's, who is about to get it."""
-        return self._census.expecting(box_id, owner, spec)
+    def reserve_for(self, box_id: BoxId, owner: str, spec: EffectiveSpec) -> AbstractContextManager[None]:
+        """Count a pool box as the owner's while it is being handed over."""
+        return self._inventory.pending(box_id, owner, spec)
 
     @asynccontextmanager
-    async def growing(self, box_id: BoxId, owner: str, now: Limits, spec: EffectiveSpec) -> AsyncIterator[None]:
-        """Room in the owner's quota for a live box with other limits, until they are on record. QuotaExceeded at once:
-        the box works, so nobody has to wait for it. What shrinks needs no room, also past a quota that was lowered."""
-        shrinking = (what for what in _SUMMED if getattr(spec.limits, what) <= getattr(now, what))
+    async def reserve_growth(self, box_id: BoxId, owner: str, now: Limits, spec: EffectiveSpec) -> AsyncIterator[None]:
+        """Reserve quota for a live box with other limits, until they are on record.
+
+        A limit that shrinks needs no quota, even where the quota was lowered below what is in use.
+
+        Raises:
+            QuotaExceeded: The quota does not allow it. It is raised at once, because the box works as it is.
+        """
+        shrinking = (name for name in _SUMMED_LIMITS if getattr(spec.limits, name) <= getattr(now, name))
         quota = self._quota(owner).but(boxes=0, **dict.fromkeys(shrinking, 0))
         if quota != Quota():
-            boxes = await self._census.all()
+            boxes = await self._inventory.all()
             boxes.pop(box_id, None)
-            if lack := _over(quota, boxes, owner, spec.limits):
+            if lack := _quota_shortage(quota, boxes, owner, spec.limits):
                 raise _refusal(lack, owner)
-        with self._census.expecting(box_id, owner, spec):
+        with self._inventory.pending(box_id, owner, spec):
             yield
 
-    async def _wait(self, owner: str, look: Callable[[], Awaitable[Shortage | None]]) -> None:
+    def notify_freed(self) -> None:
+        """Wake waiting creations after a box was destroyed or could not be created."""
+        self._capacity_freed.set()
+        self._capacity_freed = asyncio.Event()
+
+    async def _wait(self, owner: str, find_shortage: Callable[[], Awaitable[Shortage | None]]) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._config.queue_sec
-        freed = self._freed  # before the look: what goes while we look wakes us
-        while (lack := await look()) is not None:
+        freed = self._capacity_freed  # Taken before the look, so that a box that goes meanwhile wakes this waiter.
+        while (lack := await find_shortage()) is not None:
             left = deadline - loop.time()
             if left <= 0:
                 raise _refusal(lack, owner)
@@ -114,37 +133,35 @@ class Room:
                     await freed.wait()
             except TimeoutError:
                 continue
-            freed = self._freed
+            freed = self._capacity_freed
 
-    def freed(self) -> None:
-        """A box is gone: whoever waits may look again."""
-        self._freed.set()
-        self._freed = asyncio.Event()
-
-    async def _lack(self, owner: str, limits: Limits) -> Shortage | None:
-        """Holds until the next `await`, as what the census says. Where there is no quota, nothing is waited for."""
+    async def _shortage(self, owner: str, limits: Limits) -> Shortage | None:
+        """Check limit and quota. The store is asked only where one of them needs it."""
         quota, limit = self._quota(owner), self._config.max_boxes
         if quota == Quota() and not (limit and self._visiting):
-            return self._full(limit, self._census.size()) if limit else None
-        boxes = await self._census.all()
-        if limit and (full := self._full(limit, len(boxes) if self._visiting else self._census.size())):
+            return self._limit_shortage(limit, self._inventory.count()) if limit else None
+        boxes = await self._inventory.all()
+        count = len(boxes) if self._visiting else self._inventory.count()
+        if limit and (full := self._limit_shortage(limit, count)):
             return full
-        return _over(quota, boxes, owner, limits)
+        return _quota_shortage(quota, boxes, owner, limits)
 
-    async def _short(self, owner: str, limits: Limits) -> Shortage | None:
+    async def _quota_shortage(self, owner: str, limits: Limits) -> Shortage | None:
         quota = self._quota(owner)
-        return _over(quota, await self._census.all(), owner, limits) if quota != Quota() else None
+        return _quota_shortage(quota, await self._inventory.all(), owner, limits) if quota != Quota() else None
 
     def _quota(self, owner: str) -> Quota:
         if owner == POOL_OWNER:
-            return Quota()  # its boxes are nobody's yet, and count when somebody gets them
+            return Quota()  # A pool box has no owner yet; it counts when somebody claims it.
         return self._config.quotas.get(owner) or self._config.quotas.get("*") or Quota()
 
-    def _full(self, limit: int, count: int) -> Shortage | None:
+    def _limit_shortage(self, limit: int, count: int) -> Shortage | None:
         return Shortage(what="boxes", limit=limit, used=count, asked=1) if count >= limit else None
 
 
-def _over(quota: Quota, boxes: Mapping[BoxId, Counted], owner: str, limits: Limits) -> Shortage | None:
+def _quota_shortage(
+    quota: Quota, boxes: Mapping[BoxId, InventoryEntry], owner: str, limits: Limits
+) -> Shortage | None:  # fmt: skip
     return shortage(quota, [box.spec.limits for box in boxes.values() if box.owner == owner], limits)
 
 

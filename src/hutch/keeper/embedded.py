@@ -19,18 +19,16 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
-from hutch.keeper.volumes import Volume, Volumes
-from hutch.model.boxes import BoxInfo, Event, VolumeInfo
+from hutch.model.arguments import ask
+from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
-from hutch.model.spec_arguments import ask
 from hutch.providers import registry
 
 # Loaded at first use: most programs use few of a box's surroundings, and `hutch run` none.
 if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
-    from hutch.keeper.questions import OwnQuestions
-    from hutch.keeper.receipts.owner_receipts import OwnReceipts
-    from hutch.keeper.skills.owner_skills import OwnSkills
+    from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
+    from hutch.keeper.skills.skills import LocalSkills
     from hutch.model.status import Status
 
 
@@ -42,8 +40,8 @@ class Hutch:
     """
 
     def __init__(self, *, keeper: Keeper | None = None, **configuration: Any) -> None:
-        self._keeper = keeper or opened(Config.load(**configuration))
-        self.session = leases.OF_A_PROCESS + os.urandom(8).hex()
+        self._keeper = keeper or open_process_keeper(Config.load(**configuration))
+        self.session = leases.PROCESS_SESSION_PREFIX + os.urandom(8).hex()
         self._started = False
         self._borrowed = False
         """A view for another session: whoever made it closes."""
@@ -97,7 +95,7 @@ class Hutch:
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
         labels = {**asked.pop("labels", {}), "scope": place.shown}
-        live, notes = await self._keeper.working(ask(**asked, labels=labels), place.key, self.session)
+        live, notes = await self._keeper.box_for_key(ask(**asked, labels=labels), place.key, self.session)
         box = BoxHandle(self._keeper, live, self.session, notes)
         try:
             yield box
@@ -150,7 +148,7 @@ class Hutch:
     async def working(self, **spec: Any) -> BoxHandle:
         """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
         await self._start()
-        live, notes = await self._keeper.sessions.working(self.session, ask(**spec))
+        live, notes = await self._keeper.sessions.find_or_create(self.session, ask(**spec))
         return BoxHandle(self._keeper, live, self.session, notes)
 
     async def leave(self) -> None:
@@ -189,32 +187,35 @@ class Hutch:
         await self._start()
 
         def held(live: Live) -> bool:
-            leases.acquired(live.record, self.session, time.time())  # or BoxBusy
+            leases.fields_to_acquire(live.record, self.session, time.time())  # or BoxBusy
             return False
 
         await self._keeper.destroy(box_id, unless=None if force else held)
 
     @property
-    def volumes(self) -> "OwnVolumes":
-        return OwnVolumes(self._keeper.volumes)
+    def _own(self) -> "OwnerView":
+        from hutch.keeper.owner_view import OwnerView
+
+        return OwnerView(self._keeper, LOCAL_OWNER, self.session, show_paths=True)
 
     @property
-    def receipts(self) -> "OwnReceipts":
-        from hutch.keeper.receipts.owner_receipts import OwnReceipts
+    def volumes(self) -> "OwnerVolumes":
+        return self._own.volumes
 
-        return OwnReceipts(self._keeper.receipts, self.session)
+    @property
+    def receipts(self) -> "OwnerReceipts":
+        return self._own.receipts
+
+    @property
+    def skills(self) -> "LocalSkills":
+        return self._own.local_skills
 
     @cached_property
-    def questions(self) -> "OwnQuestions":
-        from hutch.keeper.questions import OwnQuestions, Questions
+    def questions(self) -> "OwnerQuestions":
+        from hutch.keeper.owner_view import OwnerQuestions
+        from hutch.keeper.questions import Questions
 
-        return OwnQuestions(Questions())
-
-    @property
-    def skills(self) -> "OwnSkills":
-        from hutch.keeper.skills.owner_skills import OwnSkills
-
-        return OwnSkills(self._keeper.skills, self._keeper.skill_boxes)
+        return OwnerQuestions(Questions())
 
     async def events(self, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:
         await self._start()
@@ -224,7 +225,7 @@ class Hutch:
         if name:
             self._keeper.engines.provider(name)  # or NotFound
         names = [name] if name else sorted(registry.names())
-        return tuple([await self._keeper.engines.asked(each) for each in names])
+        return tuple([await self._keeper.engines.current_capabilities(each) for each in names])
 
     async def status(self) -> "Status":
         """Always answers (lesson 11)."""
@@ -235,35 +236,12 @@ class Hutch:
             await self._keeper.close()
 
 
-class OwnVolumes:
-    """The volumes of this machine's user."""
-
-    def __init__(self, volumes: Volumes) -> None:
-        self._volumes = volumes
-
-    async def create(self, name: str) -> VolumeInfo:
-        return _located(await self._volumes.create(name))
-
-    async def all(self) -> tuple[VolumeInfo, ...]:
-        return tuple([_located(volume) for volume in await self._volumes.all()])
-
-    async def get(self, name: str) -> VolumeInfo:
-        return _located(await self._volumes.get(name))
-
-    async def remove(self, name: str) -> None:
-        await self._volumes.remove(name)
-
-
-def _located(volume: Volume) -> VolumeInfo:
-    return volume.shown().but(path=volume.path)
-
-
-def opened(config: Config) -> Keeper:
+def open_process_keeper(config: Config) -> Keeper:
     logs.configure(level=config.log_level, format=config.log_format)
-    return durable(config)
+    return open_keeper(config)
 
 
-def durable(config: Config, *, visiting: bool = False) -> Keeper:
+def open_keeper(config: Config, *, visiting: bool = False) -> Keeper:
     """Records on disk or in PostgreSQL, so that a crash of this process loses no box."""
     store, liveness = open_store(config)
     return Keeper(config, store, liveness=liveness, ledger=open_ledger(config, store), visiting=visiting)

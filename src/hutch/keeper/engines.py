@@ -9,11 +9,9 @@ from typing import NamedTuple, TypeVar
 from hutch.config import Config, directories
 from hutch.errors import HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.model.capabilities import Capabilities
-from hutch.model.mounts import CheckedMounts
-from hutch.model.spec import EffectiveSpec, Spec
+from hutch.model.spec import CheckedMounts, EffectiveSpec, Spec
 from hutch.policy import mounts, rights
-from hutch.policy.effective import effective, providers_of
-from hutch.policy.image_spec import imaged
+from hutch.policy.effective import effective, providers_of, with_image_defaults
 from hutch.policy.profiles import Profile
 from hutch.providers import registry
 from hutch.providers.base import Provider
@@ -146,7 +144,7 @@ class Engines:
         if name in self._providers:
             self._providers[name].doubt()
 
-    async def asked(self, name: str) -> Capabilities:
+    async def current_capabilities(self, name: str) -> Capabilities:
         """What the engine can do, for a report: asked anew after a failure and after a while, so that no dead engine
         stays usable (lesson 41). One that cannot even be asked is not usable, and says why."""
         if (known := self._fresh(name)) is not None:
@@ -190,7 +188,7 @@ class Engines:
         profile = self._config.resolve_profile(spec.profile)
 
         async def able(name: str) -> str:
-            self._effective(name, spec, profile, await self.asked(name), passed)
+            self._effective(name, spec, profile, await self.current_capabilities(name), passed)
             return name
 
         try:
@@ -217,7 +215,7 @@ class Engines:
             except Unavailable:  # it did not answer, though its probe was good
                 self.doubt(name)
                 raise
-            answer = imaged(answer, spec, profile, image, capabilities)
+            answer = with_image_defaults(answer, spec, profile, image, capabilities)
             return provider, rights.within(answer, profile, rights.current())
 
         return await self._first_of_chain(spec, passed, decided, Breaker.open)

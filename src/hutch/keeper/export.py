@@ -21,13 +21,12 @@ import msgspec
 from hutch.api import Box
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotRunnable, QuotaExceeded, Refused, Unsupported
 from hutch.keeper import bundles
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.system_archive import SystemArchive
 from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
-from hutch.model.spec import EffectiveSpec, MountMode
-from hutch.model.spec_kinds import NetworkMode
+from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode
 from hutch.providers.guest_client.copy_bounds import entries_of
 
 B = TypeVar("B", bound=Box)
@@ -92,7 +91,7 @@ async def export_box(box: Box, file: str | os.PathLike[str]) -> Moved:
             exported_at=time.time(), spec=asked(box.spec), parts=parts, notes=tuple(notes),
         )  # fmt: skip
         (here / bundles.MANIFEST).write_bytes(manifest.to_json())
-        await whole(asyncio.to_thread(bundles.pack, here, Path(file)))
+        await run_uncancelled(asyncio.to_thread(bundles.pack, here, Path(file)))
     return Moved(box_id=box.id, parts=parts, notes=tuple(notes), size=Path(file).stat().st_size)
 
 
@@ -106,14 +105,14 @@ async def import_box(
     box: B | None = None
     try:
         async with _place("hutch-import-", spool or Path(file).resolve().parent) as here:
-            await whole(asyncio.to_thread(bundles.unpack, Path(file), here, most=most))
+            await run_uncancelled(asyncio.to_thread(bundles.unpack, Path(file), here, most=most))
             manifest = _manifest(here)
             notes = [*manifest.notes]
             box = await create(**_wanted(manifest, provider, changes, notes))
             parts = await carry_in(box, here, manifest.parts, notes)
     except BaseException:
         if box is not None:
-            await whole(box.destroy())
+            await run_uncancelled(box.destroy())
         raise
     return box, Moved(box_id=box.id, parts=parts, notes=tuple(notes))
 
@@ -139,7 +138,7 @@ async def _place(prefix: str, parent: Path) -> AsyncIterator[Path]:
     try:
         yield Path(made.name)
     finally:
-        await whole(asyncio.to_thread(made.cleanup))
+        await run_uncancelled(asyncio.to_thread(made.cleanup))
 
 
 def asked(spec: EffectiveSpec) -> dict[str, Any]:

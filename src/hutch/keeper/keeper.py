@@ -12,18 +12,18 @@ from hutch import telemetry
 from hutch.config import Config, directories
 from hutch.errors import Conflict, Disabled, Gone, HeldElsewhere, HutchError, NotFound, Unavailable, Unsupported
 from hutch.keeper.access import leases, lookup
-from hutch.keeper.access.callers import NOBODY, called_by, who
+from hutch.keeper.access.callers import NOBODY, called_by, current_caller
 from hutch.keeper.access.sessions import Sessions
 from hutch.keeper.boxes import pause, pool, update
 from hutch.keeper.boxes.clocks import Clocks
-from hutch.keeper.boxes.create import Maker
-from hutch.keeper.boxes.destroy import Endings, Hook, Unless
+from hutch.keeper.boxes.create import Creator
+from hutch.keeper.boxes.destroy import Hook, Teardown, Unless
 from hutch.keeper.boxes.health import Health
-from hutch.keeper.boxes.live import Found, Live, gone
+from hutch.keeper.boxes.live import FoundBox, Live, gone
 from hutch.keeper.boxes.pool import Pool
 from hutch.keeper.boxes.records import LOCAL_OWNER, POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
-from hutch.keeper.capacity import Census, Room
+from hutch.keeper.capacity import Capacity, Inventory
 from hutch.keeper.engines import Engines
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
@@ -31,8 +31,7 @@ from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
-from hutch.keeper.takeover import keeper_locks
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
@@ -87,11 +86,11 @@ class Keeper:
         self.created: list[Hook] = []
         """Run until they have succeeded once for a box, after it is leased (P10)."""
         self._live: dict[BoxId, Live] = {}
-        self._making: dict[str, asyncio.Task[Found]] = {}
+        self._making: dict[str, asyncio.Task[FoundBox]] = {}
         """Creations by key: concurrent calls of one key give one box, and nobody else waits (lesson 9)."""
         self.reuses: Counter[str] = Counter()
         """How often a scope found its box again, by profile (S9)."""
-        self.liveness = liveness or Locks(keeper_locks.homes(config.state_dir, config.run_dir))
+        self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """The one that belongs to the store: whoever shares the store must be seen."""
         self.visiting = visiting
         """It comes for a moment: takes over only the boxes that are asked for, and leaves them all to themselves."""
@@ -103,26 +102,26 @@ class Keeper:
         self._starting = asyncio.Lock()
         """Held while the keeper starts, so that whoever comes meanwhile waits for it: a box that is made by a keeper
         which is not claimed yet looks abandoned."""
-        census = Census(store, self._live)
-        self.volumes = Volumes(store, config.state_dir / "volumes", census)
+        inventory = Inventory(store, self._live)
+        self.volumes = Volumes(store, config.state_dir / "volumes", inventory)
         self.skills = Skills(config.state_dir / "skills", self.states)
         self.skill_boxes = SkillBoxes(
-            self.skills, store, self.states, self.engines, self._live, census, self.create,
-            lambda live, reason: self.endings.destroy(live, reason),
+            self.skills, store, self.states, self.engines, self._live, inventory, self.create,
+            lambda live, reason: self.teardown.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
-        self.room = Room(config, census, visiting=visiting)
-        self._maker = Maker(
-            self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.room, self._live,
+        self.capacity = Capacity(config, inventory, visiting=visiting)
+        self._creator = Creator(
+            self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.capacity, self._live,
             self.liveness,
         )  # fmt: skip
         self.pool = Pool(config.pool, self._make_for_pool)
-        self.endings = Endings(self.states, self.engines, self._live)
-        self.endings.hooks.append(self.skill_boxes.gone)
-        self.endings.gone.append(self.pool.forget)
-        self.endings.gone.append(lambda _: self.room.freed())
-        self.endings.gone.append(_reveal_later)
-        self.endings.gone.append(lambda live: self.operations.forget(live.record.id))
+        self.teardown = Teardown(self.states, self.engines, self._live)
+        self.teardown.destroyed_hooks.append(self.skill_boxes.gone)
+        self.teardown.on_destroyed.append(self.pool.forget)
+        self.teardown.on_destroyed.append(lambda _: self.capacity.notify_freed())
+        self.teardown.on_destroyed.append(_reveal_later)
+        self.teardown.on_destroyed.append(lambda live: self.operations.forget(live.record.id))
         self._clocks = Clocks(self._live.values, self._end_by_clock, self._warn, self.renew, config.lease_sec)
 
     async def start(self) -> None:
@@ -164,7 +163,7 @@ class Keeper:
         """Take over what dead keepers left; the boxes that are ours now and were not before."""
         now = time.time()
         return await self._reconciler().run(
-            lambda record: not record.waits(now) and (bool(record.left_at) or not self.visiting)
+            lambda record: not record.is_waiting(now) and (bool(record.left_at) or not self.visiting)
         )
 
     def _reconciler(self) -> Reconciler:
@@ -174,19 +173,19 @@ class Keeper:
         """Others may have taken this keeper for dead: boxes that they were faster with are let go."""
         async with self._taking:  # a box that is being taken over must be among those looked at
             for live in list(self._live.values()):
-                async with live.changing:
+                async with live.state_lock:
                     if live.record.id in self._live and not await self.states.reassert(live, self.id):
                         await self._lose(live)
 
     async def _lose(self, live: Live) -> None:
         log("keeper").warning("box was taken over by another keeper", box=live.record.id)
         del self._live[live.record.id]
-        for told in self.endings.gone:
+        for told in self.teardown.on_destroyed:
             told(live)
         if live.instance is not None:
             await live.instance.close()
 
-    def check_ours(self, live: Live) -> None:
+    def check_owned(self, live: Live) -> None:
         """Before a box is touched that keepers elsewhere could have taken over while we were out of touch."""
         if not live.record.place and self.liveness.lapsed():
             raise Unavailable(
@@ -201,9 +200,9 @@ class Keeper:
         """
         await self._clocks.stop()
         await self.pool.stop()
-        await asyncio.gather(*(self.endings.close(live, visiting=self.visiting) for live in list(self._live.values())))
+        await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
-            self.receipts.left(live.record)
+            self.receipts.record_left(live.record)
         await self._let_go()
 
     async def detach(self) -> None:
@@ -212,17 +211,17 @@ class Keeper:
         await self._clocks.stop()
         await self.pool.stop()
         for live in list(self._live.values()):
-            async with live.changing:  # what is under way with a box comes to its end first
+            async with live.state_lock:  # what is under way with a box comes to its end first
                 if self._live.pop(live.record.id, None) is None:
                     continue
                 if live.instance is not None:
                     await live.instance.close()
-                self.receipts.left(live.record)
+                self.receipts.record_left(live.record)
         await self._let_go()
 
     async def _let_go(self) -> None:
         await self.engines.close()
-        await losses.tell(self.states, await self.receipts.close())
+        await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False
@@ -237,7 +236,7 @@ class Keeper:
             return await self._create(spec, session, owner, "")
         return (await self._find_or_create(spec, session, owner, key)).live
 
-    async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> Found:
+    async def _find_or_create(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
         """Callers of one key wait for one box, and nobody else waits (lesson 9)."""
         name = f"{owner}\0{key}"
         making = self._making.get(name)
@@ -246,7 +245,7 @@ class Keeper:
             making.add_done_callback(lambda _: self._making.pop(name, None))
         return await asyncio.shield(making)
 
-    async def working(
+    async def box_for_key(
         self, spec: Spec, key: str, session: str, owner: str = LOCAL_OWNER
     ) -> tuple[Live, tuple[str, ...]]:
         """The box of `key`, leased to `session` and healthy; a broken one is replaced, and the notes say so (S3)."""
@@ -254,9 +253,9 @@ class Keeper:
         spec = self._admitted(spec)
         notes: tuple[str, ...] = ()
         live, was_there = await self._find_or_create(spec, session, owner, key)
-        if not await self.health.good(live):
+        if not await self.health.is_usable(live):
             reason = live.record.reason
-            await self.endings.destroy(live, f"replaced: {reason}")
+            await self.teardown.destroy(live, f"replaced: {reason}")
             live = await self.create(spec, session=session, owner=owner, key=key)
             notes = (f"the earlier box was lost ({reason}): its files and jobs are gone",)
             was_there = False
@@ -271,21 +270,21 @@ class Keeper:
         """The spec as this caller may ask it; Refused where it goes past the operator's word."""
         return rights.admitted(spec, rights.current(), self.config.profile, self.config.profiles)
 
-    async def _by_key(self, spec: Spec, session: str, owner: str, key: str) -> Found:
+    async def _by_key(self, spec: Spec, session: str, owner: str, key: str) -> FoundBox:
         existing = await self.store.by_key(owner, key)
         if existing is not None:
             with suppress(Gone):  # lost with its dead keeper: the key is free again
                 live = await self.live(existing.id)
                 if not live.record.doomed:
-                    return Found(live, True)
-                await self.endings.destroy(live, live.record.reason)  # waits for the end that is under way
+                    return FoundBox(live, True)
+                await self.teardown.destroy(live, live.record.reason)  # waits for the end that is under way
         try:
-            return Found(await self._create(spec, session, owner, key), False)
+            return FoundBox(await self._create(spec, session, owner, key), False)
         except Conflict:
             faster = await self.store.by_key(owner, key)
             if faster is None or faster.keeper == self.id:
                 raise
-            return Found(await self.live(faster.id), True)  # another process made it meanwhile
+            return FoundBox(await self.live(faster.id), True)  # another process made it meanwhile
 
     def _check_enabled(self) -> None:
         if not self.config.enabled:
@@ -294,37 +293,37 @@ class Keeper:
     async def _create(self, spec: Spec, session: str, owner: str, key: str) -> Live:
         rights.require(rights.current(), Action.CREATE)
         if spec.name:
-            await lookup.check_free(self.store, spec.name, owner)
+            await lookup.check_name_free(self.store, spec.name, owner)
         live = await pool.claim(self, spec, self._lease(session), owner, key)
         if live is None:
-            live = await self._maker.make(spec, self._lease(session), owner, key)
+            live = await self._creator.make(spec, self._lease(session), owner, key)
         try:
             await self.skill_boxes.settle(live)
-            await self._greet(live)
+            await self._run_created_hooks(live)
         except BaseException:
-            await self.endings.destroy(live, "its created hook failed")
+            await self.teardown.destroy(live, "its created hook failed")
             raise
         self._clocks.start()
         return live
 
-    async def _greet(self, live: Live) -> None:
+    async def _run_created_hooks(self, live: Live) -> None:
         """Run the `created` hooks until they have succeeded once. A crash in between repeats them: the box's id is
         the key by which a hook can tell."""
-        if not self.created or live.record.greeted:
+        if not self.created or live.record.created_hooks_done:
             return
-        async with live.greeting:
-            if live.record.greeted:
+        async with live.created_hooks_lock:
+            if live.record.created_hooks_done:
                 return
             for hook in self.created:
                 await hook(live.record)
-            async with live.changing:
-                await self.states.update(live.record, into=live, greeted=True)
+            async with live.state_lock:
+                await self.states.update(live.record, into=live, created_hooks_done=True)
 
     async def _make_for_pool(self, spec: Spec) -> Live:
-        return await self._maker.make(spec, None, POOL_OWNER, "")
+        return await self._creator.make(spec, None, POOL_OWNER, "")
 
     def _lease(self, session: str) -> Lease:
-        return leases.granted(session, time.time(), self.config.lease_sec, key=who().key)
+        return leases.new_lease(session, time.time(), self.config.lease_sec, key=current_caller().key)
 
     # --- finding --------------------------------------------------------------------------------------------
 
@@ -374,9 +373,9 @@ class Keeper:
         live = await self.live(box_id)
         if takeover:
             rights.require(rights.current(), Action.TAKEOVER)
-        decide: Decide = leases.taken_over if takeover else leases.acquired
-        with live.coming(session):
-            async with live.changing:
+        decide: Decide = leases.fields_to_take_over if takeover else leases.fields_to_acquire
+        with live.pending_handle(session):
+            async with live.state_lock:
                 fields = decide(live.record, session, time.time(), self.config.lease_sec)
                 kind = "lease" if "epoch" in fields else ""  # a renewal is no event
                 reason = f"taken over by {session}" if takeover else f"held by {session}"
@@ -384,12 +383,12 @@ class Keeper:
             if live.record.state is State.STOPPED:
                 await self.restore(live)
             await self.skill_boxes.arrived(live)
-            await self._greet(live)
+            await self._run_created_hooks(live)
         return live
 
     async def release(self, live: Live, session: str, unless: Unless | None = None) -> None:
         """Give up the session's lease. `unless` is asked as at an ending."""
-        async with live.changing:
+        async with live.state_lock:
             if unless is not None and unless(live):
                 return
             lease = live.record.lease
@@ -399,8 +398,8 @@ class Keeper:
     async def rename(self, live: Live, name: str) -> None:
         """An empty name is none. Conflict if another live box of its owner has it."""
         if name:
-            await lookup.check_free(self.store, name, live.record.owner, but=live.record.id)
-        async with live.changing:
+            await lookup.check_name_free(self.store, name, live.record.owner, but=live.record.id)
+        async with live.state_lock:
             spec = live.record.spec.but(name=name)
             await self.states.update(
                 live.record, into=live, kind="changed", reason=f"named {name or 'nothing'}", spec=spec
@@ -424,11 +423,11 @@ class Keeper:
         if names := sorted(record.spec.secrets):
             log("keeper").warning("a restored box has no secrets: they are not kept", box=record.id, names=names)
         spec = record.spec.but(secrets={})
-        return await self._maker.order(record.id, spec, record.owner, record.created_at, record.grace_sec)
+        return await self._creator.order(record.id, spec, record.owner, record.created_at, record.grace_sec)
 
     async def restore(self, live: Live) -> None:
         """A stopped persistent box runs again, with its files (P16)."""
-        async with live.changing:
+        async with live.state_lock:
             if live.record.state is not State.STOPPED:
                 return
             if live.record.sealed_env:
@@ -459,7 +458,7 @@ class Keeper:
             live = await self.live(box_id)
         except Gone:
             return True
-        return await self.endings.destroy(live, reason, unless)
+        return await self.teardown.destroy(live, reason, unless)
 
     # --- what the clocks ask for ----------------------------------------------------------------------------
 
@@ -469,23 +468,23 @@ class Keeper:
             self.config.idle_action == "pause" and reason.startswith("idle") and live.record.state is State.RUNNING
         )
         if not pausable:
-            await self.endings.destroy(live, reason, unless)
+            await self.teardown.destroy(live, reason, unless)
             return
         try:
             await pause.pause(self, live, reason)
         except Unsupported:
-            await self.endings.destroy(live, reason, unless)
+            await self.teardown.destroy(live, reason, unless)
         else:
-            live.used = time.monotonic()
+            live.last_used = time.monotonic()
 
     async def _warn(self, live: Live, reason: str) -> None:
-        async with live.changing:
+        async with live.state_lock:
             if live.record.state in (State.RUNNING, State.PAUSED):  # else it has come to its end meanwhile
                 await self.states.update(live.record, into=live, kind="warning", reason=reason)
 
     async def renew(self, live: Live) -> None:
         """Extend the lease of whoever holds it."""
-        async with live.changing:
+        async with live.state_lock:
             if live.record.lease is not None:
-                lease = leases.renewed(live.record.lease, time.time(), self.config.lease_sec)
+                lease = leases.renewed_lease(live.record.lease, time.time(), self.config.lease_sec)
                 await self.states.update(live.record, into=live, lease=lease)

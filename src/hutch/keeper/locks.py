@@ -1,4 +1,4 @@
-"""Turns: one lock for each thing that has a name, kept no longer than somebody holds it or waits for it."""
+"""Locks of the keeper: one lock for each key, and work that a cancelled caller cannot interrupt."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -6,30 +6,35 @@ from functools import partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
+T = TypeVar("T")
 
-class Turns:
-    """Whoever works on the same thing takes turns; nobody else waits (lesson 9)."""
+
+class KeyedLocks:
+    """One lock for each key. A lock exists only while somebody holds it or waits for it.
+
+    Callers that work on the same thing take turns, and nobody else waits for them.
+    """
 
     def __init__(self) -> None:
         self._locks: WeakValueDictionary[tuple[str, ...], asyncio.Lock] = WeakValueDictionary()
 
-    def of(self, *name: str) -> asyncio.Lock:
-        return self._locks.setdefault(name, asyncio.Lock())
+    def lock(self, *key: str) -> asyncio.Lock:
+        return self._locks.setdefault(key, asyncio.Lock())
 
 
-T = TypeVar("T")
+async def run_uncancelled(work: Coroutine[Any, Any, T]) -> T:
+    """Run `work` to its end even if the caller is cancelled, then re-raise the cancellation.
 
-
-async def whole(work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`. A cancellation waits until it is done, however often it comes; its error goes first."""
+    If `work` itself fails, its error is raised instead, so that no failure is hidden by a cancellation.
+    """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
     while not task.done():
-        # Not the task itself, which a cancellation would reach through it.
-        end = task.get_loop().create_future()
-        task.add_done_callback(partial(_tell, end))
+        # Awaiting the task itself would pass a cancellation on to it.
+        done = task.get_loop().create_future()
+        task.add_done_callback(partial(_set_done, done))
         try:
-            await end
+            await done
         except asyncio.CancelledError as error:
             cancelled = error
     if cancelled is not None and not task.cancelled() and task.exception() is None:
@@ -37,6 +42,6 @@ async def whole(work: Coroutine[Any, Any, T]) -> T:
     return task.result()
 
 
-def _tell(end: "asyncio.Future[None]", _: object) -> None:
-    if not end.done():
-        end.set_result(None)
+def _set_done(done: "asyncio.Future[None]", _: object) -> None:
+    if not done.done():
+        done.set_result(None)

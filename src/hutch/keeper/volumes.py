@@ -8,15 +8,13 @@ from pathlib import Path
 
 from hutch.errors import Conflict, HutchError, Invalid, NotFound
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.capacity import Census
-from hutch.keeper.locks import whole
+from hutch.keeper.capacity import Inventory
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.store.store import Store
 from hutch.model.boxes import VolumeInfo
-from hutch.model.digests import digest
-from hutch.model.ids import is_name
-from hutch.model.mounts import CheckedMount
+from hutch.model.ids import digest, is_name
 from hutch.model.record import Record
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import CheckedMount, MountMode
 
 KIND = "volume"
 PREFIX = "volume:"
@@ -39,10 +37,10 @@ class Volumes:
     """Creates, finds and removes them. The directory is made before the note, and taken away before it: under another
     name, so that what is made anew is not removed with it."""
 
-    def __init__(self, store: Store, directory: Path, census: Census) -> None:
+    def __init__(self, store: Store, directory: Path, inventory: Inventory) -> None:
         self._store = store
         self._directory = directory
-        self._census = census
+        self._inventory = inventory
 
     async def create(self, name: str, owner: str = LOCAL_OWNER) -> Volume:
         if not is_name(name):
@@ -80,7 +78,7 @@ class Volumes:
 
     async def in_use(self, owner: str = LOCAL_OWNER) -> frozenset[str]:
         """The volumes that the owner's boxes work in, or will; it holds until the next `await`."""
-        boxes = (await self._census.all()).values()
+        boxes = (await self._inventory.all()).values()
         sources = {box.spec.workspace.source for box in boxes if box.owner == owner}
         return frozenset(source.removeprefix(PREFIX) for source in sources if source.startswith(PREFIX))
 
@@ -93,7 +91,7 @@ class Volumes:
         # Without an `await` since the look: a box that is ordered from now on does not find it.
         with suppress(FileNotFoundError):  # by a removal that did not come to its end
             os.rename(volume.path, taken)
-        await whole(self._forget(volume, taken))
+        await run_uncancelled(self._forget(volume, taken))
 
     async def _forget(self, volume: Volume, taken: str) -> None:
         try:

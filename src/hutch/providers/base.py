@@ -16,10 +16,9 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
 from hutch.model.record import Record
 from hutch.model.results import Chunk, JobInfo, Result, Usage
-from hutch.model.spec import EffectiveSpec, Order
+from hutch.model.spec import CheckedMount, EffectiveSpec, Order
 
 if TYPE_CHECKING:
     from hutch.api import Files

@@ -1,1 +1,1 @@
-"""Skill packages: read, checked, kept by content, and laid out for boxes to show."""
+"""Skill packages: read, checked, stored by content, and laid out as views that boxes mount."""

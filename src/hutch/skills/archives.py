@@ -1,4 +1,4 @@
-"""Zip files of strangers, unpacked without trust in anything they say about themselves."""
+"""Unpacking untrusted zip files, without relying on anything they say about themselves."""
 
 import io
 import os
@@ -10,25 +10,27 @@ from pathlib import Path
 from typing import IO
 
 from hutch.errors import FileTooLarge, Invalid, Refused
-from hutch.skills.content import LEFT_OUT, MOST_BYTES, MOST_FILES, Budget, check_plain, write_file
+from hutch.skills.content import EXCLUDED_NAMES, MAX_FILES, MAX_PACKAGE_BYTES, Budget, check_path, write_file
 
-MOST_RATIO = 200
+MAX_RATIO = 200
 RATIO_FROM = 1 << 20
-"""A small file may shrink as much as it likes; zeros shrink a thousandfold."""
-MOST_ENTRIES = 2 * MOST_FILES
-"""With directories and what is left out."""
+"""The ratio of a smaller file is not checked; zeros shrink a thousandfold."""
+MAX_ENTRIES = 2 * MAX_FILES
+"""Directories and excluded names count too."""
 _PIECE = 1 << 16
 _CENTRAL = b"PK\x01\x02"
-"""Before each entry of the archive's directory."""
+"""The signature before each entry of the archive's directory."""
 _ENCRYPTED = 0x1
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 
 
 def unpack(archive: bytes, name: str, into: Path) -> None:
-    """Raises Refused, FileTooLarge or Invalid, with the entry's name; then `into` may hold a part."""
-    if len(archive) > MOST_BYTES:
-        raise FileTooLarge(f"the archive has more than {MOST_BYTES >> 20} MB", details={"limit": MOST_BYTES})
-    # The library makes an object of each entry before anybody can ask how many there are, and a million is a gigabyte.
+    """Unpack an archive. Raises Refused, FileTooLarge or Invalid with the entry's name; `into` may then hold a part."""
+    if len(archive) > MAX_PACKAGE_BYTES:
+        raise FileTooLarge(
+            f"the archive has more than {MAX_PACKAGE_BYTES >> 20} MB", details={"limit": MAX_PACKAGE_BYTES}
+        )
+    # The library creates an object for each entry before they can be counted, and a million of them take a gigabyte.
     _check_count(archive.count(_CENTRAL))
     try:
         with zipfile.ZipFile(io.BytesIO(archive)) as opened:
@@ -47,8 +49,8 @@ def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
         if name is None:
             continue
         if name in seen:
-            # Which one counts differs from program to program: what was looked at might not be what is installed.
-            raise Refused(f"{name} stands twice in the archive")
+            # Programs differ in which one they use, so what was reviewed might not be what is installed.
+            raise Refused(f"{name} is in the archive twice")
         seen.add(name)
         budget.add_file(name, entry.file_size)
         budget.add_bytes(-entry.file_size)
@@ -58,21 +60,21 @@ def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
 
 
 def _check_count(entries: int) -> None:
-    if entries > MOST_ENTRIES:
-        raise FileTooLarge(f"the archive has {entries} entries, and {MOST_ENTRIES} are allowed")
+    if entries > MAX_ENTRIES:
+        raise FileTooLarge(f"the archive has {entries} entries, and {MAX_ENTRIES} are allowed")
 
 
 def _checked_name(entry: zipfile.ZipInfo) -> str | None:
-    """None: a directory, or something that is never content."""
+    """Return None for a directory, or for a name that is never content."""
     raw = getattr(entry, "orig_filename", entry.filename)
     if "\0" in raw or "\\" in raw:
         raise Refused(f"entry {raw[:200]!a} holds characters that no name in a package may have")
     name = entry.filename
     if name.endswith("/"):
         if name != "/":
-            check_plain(name.rstrip("/"))
+            check_path(name.rstrip("/"))
         return None
-    check_plain(name)
+    check_path(name)
     mode = entry.external_attr >> 16
     if stat.S_IFMT(mode) not in (0, stat.S_IFREG):
         kind = "symbolic link" if stat.S_ISLNK(mode) else "special file"
@@ -81,11 +83,11 @@ def _checked_name(entry: zipfile.ZipInfo) -> str | None:
         raise Refused(f"{name} is encrypted", remedy="pack it without a password")
     if entry.compress_type not in _METHODS:
         raise Refused(f"{name} is packed by a method other than deflate", remedy="pack it with deflate")
-    return None if LEFT_OUT.intersection(name.split("/")) else name
+    return None if EXCLUDED_NAMES.intersection(name.split("/")) else name
 
 
 def _check_overlaps(entries: list[zipfile.ZipInfo]) -> None:
-    """Entries that share bytes of the archive are how 40 kB become terabytes within an honest-looking ratio."""
+    """Refuse entries that share bytes of the archive: that is how 40 kB become terabytes within a plausible ratio."""
     end = 0
     for entry in sorted(entries, key=lambda entry: entry.header_offset):
         if entry.header_offset < end:
@@ -94,13 +96,13 @@ def _check_overlaps(entries: list[zipfile.ZipInfo]) -> None:
 
 
 def _bounded(reading: IO[bytes], entry: zipfile.ZipInfo, budget: Budget) -> Iterator[bytes]:
-    """The declared size is only a claim: what comes out is counted."""
+    """Yield the content and count what comes out, because the declared size is only a claim."""
     size = 0
     while piece := reading.read(_PIECE):
         size += len(piece)
         budget.add_bytes(len(piece))
         if size > entry.file_size:
             raise Refused(f"{entry.filename} is larger than the archive says")
-        if size > RATIO_FROM and size > MOST_RATIO * max(entry.compress_size, 1):
-            raise Refused(f"{entry.filename} unpacks to more than {MOST_RATIO} times its packed size")
+        if size > RATIO_FROM and size > MAX_RATIO * max(entry.compress_size, 1):
+            raise Refused(f"{entry.filename} unpacks to more than {MAX_RATIO} times its packed size")
         yield piece

@@ -1,7 +1,7 @@
-"""What a package may hold, and the digest of what it holds.
+"""The content of a skill package: its limits, its digest, and how it is found in a tree and copied.
 
-A package is regular files under plain names, nothing else. Two packages are the same version if names, executable bits
-and bytes are the same: owners, times and empty directories do not count.
+A package consists of regular files with plain names and nothing else. Two packages are the same version if names,
+executable bits and bytes are the same; owners, times and empty directories do not count.
 """
 
 import hashlib
@@ -17,20 +17,24 @@ from hutch.model.record import Record
 from hutch.model.skills import FoundSkill, SkillFile
 from hutch.skills.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, parse
 
-MOST_BYTES = 64 << 20
-MOST_BYTES_IN_FILE = 16 << 20
-MOST_FILES = 2000
-MOST_DEPTH = 12
-LONGEST_NAME = 200
-"""Bytes of one name, of the 255 that most file systems take."""
+MAX_PACKAGE_BYTES = 64 << 20
+MAX_FILE_BYTES = 16 << 20
+MAX_FILES = 2000
+MAX_DEPTH = 12
+MAX_NAME_BYTES = 200
+"""Longest name in bytes; most file systems take 255."""
 RESERVED = ".deps"
 """In a box, the prepared dependencies appear under this name beside the skill's files."""
-LEFT_OUT = frozenset({".git", ".hg", ".svn", "__pycache__", "__MACOSX", ".DS_Store", "node_modules", ".venv", RESERVED})
-"""Never content: histories, caches, and what is installed anew."""
+EXCLUDED_NAMES = frozenset(
+    {".git", ".hg", ".svn", "__pycache__", "__MACOSX", ".DS_Store", "node_modules", ".venv", RESERVED}
+)
+"""Names that are never content: histories, caches, and what is installed anew."""
+SCAN_DEPTH = 6
+MAX_FOUND = 500
 
 
 class Budget:
-    """Counts what has been taken, and refuses the rest before it is written."""
+    """Counts the files of a package, and refuses what exceeds the limits before it is written."""
 
     def __init__(self) -> None:
         self.files = 0
@@ -38,27 +42,29 @@ class Budget:
         self._names: dict[str, tuple[str, str]] = {}
 
     def add_file(self, name: str, size: int) -> None:
-        """One more file, of a size that was declared."""
-        check_plain(name)
+        """Count one more file with its declared size."""
+        check_path(name)
         self.files += 1
-        if self.files > MOST_FILES:
-            raise FileTooLarge(f"the package has more than {MOST_FILES} files", details={"limit": MOST_FILES})
-        if size > MOST_BYTES_IN_FILE:
+        if self.files > MAX_FILES:
+            raise FileTooLarge(f"the package has more than {MAX_FILES} files", details={"limit": MAX_FILES})
+        if size > MAX_FILE_BYTES:
             raise FileTooLarge(
-                f"{name} has {size} bytes, and a file of a skill may have {MOST_BYTES_IN_FILE}",
-                details={"limit": MOST_BYTES_IN_FILE},
+                f"{name} has {size} bytes, and a file of a skill may have {MAX_FILE_BYTES}",
+                details={"limit": MAX_FILE_BYTES},
             )
-        self._check_twin(name)
+        self._check_collision(name)
         self.add_bytes(size)
 
     def add_bytes(self, size: int) -> None:
         self.size += size
-        if self.size > MOST_BYTES:
-            raise FileTooLarge(f"the package has more than {MOST_BYTES >> 20} MB", details={"limit": MOST_BYTES})
+        if self.size > MAX_PACKAGE_BYTES:
+            raise FileTooLarge(
+                f"the package has more than {MAX_PACKAGE_BYTES >> 20} MB", details={"limit": MAX_PACKAGE_BYTES}
+            )
 
-    def _check_twin(self, name: str) -> None:
-        """On some file systems two names that differ in case or in composition are one file: the later wins, and what
-        was looked at is not what is installed."""
+    def _check_collision(self, name: str) -> None:
+        """Refuse names that differ only in case or Unicode composition. Some file systems treat them as one file:
+        the later one wins, and what was reviewed is not what is installed."""
         parts = name.split("/")
         for depth in range(1, len(parts) + 1):
             path = "/".join(parts[:depth])
@@ -71,22 +77,22 @@ class Budget:
                 raise Refused(f"{path} is both a file and a directory")
 
 
-def check_plain(name: str) -> None:
-    """A relative name that means the same everywhere."""
+def check_path(name: str) -> None:
+    """Check that a path is relative and means the same everywhere."""
     parts = name.split("/")
     if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        raise Refused(f"{name[:200]!r} leads out of the package, or is no plain name")
+        raise Refused(f"{name[:200]!r} leads out of the package, or is not a plain name")
     if "\\" in name or not name.isprintable() or (len(name) > 1 and name[1] == ":"):
         raise Refused(f"{name[:200]!a} holds characters that no name in a package may have")
-    if len(parts) > MOST_DEPTH:
-        raise Refused(f"{name[:200]!r} lies {len(parts)} levels deep, and {MOST_DEPTH} are allowed")
-    if any(len(part.encode(errors="surrogateescape")) > LONGEST_NAME for part in parts):
-        raise Refused(f"{name[:200]!r} is longer than {LONGEST_NAME} bytes")
+    if len(parts) > MAX_DEPTH:
+        raise Refused(f"{name[:200]!r} is {len(parts)} levels deep, and {MAX_DEPTH} are allowed")
+    if any(len(part.encode(errors="surrogateescape")) > MAX_NAME_BYTES for part in parts):
+        raise Refused(f"{name[:200]!r} is longer than {MAX_NAME_BYTES} bytes")
     if parts[0] == RESERVED:
         raise Refused(f"{RESERVED} belongs to Hutch: dependencies appear there")
 
 
-class Source(NamedTuple):
+class FoundFile(NamedTuple):
     """A regular file found in a tree."""
 
     name: str
@@ -94,11 +100,11 @@ class Source(NamedTuple):
     executable: bool
 
 
-def walk(tree: Tree, *, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Source]:
-    """Every file of a tree, sorted. Links, pipes, devices and files with a second name are refused, not skipped: a
-    package that needs them would be broken without."""
-    for found in tree.walk(left_out=left_out, depth=MOST_DEPTH):
-        name, facts = found
+def walk(tree: Tree, *, left_out: frozenset[str] = EXCLUDED_NAMES) -> Iterator[FoundFile]:
+    """Yield every file of a tree, sorted. Links, pipes, devices and files with a second name are refused and not
+    skipped: a package that needs them would be broken without them."""
+    for found in tree.walk(left_out=left_out, depth=MAX_DEPTH):
+        name, info = found
         try:
             name.encode()
         except UnicodeEncodeError as error:
@@ -106,29 +112,29 @@ def walk(tree: Tree, *, left_out: frozenset[str] = LEFT_OUT) -> Iterator[Source]
         if not found.is_file:
             kind = "symbolic link" if found.is_link else "special file"
             raise Refused(f"{name} is a {kind}, and a skill holds only files", remedy="put a copy in its place")
-        if facts.st_nlink > 1:
+        if info.st_nlink > 1:
             raise Refused(f"{name} has a second name (a hard link) somewhere", remedy="put a copy in its place")
-        yield Source(name, facts.st_size, bool(facts.st_mode & 0o111))
+        yield FoundFile(name, info.st_size, bool(info.st_mode & 0o111))
 
 
-def measure(top: Path) -> tuple[SkillFile, ...]:
-    """The files of a staged package, each hashed, within the limits."""
+def hash_files(top: Path) -> tuple[SkillFile, ...]:
+    """Hash the files of a staged package, and check the limits."""
     budget = Budget()
     found = []
     with opened_by_user(os.fspath(top)) as tree:
         for source in walk(tree, left_out=frozenset()):
             budget.add_file(source.name, source.size)
-            digest = hashlib.sha256(tree.read(source.name, most=MOST_BYTES_IN_FILE)).hexdigest()
+            digest = hashlib.sha256(tree.read(source.name, most=MAX_FILE_BYTES)).hexdigest()
             found.append(SkillFile(path=source.name, size=source.size, digest=digest, executable=source.executable))
     return tuple(sorted(found, key=lambda file: file.path.encode()))
 
 
 def digest_of(files: Iterable[SkillFile]) -> str:
-    """The version: one hash over every name, bit and content hash, in the order of names."""
-    whole = hashlib.sha256(b"hutch skill 1\n")
+    """Return the version: one hash over every name, executable bit and content hash, in the order of names."""
+    total = hashlib.sha256(b"hutch skill 1\n")
     for file in sorted(files, key=lambda file: file.path.encode()):
-        whole.update(f"{'x' if file.executable else '-'} {file.size} {file.digest} {file.path}\n".encode())
-    return whole.hexdigest()
+        total.update(f"{'x' if file.executable else '-'} {file.size} {file.digest} {file.path}\n".encode())
+    return total.hexdigest()
 
 
 def write_file(target: str, data: bytes, *, executable: bool) -> None:
@@ -139,12 +145,8 @@ def write_file(target: str, data: bytes, *, executable: bool) -> None:
         os.fchmod(fd, 0o755 if executable else 0o644)
 
 
-SCAN_DEPTH = 6
-MOST_FOUND = 500
-
-
 class Package(Record, frozen=True, kw_only=True):
-    """A checked package: what it declares and what it holds."""
+    """A checked package: its declarations and its files."""
 
     digest: str
     manifest: Manifest
@@ -156,15 +158,15 @@ class Package(Record, frozen=True, kw_only=True):
 
 
 def find_skills(tree: Tree, place: str = "", depth: int = 0) -> Iterator[str]:
-    """Directories that hold a SKILL.md, sorted, from the tree's top on. What lies in a skill is a part of it, not
-    another one. A manifest that is a link is none: it could lead to any file, and errors quote what they read."""
+    """Yield directories with a SKILL.md, sorted, from the tree's top on. What lies inside a skill belongs to it. A
+    manifest that is a link does not count: it could lead to any file, and errors quote what they read."""
     if tree.has_file(_join(place, MANIFEST)):
         yield place
         return
     if depth == SCAN_DEPTH:
         return
     for name in tree.directories(place):
-        if name not in LEFT_OUT:
+        if name not in EXCLUDED_NAMES:
             yield from find_skills(tree, _join(place, name), depth + 1)
 
 
@@ -173,15 +175,15 @@ def _join(place: str, name: str) -> str:
 
 
 def choose_skill(tree: Tree, path: str = "") -> str:
-    """The one skill in a tree. Several need a `path` that says which."""
+    """Return the one skill in a tree; if there are several, `path` must select one."""
     place = os.path.normpath(path) if path else ""
     if not path.isprintable() and path:
-        raise Invalid(f"{path[:200]!a} is no path in the source")
-    # The tree may be a stranger's, with links in it that lead anywhere: the opener follows none.
+        raise Invalid(f"{path[:200]!a} is not a path in the source")
+    # The tree may be untrusted and contain links that lead anywhere; the opener follows none.
     if place.startswith(("/", "..")):
-        raise Invalid(f"{path!r} does not lie in the source", remedy="name a directory in it")
+        raise Invalid(f"{path!r} is not inside the source", remedy="name a directory in it")
     place = "" if place == "." else place
-    found = [each for _, each in zip(range(MOST_FOUND), find_skills(tree, place), strict=False)]
+    found = [each for _, each in zip(range(MAX_FOUND), find_skills(tree, place), strict=False)]
     if not found:
         raise NotFound(f"there is no {MANIFEST} in {path or 'the source'}", remedy="a skill is a directory with one")
     if len(found) > 1:
@@ -194,23 +196,23 @@ def choose_skill(tree: Tree, path: str = "") -> str:
 
 
 def _copy(tree: Tree, into: Path) -> None:
-    """The one skill's files, within the limits."""
+    """Copy the files of one skill within the limits."""
     budget = Budget()
     for file in walk(tree):
         budget.add_file(file.name, file.size)
-        data = tree.read(file.name, most=MOST_BYTES_IN_FILE)
+        data = tree.read(file.name, most=MAX_FILE_BYTES)
         write_file(os.path.join(into, file.name), data, executable=file.executable)
 
 
 def copy_skill(tree: Tree, path: str, into: Path) -> None:
-    """The skill of a tree, into an empty directory."""
+    """Copy the skill of a tree into an empty directory."""
     with tree.below(choose_skill(tree, path)) as skill:
         _copy(skill, into)
 
 
 def check_package(staged: Path) -> Package:
-    """The package in a staged directory."""
-    files = measure(staged)
+    """Check the package in a staged directory."""
+    files = hash_files(staged)
     if not any(file.path == MANIFEST for file in files):
         raise Invalid(f"the package has no {MANIFEST}", remedy="a skill is a directory with one")
     manifest = parse((staged / MANIFEST).read_bytes())
@@ -229,17 +231,17 @@ def _check_programs(manifest: Manifest, files: dict[str, SkillFile]) -> None:
             raise Invalid(f"the program {program} of tool {tool.name} {reason}", remedy="add it, or chmod +x it")
 
 
-def scan(top: Path) -> tuple[FoundSkill, ...]:
-    """Every skill in a tree of directories, with what stands in the way of those that cannot be installed (B38). For
-    the person who runs this process, with that person's rights."""
+def scan_skills(top: Path) -> tuple[FoundSkill, ...]:
+    """Return every skill in a tree of directories, with the reason why one cannot be installed. It runs for the
+    person who runs this process, with that person's rights."""
     if not top.is_dir():
-        raise NotFound(f"there is no directory {top}", remedy="name one that is there")
+        raise NotFound(f"there is no directory {top}", remedy="name one that exists")
     with opened_by_user(os.fspath(top)) as tree:
-        found = [each for _, each in zip(range(MOST_FOUND), find_skills(tree), strict=False)]
-        return tuple(_looked_at(tree, each) for each in found)
+        found = [each for _, each in zip(range(MAX_FOUND), find_skills(tree), strict=False)]
+        return tuple(_describe(tree, each) for each in found)
 
 
-def _looked_at(tree: Tree, place: str) -> FoundSkill:
+def _describe(tree: Tree, place: str) -> FoundSkill:
     path = os.path.join(tree.path, place).rstrip("/")
     try:
         with tree.below(place) as skill:

@@ -1,7 +1,7 @@
-"""Skills out of git repositories: one commit, fetched shallow, read object by object. Nothing of it is ever run.
+"""Skills from git repositories: one commit is fetched shallow and read object by object; nothing of it is ever run.
 
-There is no checkout: its filters, links, submodules and hooks are how repositories attack those who clone them. Objects
-are read by their ids, so a link or a submodule is seen as what it is and refused.
+There is no checkout, because its filters, links, submodules and hooks are how repositories attack those who clone them.
+Objects are read by their ids, so a link or a submodule is recognised as such and refused.
 """
 
 import os
@@ -16,15 +16,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused, Timeout, Unavailable
-from hutch.skills.content import LEFT_OUT, MOST_BYTES, Budget, write_file
+from hutch.skills.content import EXCLUDED_NAMES, MAX_PACKAGE_BYTES, Budget, write_file
 
 FETCH_SECONDS = 120.0
 READ_SECONDS = 60.0
-_MOST_BLOCKS = 1 << 19
-"""Of 512 bytes or more, for any file that git writes: `ulimit -f` has the shell's own idea of a block."""
-_MOST_TOLD = MOST_BYTES + (16 << 20)
-"""Bytes that git may say: a package with its headers, or the list of a large repository. A few small trees that hold
-each other many times are a list without end."""
+_MAX_FILE_BLOCKS = 1 << 19
+"""Largest file that git may write, in blocks of 512 bytes or more: `ulimit -f` uses the shell's own block size."""
+_MAX_OUTPUT = MAX_PACKAGE_BYTES + (16 << 20)
+"""Largest output of git: a package with its headers, or the list of a large repository. A few small trees that
+contain each other many times would give an endless list."""
 _REF = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
 _SCP = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^:]+")
@@ -39,7 +39,16 @@ _SETTINGS = {
     "gc.auto": "0",
     "http.followRedirects": "initial",
 }
-_PASSED_ON = ("PATH", "HOME", "SSH_AUTH_SOCK", "SSL_CERT_FILE", "https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY")
+_INHERITED_VARIABLES = (
+    "PATH",
+    "HOME",
+    "SSH_AUTH_SOCK",
+    "SSL_CERT_FILE",
+    "https_proxy",
+    "HTTPS_PROXY",
+    "no_proxy",
+    "NO_PROXY",
+)
 
 
 class _Blob(NamedTuple):
@@ -53,9 +62,10 @@ def is_url(text: str) -> bool:
     return text.startswith(("https://", "git+https://", "ssh://", "git+ssh://")) or bool(_SCP.fullmatch(text))
 
 
-def take(url: str, ref: str, repository: Path, tree: Path, *, local: bool) -> str:
-    """The files of one commit into `tree`; returns the commit. `local`: the url is a directory of this machine."""
-    check(url, ref, local=local)
+def fetch_commit(url: str, ref: str, repository: Path, tree: Path, *, local: bool) -> str:
+    """Write the files of one commit into `tree` and return the commit. With `local`, the url is a directory of this
+    machine."""
+    check_source(url, ref, local=local)
     protocols = ("file",) if local else ("https", "ssh")
     address = f"file://{url}" if local else url
     _git(["init", "--bare", "--quiet", "--template=", str(repository)], repository.parent, protocols, READ_SECONDS)
@@ -63,28 +73,28 @@ def take(url: str, ref: str, repository: Path, tree: Path, *, local: bool) -> st
     _git([*fetch, "--", address, ref or "HEAD"], repository, protocols, FETCH_SECONDS)
     commit = _git(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], repository, (), READ_SECONDS).decode().strip()
     if not _COMMIT.fullmatch(commit):
-        raise Invalid(f"git named no commit for {ref or 'HEAD'} of {url}")
-    blobs = list(_listed(repository, commit))
-    for blob, data in zip(blobs, _read(repository, blobs), strict=True):
+        raise Invalid(f"git found no commit for {ref or 'HEAD'} of {url}")
+    blobs = list(_list_files(repository, commit))
+    for blob, data in zip(blobs, _read_blobs(repository, blobs), strict=True):
         write_file(os.path.join(tree, blob.name), data, executable=blob.executable)
     return commit
 
 
-def check(url: str, ref: str, *, local: bool) -> None:
+def check_source(url: str, ref: str, *, local: bool) -> None:
     if ref and not _REF.fullmatch(ref):
-        raise Invalid(f"{ref[:200]!r} is no name of a branch, tag or commit", details={"field": "ref"})
+        raise Invalid(f"{ref[:200]!r} is not the name of a branch, tag or commit", details={"field": "ref"})
     if local:
         if not os.path.isdir(url):
             raise NotFound(f"there is no directory {url}", remedy="name the top of a repository")
         return
     if not is_url(url) or not url.isprintable() or " " in url:
-        raise Invalid(f"{url[:200]!r} is no git URL", remedy="https://HOST/PATH, or git@HOST:PATH")
+        raise Invalid(f"{url[:200]!r} is not a git URL", remedy="https://HOST/PATH, or git@HOST:PATH")
     if re.match(r"https://[^/]*:[^/]*@", url):
-        raise Refused("the URL holds a password, and it would be kept", remedy="use a credential helper or ssh")
+        raise Refused("the URL contains a password, which would be stored", remedy="use a credential helper or ssh")
 
 
-def _listed(repository: Path, commit: str) -> Iterator[_Blob]:
-    """Every file of the commit, within the limits, before a byte of it is read."""
+def _list_files(repository: Path, commit: str) -> Iterator[_Blob]:
+    """List every file of the commit and check the limits before any content is read."""
     budget = Budget()
     listing = _git(["ls-tree", "-r", "-z", "-l", "--full-tree", commit], repository, (), READ_SECONDS)
     for row in listing.split(b"\0"):
@@ -96,33 +106,33 @@ def _listed(repository: Path, commit: str) -> Iterator[_Blob]:
             name = raw.decode()
         except UnicodeDecodeError as error:
             raise Refused(f"{raw[:200]!r} is not UTF-8") from error
-        if LEFT_OUT.intersection(name.split("/")):
+        if EXCLUDED_NAMES.intersection(name.split("/")):
             continue
         if kind == "commit":
-            continue  # a submodule: another repository, which was not asked for
+            continue  # a submodule: another repository, which was not requested
         if mode == "120000":
             raise Refused(f"{name} is a symbolic link, and a skill holds only files", remedy="put a copy in its place")
         budget.add_file(name, int(size))
         yield _Blob(name, blob, int(size), mode == "100755")
 
 
-def _read(repository: Path, blobs: list[_Blob]) -> Iterator[bytes]:
-    asked = "".join(f"{blob.id}\n" for blob in blobs).encode()
-    answer = _git(["cat-file", "--batch"], repository, (), READ_SECONDS, asked)
+def _read_blobs(repository: Path, blobs: list[_Blob]) -> Iterator[bytes]:
+    requested = "".join(f"{blob.id}\n" for blob in blobs).encode()
+    answer = _git(["cat-file", "--batch"], repository, (), READ_SECONDS, requested)
     at = 0
     for blob in blobs:
         end = answer.index(b"\n", at)
-        told, kind, size = answer[at:end].decode("ascii").split()
-        if (told, kind, int(size)) != (blob.id, "blob", blob.size):
+        found_id, kind, size = answer[at:end].decode("ascii").split()
+        if (found_id, kind, int(size)) != (blob.id, "blob", blob.size):
             raise Invalid(f"git has another object than it listed for {blob.name}")
         yield answer[end + 1 : end + 1 + blob.size]
         at = end + 1 + blob.size + 1
 
 
 def command(words: list[str]) -> list[str]:
-    """A git that reads no configuration but ours and cannot fill the disk. The same words work in a box."""
+    """Return a git command that reads only our configuration and cannot fill the disk. It works in a box too."""
     settings = [word for name, value in _SETTINGS.items() for word in ("-c", f"{name}={value}")]
-    return ["sh", "-c", f'ulimit -f {_MOST_BLOCKS} && exec "$@"', "sh", "git", *settings, *words]
+    return ["sh", "-c", f'ulimit -f {_MAX_FILE_BLOCKS} && exec "$@"', "sh", "git", *settings, *words]
 
 
 def environment(protocols: tuple[str, ...]) -> dict[str, str]:
@@ -140,60 +150,62 @@ def environment(protocols: tuple[str, ...]) -> dict[str, str]:
     }
 
 
-def _git(words: list[str], where: Path, protocols: tuple[str, ...], seconds: float, given: bytes = b"") -> bytes:
-    passed = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as complaint:
-        asked.write(given)
-        asked.seek(0)
+def _git(words: list[str], where: Path, protocols: tuple[str, ...], seconds: float, stdin: bytes = b"") -> bytes:
+    inherited = {name: os.environ[name] for name in _INHERITED_VARIABLES if name in os.environ}
+    with tempfile.TemporaryFile() as stdin_file, tempfile.TemporaryFile() as errors:
+        stdin_file.write(stdin)
+        stdin_file.seek(0)
         try:
-            running = subprocess.Popen(
-                command(words), cwd=where, env=passed | environment(protocols), stdin=asked, stdout=subprocess.PIPE,
-                stderr=complaint, start_new_session=True,
+            process = subprocess.Popen(
+                command(words), cwd=where, env=inherited | environment(protocols), stdin=stdin_file,
+                stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
             )  # fmt: skip
         except FileNotFoundError as error:
             raise Unavailable("there is no shell on this machine", retryable=False, remedy="install git") from error
-        told = _heard(running, seconds)
-        if running.returncode:
-            complaint.seek(0)
-            raise failed(running.returncode, complaint.read(1 << 16).decode(errors="replace"))
-        return told
+        output = _read_output(process, seconds)
+        if process.returncode:
+            errors.seek(0)
+            raise git_error(process.returncode, errors.read(1 << 16).decode(errors="replace"))
+        return output
 
 
-def _heard(running: "subprocess.Popen[bytes]", seconds: float) -> bytes:
-    """What it says to its end; with it ends whatever it has started."""
-    late = threading.Event()
+def _read_output(process: "subprocess.Popen[bytes]", seconds: float) -> bytes:
+    """Read the output to its end, then kill everything that git has started."""
+    timed_out = threading.Event()
 
     def end() -> None:
-        late.set()
-        _kill(running)
+        timed_out.set()
+        _kill(process)
 
-    clock = threading.Timer(seconds, end)
-    clock.start()
+    timer = threading.Timer(seconds, end)
+    timer.start()
     try:
-        assert running.stdout is not None
-        with running.stdout as saying:
-            told = saying.read(_MOST_TOLD + 1)
-        if len(told) > _MOST_TOLD:
-            raise FileTooLarge(f"the repository has more than {MOST_BYTES >> 20} MB, or a list of files without end")
-        os.waitid(os.P_PID, running.pid, os.WEXITED | os.WNOWAIT)
+        assert process.stdout is not None
+        with process.stdout as stdout:
+            output = stdout.read(_MAX_OUTPUT + 1)
+        if len(output) > _MAX_OUTPUT:
+            raise FileTooLarge(
+                f"the repository has more than {MAX_PACKAGE_BYTES >> 20} MB, or a list of files without end"
+            )
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     finally:
-        clock.cancel()
-        clock.join()
-        _kill(running)  # before it is reaped: until then its number is nobody else's
-        running.wait()
-    if late.is_set():
+        timer.cancel()
+        timer.join()
+        _kill(process)  # before it is reaped: until then no other process can have its number
+        process.wait()
+    if timed_out.is_set():
         raise Timeout(f"git took more than {seconds:g} s", op="git")
-    return told
+    return output
 
 
-def _kill(running: "subprocess.Popen[bytes]") -> None:
+def _kill(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
-        os.killpg(running.pid, signal.SIGKILL)
+        os.killpg(process.pid, signal.SIGKILL)
 
 
-def failed(code: int, said: str) -> HutchError:
-    """git's own words, on one line."""
-    told = " ".join(said.split())[-500:] or f"exit code {code}"
-    if "not found" in told and code == 127:
+def git_error(code: int, stderr: str) -> HutchError:
+    """Turn git's own message into an error, on one line."""
+    output = " ".join(stderr.split())[-500:] or f"exit code {code}"
+    if "not found" in output and code == 127:
         return Unavailable("there is no git on this machine", retryable=False, remedy="install git")
-    return Invalid(f"git could not get it: {told}", remedy="check the URL and the ref")
+    return Invalid(f"git failed: {output}", remedy="check the URL and the ref")

@@ -7,10 +7,10 @@ from pathlib import Path
 from hutch.errors import FileMissing, NotFound
 from hutch.logs import log
 from hutch.skills import staging
-from hutch.skills.content import Package, check_plain, write_file
+from hutch.skills.content import Package, check_path, write_file
 from hutch.skills.manifest import MANIFEST, split
 
-_ABOUT = "package.json"
+_RECORD = "package.json"
 _CONTENT = "content"
 
 
@@ -22,37 +22,37 @@ class Packages:
         self._known: dict[str, Package] = {}
 
     def has(self, digest: str) -> bool:
-        """Whole, with its content: somebody may have removed a part by hand."""
-        return (self._root / digest / _ABOUT).is_file() and (self._root / digest / _CONTENT / MANIFEST).is_file()
+        """Return whether a package is complete with its content; somebody may have removed a part by hand."""
+        return (self._root / digest / _RECORD).is_file() and (self._root / digest / _CONTENT / MANIFEST).is_file()
 
-    def keep(self, package: Package, staged: Path, scratch: Path) -> None:
-        """Take a staged directory as the content of a package; the one rename makes it there or not."""
+    def add(self, package: Package, staged: Path, scratch: Path) -> None:
+        """Move a staged directory into place as the content of a package; a single rename makes it appear."""
         if self.has(package.digest):
             return
         target = self._root / package.digest
-        if target.exists():  # a part of it was removed by hand: put it out of the way first
+        if target.exists():  # a part of it was removed by hand, so it is moved out of the way first
             os.rename(target, scratch / f"broken-{package.digest}")
-        whole = scratch / f"whole-{package.digest}"
-        whole.mkdir()
-        os.rename(staged, whole / _CONTENT)
-        staging.write_whole(whole / _ABOUT, package.to_json())
+        complete = scratch / f"whole-{package.digest}"
+        complete.mkdir()
+        os.rename(staged, complete / _CONTENT)
+        staging.write_atomically(complete / _RECORD, package.to_json())
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        _sync_tree(whole)
-        os.rename(whole, target)
+        _sync_tree(complete)
+        os.rename(complete, target)
         _sync(self._root)
 
     def get(self, digest: str) -> Package:
         known = self._known.get(digest)
         if known is None:
             try:
-                known = Package.from_json((self._root / digest / _ABOUT).read_bytes())
+                known = Package.from_json((self._root / digest / _RECORD).read_bytes())
             except FileNotFoundError as error:
                 raise NotFound(f"the package {digest[:12]} is gone from the store") from error
             self._known[digest] = known
         return known
 
     def read(self, digest: str, path: str) -> bytes:
-        check_plain(path)
+        check_path(path)
         if not any(file.path == path for file in self.get(digest).files):
             raise FileMissing(f"the skill has no file {path}", details={"path": path})
         return (self._root / digest / _CONTENT / path).read_bytes()
@@ -61,13 +61,13 @@ class Packages:
         return split(self.read(digest, MANIFEST).decode())[1].lstrip("\r\n")
 
     def copy(self, digest: str, into: Path) -> None:
-        """All of it, as new files."""
+        """Copy all files as new ones."""
         for file in self.get(digest).files:
             data = (self._root / digest / _CONTENT / file.path).read_bytes()
             write_file(os.path.join(into, file.path), data, executable=file.executable)
 
-    def collect(self, used: Iterable[str], scratch: Path) -> None:
-        """Drop what no version of anybody refers to."""
+    def remove_unused(self, used: Iterable[str], scratch: Path) -> None:
+        """Move packages to `scratch` that no version of any owner refers to."""
         if not self._root.is_dir():
             return
         for digest in set(os.listdir(self._root)) - set(used):
@@ -77,11 +77,11 @@ class Packages:
 
 
 def _sync_tree(top: Path) -> None:
-    """On the disk before its name is: after a loss of power a package is whole or not there."""
-    for place, _, names in os.walk(top):
+    """Sync the files before the rename: after a power failure a package is complete or missing."""
+    for directory, _, names in os.walk(top):
         for name in names:
-            _sync(Path(place, name))
-        _sync(Path(place))
+            _sync(Path(directory, name))
+        _sync(Path(directory))
 
 
 def _sync(path: Path) -> None:

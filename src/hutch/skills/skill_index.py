@@ -1,6 +1,6 @@
-"""One owner's skills: for each name its versions, which one is active, and whether it is pinned to it.
+"""One owner's skills: for each name its versions, which one is active, and whether it is pinned.
 
-One file for each name, so that removing one can never touch another, however similar (lesson 40).
+Each name has its own file, so that removing one can never touch another with a similar name.
 """
 
 import os
@@ -15,20 +15,20 @@ from hutch.skills import staging
 from hutch.skills.manifest import check_name, is_skill_name
 from hutch.skills.view_paths import owner_folder
 
-MOST_VERSIONS = 20
-MOST_SKILLS = 500
+MAX_VERSIONS = 20
+MAX_SKILLS = 500
 _SUFFIX = ".json"
 
 
 class Origin(Record, frozen=True, kw_only=True):
-    """Where a version came from, precise enough to ask there again."""
+    """Where a version came from, precise enough to fetch it from there again."""
 
     kind: str
     """directory | zip | git | repository | edit | box"""
     place: str = ""
     """A path, a URL, or for a zip its name."""
     path: str = ""
-    """Below that place."""
+    """Path below that place."""
     ref: str = ""
     commit: str = ""
 
@@ -48,43 +48,43 @@ class Version(Record, frozen=True, kw_only=True):
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """One skill; versions oldest first."""
+    """One skill, with its versions oldest first."""
 
     name: str
     versions: tuple[Version, ...]
     active: str
     pinned: bool = False
     warning: str = ""
-    """Why its dependencies could not be prepared."""
+    """Why its dependencies could not be installed."""
 
     @property
     def current(self) -> Version:
         return self.version(self.active)
 
     def version(self, digest: str) -> Version:
-        """By digest, or at least the first six characters of it."""
+        """Return the version with this digest, or with at least its first six characters."""
         found = [version for version in self.versions if version.digest.startswith(digest)]
         if len(found) != 1 or len(digest) < 6:
-            told = "has no version" if not found else "has several versions that begin with"
-            raise NotFound(f"skill {self.name} {told} {digest[:64]!r}", remedy=f"hutch skill versions {self.name}")
+            problem = "has no version" if not found else "has several versions that begin with"
+            raise NotFound(f"skill {self.name} {problem} {digest[:64]!r}", remedy=f"hutch skill versions {self.name}")
         return found[0]
 
     def with_version(self, version: Version) -> "Entry":
-        """Made active. Content that is there already is no second version: it becomes active again, and keeps what
-        was known of it but for its origin, where it may be asked for again."""
-        same = next((each for each in self.versions if each.digest == version.digest), None)
-        kept = version if same is None else version.but(installed_at=same.installed_at)
+        """Add a version and make it active. Known content is not a second version: it becomes active again and
+        keeps its time, but gets the new origin."""
+        existing = next((each for each in self.versions if each.digest == version.digest), None)
+        kept = version if existing is None else version.but(installed_at=existing.installed_at)
         others = tuple(each for each in self.versions if each.digest != version.digest)
-        return self.but(versions=(*others, kept)[-MOST_VERSIONS:], active=version.digest, warning="")
+        return self.but(versions=(*others, kept)[-MAX_VERSIONS:], active=version.digest, warning="")
 
 
-class Shelf:
-    """The files of one owner. Changes are made under the store's lock; reading needs none."""
+class SkillIndex:
+    """The index files of one owner. Changes are made under the store's lock; reading needs none."""
 
     def __init__(self, root: Path, owner: str) -> None:
         self.owner = owner
         self._root = root / owner_folder(owner)
-        self._seen: dict[str, tuple[tuple[int, int], Entry]] = {}
+        self._cache: dict[str, tuple[tuple[int, int], Entry]] = {}
 
     def names(self) -> tuple[str, ...]:
         try:
@@ -95,18 +95,18 @@ class Shelf:
         return tuple(sorted(name for name in names if is_skill_name(name)))
 
     def find(self, name: str) -> Entry | None:
-        """As the file has it now; read again only if another one is there."""
+        """Return the current entry; the file is read again only if it has changed."""
         path = self._file(name)
         try:
-            facts = os.stat(path)
-            stamp = (facts.st_ino, facts.st_mtime_ns)
-            seen = self._seen.get(name)
-            if seen is None or seen[0] != stamp:
-                seen = self._seen[name] = (stamp, Entry.from_json(path.read_bytes()))
+            info = os.stat(path)
+            stamp = (info.st_ino, info.st_mtime_ns)
+            cached = self._cache.get(name)
+            if cached is None or cached[0] != stamp:
+                cached = self._cache[name] = (stamp, Entry.from_json(path.read_bytes()))
         except FileNotFoundError:
-            self._seen.pop(name, None)
+            self._cache.pop(name, None)
             return None
-        return seen[1]
+        return cached[1]
 
     def get(self, name: str) -> Entry:
         entry = self.find(check_name(name))
@@ -115,17 +115,17 @@ class Shelf:
         return entry
 
     def put(self, entry: Entry) -> None:
-        if self.find(entry.name) is None and len(self.names()) >= MOST_SKILLS:
-            raise Conflict(f"there are {MOST_SKILLS} skills already", remedy="remove some first")
+        if self.find(entry.name) is None and len(self.names()) >= MAX_SKILLS:
+            raise Conflict(f"there are {MAX_SKILLS} skills already", remedy="remove some first")
         path = self._file(entry.name)
         if not path.parent.is_dir():
             path.parent.mkdir(parents=True, mode=0o700)
-            staging.write_whole(self._root / "owner", self.owner.encode())
-        staging.write_whole(path, entry.to_json())
+            staging.write_atomically(self._root / "owner", self.owner.encode())
+        staging.write_atomically(path, entry.to_json())
 
     def drop(self, name: str) -> None:
         os.unlink(self._file(name))
-        self._seen.pop(name, None)
+        self._cache.pop(name, None)
 
     def _file(self, name: str) -> Path:
         return self._root / "skills" / f"{check_name(name)}{_SUFFIX}"
@@ -133,7 +133,7 @@ class Shelf:
     # --- groups ---------------------------------------------------------------------------------------------
 
     def groups(self) -> dict[str, tuple[str, ...]]:
-        """By group, the names bound to it, whether there is such a skill now or not."""
+        """Return the names bound to each group, whether such a skill exists now or not."""
         try:
             bound = Groups.from_json((self._root / "groups.json").read_bytes()).bound
         except FileNotFoundError:
@@ -141,16 +141,16 @@ class Shelf:
         return {group: tuple(names) for group, names in sorted(bound.items())}
 
     def bind(self, group: str, names: tuple[str, ...]) -> None:
-        """Exactly these; none ends the group."""
+        """Bind exactly these names; an empty list removes the group."""
         check_group(group)
         bound = {**self.groups(), group: tuple(sorted({check_name(name) for name in names}))}
         if not names:
             del bound[group]
         self._root.mkdir(parents=True, exist_ok=True, mode=0o700)
-        staging.write_whole(self._root / "groups.json", Groups(bound=bound).to_json())
+        staging.write_atomically(self._root / "groups.json", Groups(bound=bound).to_json())
 
     def members(self, group: str) -> tuple[str, ...]:
-        """The skills that boxes of this group show."""
+        """Return the skills that boxes of this group show."""
         names = self.names()
         if group == EVERY_SKILL:
             return names
@@ -164,7 +164,7 @@ class Groups(Record, frozen=True, kw_only=True):
 def check_group(group: str) -> str:
     if not is_name(group) or group in (EVERY_SKILL, NO_SKILL) or group.startswith("box-"):
         raise Invalid(
-            f"{group[:80]!r} is no name for a group of skills",
+            f"{group[:80]!r} is not a valid name for a group of skills",
             remedy=f"letters, digits, dot, dash, underscore; not {EVERY_SKILL}, {NO_SKILL} or box-…",
             details={"field": "skills"},
         )
@@ -172,7 +172,8 @@ def check_group(group: str) -> str:
 
 
 def digests_in_use(root: Path) -> set[str]:
-    """Of every version of every owner. A file that cannot be read keeps everything: nothing is dropped by mistake."""
+    """Return the digests of every version of every owner. A file that cannot be read is an error, so that nothing
+    is removed by mistake."""
     used: set[str] = set()
     for path in root.glob(f"*/skills/*{_SUFFIX}"):
         if path.name.startswith("."):

@@ -1,4 +1,4 @@
-"""Where skills come from: a directory, a zip, a git URL, a local repository, files somebody wrote."""
+"""Sources of skills: a directory, a zip, a git URL, a local repository, or given files."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -10,41 +10,41 @@ from typing import Protocol
 from hutch import host_files
 from hutch.errors import FileMissing, Invalid, NotFound, Refused
 from hutch.host_files import Tree, opened_by_user
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.skills import archives, git
-from hutch.skills.content import MOST_BYTES, Budget, copy_skill, write_file
+from hutch.skills.content import MAX_PACKAGE_BYTES, Budget, copy_skill, write_file
 from hutch.skills.manifest import MANIFEST, check_name
 from hutch.skills.skill_index import Origin
 
 Allow = Callable[[str], CheckedMount]
-"""Refuses a path of this machine, or pins it to what is there."""
+"""Refuses a path of this machine, or pins it to what is there now."""
 
 
 class Source(Protocol):
-    """Puts the files of one skill into an empty directory, and says where they are from."""
+    """Copies the files of one skill into an empty directory, and returns where they came from."""
 
     def fetch(self, into: Path, scratch: Path) -> Origin: ...
 
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory of this machine: of the person who runs this process, or one that policy has allowed to a caller."""
+    """A directory of this machine: chosen by the person who runs this process, or permitted to a caller by policy."""
 
     place: str
     path: str = ""
     checked: CheckedMount | None = None
 
     def fetch(self, into: Path, scratch: Path) -> Origin:
-        with _opened(self.place, self.checked) as tree:
+        with _open(self.place, self.checked) as tree:
             if not tree.is_directory:
-                raise _nothing(self.place)
+                raise _not_found(self.place)
             copy_skill(tree, self.path, into)
         return Origin(kind="directory", place=self.place, path=self.path)
 
 
 @dataclass(frozen=True)
 class Zip:
-    """An archive: a file of this machine, or the bytes somebody sent."""
+    """A zip archive: a file of this machine, or bytes that were sent."""
 
     name: str
     content: bytes | None = field(default=None, repr=False)
@@ -57,32 +57,32 @@ class Zip:
         archives.unpack(self._bytes(), self.name, unpacked)
         with opened_by_user(os.fspath(unpacked)) as tree:
             copy_skill(tree, self.path, into)
-        # Bytes that were sent cannot be asked for again: their name is only for people.
+        # Sent bytes cannot be fetched again; their name is only for people.
         return Origin(kind="zip" if self.content is None else "upload", place=self.name, path=self.path)
 
     def _bytes(self) -> bytes:
         if self.content is not None:
             return self.content
-        with _opened(self.name, self.checked) as file:
-            return file.read(most=MOST_BYTES)
+        with _open(self.name, self.checked) as file:
+            return file.read(most=MAX_PACKAGE_BYTES)
 
 
 @contextmanager
-def _opened(place: str, checked: CheckedMount | None) -> Iterator[Tree]:
+def _open(place: str, checked: CheckedMount | None) -> Iterator[Tree]:
     try:
         with opened_by_user(place) if checked is None else host_files.opened(checked) as tree:
             yield tree
     except FileMissing as error:
-        raise _nothing(place) from error
+        raise _not_found(place) from error
 
 
-def _nothing(place: str) -> NotFound:
+def _not_found(place: str) -> NotFound:
     return NotFound(f"there is no skill at {place}", remedy="name a directory, a zip file or a git URL")
 
 
 @dataclass(frozen=True)
 class Git:
-    """A repository: by URL, or, where `local` asks for it, in a directory of this machine."""
+    """A repository by URL or, with `local`, in a directory of this machine."""
 
     url: str
     ref: str = ""
@@ -92,7 +92,7 @@ class Git:
     def fetch(self, into: Path, scratch: Path) -> Origin:
         tree = scratch / "tree"
         tree.mkdir()
-        commit = git.take(self.url, self.ref, scratch / "repository", tree, local=self.local)
+        commit = git.fetch_commit(self.url, self.ref, scratch / "repository", tree, local=self.local)
         with opened_by_user(os.fspath(tree)) as opened:
             copy_skill(opened, self.path, into)
         kind = "repository" if self.local else "git"
@@ -101,7 +101,7 @@ class Git:
 
 @dataclass(frozen=True)
 class Written:
-    """Files as they were given, under their names; True: executable."""
+    """Files as given, by name; True means executable."""
 
     files: Mapping[str, tuple[bytes, bool]] = field(repr=False)
     origin: Origin
@@ -115,7 +115,7 @@ class Written:
 
 
 def new_skill(name: str, description: str, body: str = "") -> Written:
-    """A skill of one file."""
+    """Return a skill of one file."""
     from hutch.skills.yaml_fields import quoted
 
     check_name(name)
@@ -123,15 +123,15 @@ def new_skill(name: str, description: str, body: str = "") -> Written:
     return Written({MANIFEST: (text.encode(), False)}, Origin(kind="edit"))
 
 
-def of(text: str, *, path: str = "", ref: str = "", local_git: bool = False) -> Source:
-    """From what a person writes: `./dir`, `file.zip`, `https://host/repo.git`, `git@host:repo`."""
+def parse_source(text: str, *, path: str = "", ref: str = "", local_git: bool = False) -> Source:
+    """Parse what a person writes: `./dir`, `file.zip`, `https://host/repo.git`, `git@host:repo`."""
     if local_git:
         return Git(os.path.abspath(text), ref, path, local=True)
     if git.is_url(text):
         return Git(text.removeprefix("git+"), ref, path)
     if "://" in text:
         raise Invalid(
-            f"{text[:200]} is no source of skills", remedy="git over https or ssh, a directory, or a zip file"
+            f"{text[:200]} is not a source of skills", remedy="git over https or ssh, a directory, or a zip file"
         )
     if ref:
         raise Invalid("only a repository has a ref", remedy="leave it out, or say that the directory is a repository")
@@ -141,21 +141,21 @@ def of(text: str, *, path: str = "", ref: str = "", local_git: bool = False) -> 
     return Directory(place, path)
 
 
-def again(origin: Origin, allow: Allow | None = None) -> Source:
-    """The source of a version, to look whether it has something newer. `allow`: whoever asks did not name the place
-    himself, so policy has to allow it; a repository is never read for somebody else, since git runs in it."""
+def source_of(origin: Origin, allow: Allow | None = None) -> Source:
+    """Return the source of a version, to look for a newer one. `allow` is set if the caller did not name the path,
+    so that policy must permit it; a local repository is never read for another person, because git runs in it."""
     if origin.kind == "git":
         return Git(origin.place, origin.ref, origin.path)
     if origin.kind == "repository":
         if allow is not None:
             raise Refused(
-                f"{origin.place} is a repository on the server's machine, which is read by its own people only",
+                f"{origin.place} is a repository on the server's machine, which only users of that machine may read",
                 remedy="upgrade it there, or install it from a URL",
             )
         return Git(origin.place, origin.ref, origin.path, local=True)
     if origin.kind not in ("directory", "zip"):
         raise Invalid(
-            f"a skill that came by {origin.kind} has no place to ask for a newer one", remedy="install it again"
+            f"a skill of origin {origin.kind!r} has no source to check for a newer version", remedy="install it again"
         )
     checked = allow(origin.place) if allow is not None else None
     if origin.kind == "directory":

@@ -1,4 +1,4 @@
-"""Directories in which packages are put together; what a killed process left in them is removed by the next."""
+"""Staging: temporary directories for new packages, atomic writes and swaps, and the lock of the store."""
 
 import ctypes
 import errno
@@ -11,24 +11,26 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_YOUNG_SECONDS = 60.0
+_LOCK_GRACE_SECONDS = 60.0
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 @contextmanager
-def staged(root: Path) -> Iterator[Path]:
-    """A new empty directory, gone at the end unless it was moved away."""
+def staging_directory(root: Path) -> Iterator[Path]:
+    """A new empty directory, removed at the end unless it was moved away. Also removes what killed processes left."""
     root.mkdir(parents=True, exist_ok=True, mode=0o700)
     sweep(root)
     name = secrets.token_hex(8)
     lock = os.open(root / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        place = root / name
-        place.mkdir(mode=0o700)
+        directory = root / name
+        directory.mkdir(mode=0o700)
         try:
-            yield place
+            yield directory
         finally:
-            discard(place)
+            remove_tree(directory)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(root / f"{name}.lock")
@@ -36,7 +38,7 @@ def staged(root: Path) -> Iterator[Path]:
 
 
 def sweep(root: Path) -> None:
-    """The kernel drops a process's locks with it: what nobody has locked, nobody works on."""
+    """Remove what no process works on: the kernel drops a process's locks when it ends."""
     for lock_file in root.glob("*.lock"):
         try:
             fd = os.open(lock_file, os.O_RDWR | os.O_CLOEXEC)
@@ -47,21 +49,21 @@ def sweep(root: Path) -> None:
         except BlockingIOError:
             continue
         else:
-            # Its maker may not have locked it yet: then it is young, and has no directory.
-            place = root / lock_file.stem
-            if place.exists() or time.time() - os.fstat(fd).st_mtime > _YOUNG_SECONDS:
-                discard(place)
+            # Its creator may not have locked it yet; then it is recent and has no directory.
+            directory = root / lock_file.stem
+            if directory.exists() or time.time() - os.fstat(fd).st_mtime > _LOCK_GRACE_SECONDS:
+                remove_tree(directory)
                 lock_file.unlink(missing_ok=True)
         finally:
             os.close(fd)
 
 
-def discard(place: Path) -> None:
-    """Remove a tree whatever modes are in it."""
-    if not place.exists():
+def remove_tree(directory: Path) -> None:
+    """Remove a tree, whatever modes its files have."""
+    if not directory.exists():
         return
 
-    def opened(remove: object, path: str, _: object) -> None:
+    def retry_writable(remove: object, path: str, _: object) -> None:
         parent = os.path.dirname(path)
         os.chmod(parent, 0o700)
         if os.path.isdir(path) and not os.path.islink(path):
@@ -70,12 +72,12 @@ def discard(place: Path) -> None:
         else:
             os.unlink(path)
 
-    shutil.rmtree(place, onerror=opened)
+    shutil.rmtree(directory, onerror=retry_writable)
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """One writer at a time, over threads and processes; dropped by the kernel if we die."""
+def lock(path: Path) -> Iterator[None]:
+    """Allow one writer at a time, across threads and processes; the kernel drops the lock if we die."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -85,8 +87,8 @@ def locked(path: Path) -> Iterator[None]:
         os.close(fd)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """All or nothing, and on the disk: a reader, or the next start after a crash, sees the old file or the new."""
+def write_atomically(path: Path, data: bytes) -> None:
+    """Write a file atomically and durably: a reader, or the next start after a crash, sees the old file or the new."""
     draft = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
@@ -101,30 +103,27 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2
-
-
-def swap_in(new: Path, place: Path) -> None:
-    """`new` is at `place` afterwards; what was there before is at `new`, or nothing if there was nothing."""
-    if not place.exists():
-        os.rename(new, place)
+def swap_in(new: Path, directory: Path) -> None:
+    """Put `new` at `directory` in one step, so that a reader sees the old or the new. The old content, if any, is
+    at `new`."""
+    if not directory.exists():
+        os.rename(new, directory)
         return
-    if not _exchange(new, place):
-        # A kernel or file system that cannot: for a moment the name is not there.
+    if not _exchange(new, directory):
+        # A kernel or file system without exchange: for a moment the name does not exist.
         aside = new.parent / f"{new.name}-{secrets.token_hex(4)}"
-        os.rename(place, aside)
-        os.rename(new, place)
+        os.rename(directory, aside)
+        os.rename(new, directory)
         os.rename(aside, new)
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def _exchange(first: Path, second: Path) -> bool:
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
         return False
-    if call(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+    if call(_AT_FDCWD, os.fsencode(first), _AT_FDCWD, os.fsencode(second), _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
         return False
-    raise OSError(number, os.strerror(number), os.fspath(one))
+    raise OSError(number, os.strerror(number), os.fspath(first))

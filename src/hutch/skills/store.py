@@ -1,7 +1,7 @@
-"""The skills of every owner: install, change, pin, roll back, remove, export. Blocking; the keeper calls it in threads.
+"""The skill store of all owners: install, change, pin, roll back, remove, export. It blocks, so call it in threads.
 
-Long work (copying, unpacking, git) is done in a staging directory without any lock. Then one lock is taken for the
-short rest: package, index, views. A crash at any point leaves the old state or the new one.
+Long work (copying, unpacking, git) is done in a staging directory without a lock. One lock is then taken for the short
+rest: package, index, views. A crash at any point leaves the old state or the new one.
 """
 
 import io
@@ -25,61 +25,61 @@ from hutch.model.skills import (
     SkillVersion,
 )
 from hutch.skills import sources, staging
-from hutch.skills.content import Package, check_package, check_plain
-from hutch.skills.dependencies import key_of, settle
+from hutch.skills.content import Package, check_package, check_path
+from hutch.skills.dependencies import dependencies_key, set_modes
 from hutch.skills.packages import Packages
-from hutch.skills.skill_index import Entry, Origin, Shelf, Version, digests_in_use
+from hutch.skills.skill_index import Entry, Origin, SkillIndex, Version, digests_in_use
 from hutch.skills.sources import Allow, Source
 from hutch.skills.view_paths import box_view
 from hutch.skills.views import Views
 
 POOL_OWNER = ""
-"""Of boxes that wait for one: nobody has skills under this name."""
+"""Owner of the views of pool boxes, which have no owner yet; nobody has skills under this name."""
 
 
 class SkillStore:
-    """Everything under one directory."""
+    """All skills below one directory."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._staging = root / "staging"
         self._lock = root / "lock"
         self._owners = root / "owners"
-        self._shelves: dict[str, Shelf] = {}
+        self._indexes: dict[str, SkillIndex] = {}
         self.packages = Packages(root / "packages")
-        self.views = Views(root, self.packages, self.shelf)
+        self.views = Views(root, self.packages, self.index)
 
-    def shelf(self, owner: str) -> Shelf:
-        shelf = self._shelves.get(owner)
-        if shelf is None:
-            shelf = self._shelves[owner] = Shelf(self._owners, owner)
-        return shelf
+    def index(self, owner: str) -> SkillIndex:
+        index = self._indexes.get(owner)
+        if index is None:
+            index = self._indexes[owner] = SkillIndex(self._owners, owner)
+        return index
 
     # --- reading --------------------------------------------------------------------------------------------
 
     def all(self, owner: str) -> tuple[SkillInfo, ...]:
-        """By name. An entry whose package is gone from the disk is dropped, with a warning (B38)."""
-        shelf = self.shelf(owner)
+        """List skills by name. An entry whose package is gone from the disk is removed, with a warning."""
+        index = self.index(owner)
         found = []
-        for name in shelf.names():
-            entry = shelf.find(name)
+        for name in index.names():
+            entry = index.find(name)
             if entry is not None and not self.packages.has(entry.active):
-                entry = self._heal(owner, name)
+                entry = self._repair(owner, name)
             if entry is not None:
-                found.append(self._shown(entry))
+                found.append(self._describe(entry))
         return tuple(found)
 
     def entry(self, owner: str, name: str) -> Entry:
-        entry = self.shelf(owner).get(name)
+        entry = self.index(owner).get(name)
         if self.packages.has(entry.active):
             return entry
-        healed = self._heal(owner, name)
-        if healed is None:
-            raise NotFound(f"skill {name} was dropped: its files are gone from the store", remedy="install it again")
-        return healed
+        repaired = self._repair(owner, name)
+        if repaired is None:
+            raise NotFound(f"skill {name} was removed: its files are gone from the store", remedy="install it again")
+        return repaired
 
     def get(self, owner: str, name: str) -> SkillInfo:
-        return self._shown(self.entry(owner, name))
+        return self._describe(self.entry(owner, name))
 
     def body(self, owner: str, name: str) -> str:
         return self.packages.body(self.entry(owner, name).active)
@@ -91,7 +91,7 @@ class SkillStore:
         return self.packages.read(self._digest(owner, name, version), path)
 
     def versions(self, owner: str, name: str) -> tuple[SkillVersion, ...]:
-        """Newest first."""
+        """Return the versions, newest first."""
         entry = self.entry(owner, name)
         return tuple(
             SkillVersion(
@@ -102,23 +102,23 @@ class SkillStore:
         )  # fmt: skip
 
     def export(self, owner: str, name: str, version: str = "") -> bytes:
-        """A zip with one directory of the skill's name; the same version gives the same bytes."""
+        """Return a zip with one directory of the skill's name; the same version gives the same bytes."""
         package = self.packages.get(self._digest(owner, name, version))
         out = io.BytesIO()
         with zipfile.ZipFile(out, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:
             for file in package.files:
-                about = zipfile.ZipInfo(f"{package.manifest.name}/{file.path}", (1980, 1, 1, 0, 0, 0))
-                about.external_attr = (0o100755 if file.executable else 0o100644) << 16
-                about.compress_type = zipfile.ZIP_DEFLATED
-                about.create_system = 3
-                archive.writestr(about, self.packages.read(package.digest, file.path))
+                info = zipfile.ZipInfo(f"{package.manifest.name}/{file.path}", (1980, 1, 1, 0, 0, 0))
+                info.external_attr = (0o100755 if file.executable else 0o100644) << 16
+                info.compress_type = zipfile.ZIP_DEFLATED
+                info.create_system = 3
+                archive.writestr(info, self.packages.read(package.digest, file.path))
         return out.getvalue()
 
     def _digest(self, owner: str, name: str, version: str) -> str:
         entry = self.entry(owner, name)
         return entry.version(version).digest if version else entry.active
 
-    def _shown(self, entry: Entry) -> SkillInfo:
+    def _describe(self, entry: Entry) -> SkillInfo:
         version = entry.current
         package = self.packages.get(version.digest)
         manifest = package.manifest
@@ -131,21 +131,21 @@ class SkillStore:
             warning=entry.warning,
         )  # fmt: skip
 
-    def _heal(self, owner: str, name: str) -> Entry | None:
-        """The active package is gone: go on with the newest version that is there, or drop the entry."""
-        shelf = self.shelf(owner)
-        with staging.locked(self._lock):
-            entry = shelf.find(name)
+    def _repair(self, owner: str, name: str) -> Entry | None:
+        """Replace an active package that is gone by the newest version that exists, or remove the entry."""
+        index = self.index(owner)
+        with staging.lock(self._lock):
+            entry = index.find(name)
             if entry is None or self.packages.has(entry.active):
                 return entry
-            there = tuple(version for version in entry.versions if self.packages.has(version.digest))
+            present = tuple(version for version in entry.versions if self.packages.has(version.digest))
             self.views.expect_change(owner)
-            log("skills").warning("package gone from the store", skill=name, digest=entry.active, left=len(there))
-            if there:
-                entry = entry.but(versions=there, active=there[-1].digest, pinned=False)
-                shelf.put(entry)
+            log("skills").warning("package gone from the store", skill=name, digest=entry.active, left=len(present))
+            if present:
+                entry = entry.but(versions=present, active=present[-1].digest, pinned=False)
+                index.put(entry)
             else:
-                shelf.drop(name)
+                index.drop(name)
                 entry = None
             self.views.refresh(owner)
             return entry
@@ -153,11 +153,11 @@ class SkillStore:
     # --- installing -----------------------------------------------------------------------------------------
 
     def preview(self, owner: str, source: Source) -> SkillPreview:
-        """What `install` would do; nothing of it stays."""
-        with staging.staged(self._staging) as scratch:
-            package, origin = self._fetched(source, scratch)
+        """Return what `install` would do, and keep nothing."""
+        with staging.staging_directory(self._staging) as scratch:
+            package, origin = self._fetch(source, scratch)
         manifest = package.manifest
-        entry = self.shelf(owner).find(manifest.name)
+        entry = self.index(owner).find(manifest.name)
         active = None if entry is None or not self.packages.has(entry.active) else self.packages.get(entry.active)
         warnings = list(manifest.warnings)
         if active is not None and active.digest == package.digest:
@@ -175,40 +175,43 @@ class SkillStore:
     def install(
         self, owner: str, source: Source, *, name: str = "", new: bool = False, digest: str = "", over: str = ""
     ) -> tuple[SkillInfo, str]:
-        """The skill, now active, and the digest that was active before. `name` and `digest`: what it must be;
-        `new`: there must be none of that name; `over`: the digest that must still be active."""
-        with staging.staged(self._staging) as scratch:
-            package, origin = self._fetched(source, scratch)
+        """Install a skill and make it active; return it and the digest that was active before.
+
+        `name` and `digest` are what it must have, `new` requires that the name is unused, and `over` is the digest that
+        must still be active.
+        """
+        with staging.staging_directory(self._staging) as scratch:
+            package, origin = self._fetch(source, scratch)
             found = package.manifest.name
             if name and found != name:
                 raise Invalid(f"the package is skill {found}, not {name}", details={"field": "name"})
             if not package.digest.startswith(digest):
                 raise Conflict(
-                    f"the source has changed since it was looked at: {package.digest[:12]}, not {digest[:12]}",
+                    f"the source has changed since the preview: {package.digest[:12]}, not {digest[:12]}",
                     remedy="preview it again",
                 )
-            with staging.locked(self._lock):
-                return self._shelve(owner, package, origin, scratch, new=new, over=over)
+            with staging.lock(self._lock):
+                return self._add_version(owner, package, origin, scratch, new=new, over=over)
 
-    def _fetched(self, source: Source, scratch: Path) -> tuple[Package, Origin]:
+    def _fetch(self, source: Source, scratch: Path) -> tuple[Package, Origin]:
         staged = scratch / "package"
         staged.mkdir()
         origin = source.fetch(staged, scratch)
         return check_package(staged), origin
 
-    def _shelve(
+    def _add_version(
         self, owner: str, package: Package, origin: Origin, scratch: Path, *, new: bool, over: str
     ) -> tuple[SkillInfo, str]:
-        shelf = self.shelf(owner)
+        index = self.index(owner)
         name = package.manifest.name
-        entry = shelf.find(name)
+        entry = index.find(name)
         if entry is not None and new:
             raise Conflict(f"skill {name} exists", remedy="choose another name, or change that one")
         if over and (entry is None or entry.active != over):
-            raise _moved_on(name, entry)
+            raise _changed_meanwhile(name, entry)
         if entry is not None and entry.pinned and entry.active != package.digest:
             raise Conflict(f"skill {name} is pinned to version {entry.active[:12]}", remedy=f"hutch skill unpin {name}")
-        self.packages.keep(package, scratch / "package", scratch)
+        self.packages.add(package, scratch / "package", scratch)
         version = Version(digest=package.digest, installed_at=time.time(), origin=origin)
         before = "" if entry is None else entry.active
         if entry is None:
@@ -216,29 +219,29 @@ class SkillStore:
         else:
             entry = entry.with_version(version)
         self.views.expect_change(owner)
-        shelf.put(entry)
-        self._follow(owner, scratch)
-        return self._shown(entry), before
+        index.put(entry)
+        self._refresh(owner, scratch)
+        return self._describe(entry), before
 
     def upgrade(self, owner: str, name: str, allow: Allow | None = None) -> tuple[SkillInfo, str]:
-        """The newest from where the active version came; `allow` as `sources.again` has it."""
+        """Install the newest version from the active version's origin; `allow` is that of `sources.source_of`."""
         origin = self.entry(owner, name).current.origin
-        return self.install(owner, sources.again(origin, allow), name=name)
+        return self.install(owner, sources.source_of(origin, allow), name=name)
 
     def change_files(
         self, owner: str, name: str, changes: Mapping[str, bytes | None], *, expect: str = "", executable: bool = False
     ) -> tuple[SkillInfo, str]:
-        """Write (bytes) or remove (None) files: a new version. Every other file stays byte for byte as it was.
-        `expect`: the version the change was made from; Conflict if another is active by now."""
+        """Write (bytes) or remove (None) files as a new version; every other file stays byte for byte. `expect` is
+        the version the change was made from; raises Conflict if another is active by now."""
         entry = self.entry(owner, name)
         if expect and entry.version(expect).digest != entry.active:
-            raise _moved_on(name, entry)
+            raise _changed_meanwhile(name, entry)
         files = {
             file.path: (self.packages.read(entry.active, file.path), file.executable)
             for file in self.packages.get(entry.active).files
         }
         for path, data in changes.items():
-            check_plain(path)
+            check_path(path)
             if data is None and path not in files:
                 raise FileMissing(f"skill {name} has no file {path}", details={"path": path})
             if data is None:
@@ -250,7 +253,7 @@ class SkillStore:
     # --- versions -------------------------------------------------------------------------------------------
 
     def rollback(self, owner: str, name: str, version: str = "") -> tuple[SkillInfo, str]:
-        """Make another version active: the one named, else the one before. An unpinned skill stays unpinned."""
+        """Make another version active: the given one, or else the previous one."""
 
         def change(entry: Entry) -> Entry:
             if entry.pinned:
@@ -264,108 +267,111 @@ class SkillStore:
             return entry.but(active=digests[at - 1], warning="")
 
         before = self.entry(owner, name).active
-        return self._changed(owner, name, change), before
+        return self._change(owner, name, change), before
 
     def pin(self, owner: str, name: str, version: str = "") -> SkillInfo:
-        """From now on nothing changes its active version; a `version` is made active first."""
-        return self._changed(
+        """Keep the active version from changing; a `version` is made active first."""
+        return self._change(
             owner,
             name,
             lambda entry: entry.but(active=entry.version(version).digest if version else entry.active, pinned=True),
         )
 
     def unpin(self, owner: str, name: str) -> SkillInfo:
-        return self._changed(owner, name, lambda entry: entry.but(pinned=False))
+        return self._change(owner, name, lambda entry: entry.but(pinned=False))
 
     def warn(self, owner: str, name: str, digest: str, warning: str) -> None:
-        """Note a problem with a version, as long as it is the active one."""
+        """Record a problem with a version while it is the active one."""
 
         def change(entry: Entry) -> Entry:
             return entry.but(warning=warning) if entry.active == digest else entry
 
-        self._changed(owner, name, change)
+        self._change(owner, name, change)
 
-    def _changed(self, owner: str, name: str, change: Callable[[Entry], Entry]) -> SkillInfo:
-        self.entry(owner, name)  # heals it, which takes the lock
-        with staging.locked(self._lock):
-            shelf = self.shelf(owner)
-            entry = change(shelf.get(name))
+    def _change(self, owner: str, name: str, change: Callable[[Entry], Entry]) -> SkillInfo:
+        self.entry(owner, name)  # repairs the entry, which takes the lock
+        with staging.lock(self._lock):
+            index = self.index(owner)
+            entry = change(index.get(name))
             if not self.packages.has(entry.active):
                 raise NotFound(f"version {entry.active[:12]} of skill {name} is gone from the store")
             self.views.expect_change(owner)
-            shelf.put(entry)
+            index.put(entry)
             self.views.refresh(owner)
-            return self._shown(entry)
+            return self._describe(entry)
 
     def remove(self, owner: str, name: str) -> str:
-        """With all its versions; the digest that was active."""
-        shelf = self.shelf(owner)
-        with staging.staged(self._staging) as scratch, staging.locked(self._lock):
-            entry = shelf.get(name)
+        """Remove a skill with all its versions, and return the digest that was active."""
+        index = self.index(owner)
+        with staging.staging_directory(self._staging) as scratch, staging.lock(self._lock):
+            entry = index.get(name)
             self.views.expect_change(owner)
-            shelf.drop(name)
-            self._follow(owner, scratch)
+            index.drop(name)
+            self._refresh(owner, scratch)
         return entry.active
 
-    def _follow(self, owner: str, scratch: Path) -> None:
-        """After a change of the index: views, then what nobody refers to any more."""
+    def _refresh(self, owner: str, scratch: Path) -> None:
+        """Refresh the views after a change of the index, then remove what nothing refers to any more."""
         self.views.refresh(owner)
-        self.packages.collect(digests_in_use(self._owners), scratch)
-        shelf = self.shelf(owner)
-        entries = [entry for name in shelf.names() if (entry := shelf.find(name)) is not None]
+        self.packages.remove_unused(digests_in_use(self._owners), scratch)
+        index = self.index(owner)
+        entries = [entry for name in index.names() if (entry := index.find(name)) is not None]
         digests = {
             version.digest for entry in entries for version in entry.versions if self.packages.has(version.digest)
         }
-        self.views.collect_dependencies(owner, {key_of(self.packages.get(digest)) for digest in digests}, scratch)
+        self.views.collect_dependencies(
+            owner, {dependencies_key(self.packages.get(digest)) for digest in digests}, scratch
+        )
 
     # --- groups ---------------------------------------------------------------------------------------------
 
     def bindings(self, owner: str) -> tuple[SkillBinding, ...]:
-        return tuple(SkillBinding(group=group, skills=names) for group, names in self.shelf(owner).groups().items())
+        return tuple(SkillBinding(group=group, skills=names) for group, names in self.index(owner).groups().items())
 
     def bind(self, owner: str, group: str, names: tuple[str, ...]) -> SkillBinding:
-        """The group holds exactly these from now on; none ends it. A name need not be installed yet."""
-        with staging.locked(self._lock):
+        """Bind exactly these names to the group; an empty list removes it. A name need not be installed yet."""
+        with staging.lock(self._lock):
             self.views.expect_change(owner)
-            self.shelf(owner).bind(group, names)
+            self.index(owner).bind(group, names)
             self.views.refresh(owner)
-        return SkillBinding(group=group, skills=self.shelf(owner).groups().get(group, ()))
+        return SkillBinding(group=group, skills=self.index(owner).groups().get(group, ()))
 
     def view(self, owner: str, group: str) -> Path:
-        """The directory that boxes of this owner and group show; made now if it is new."""
-        place = self.views.place(owner, group)
-        if not place.is_dir() or self.views.stale(owner):
-            with staging.locked(self._lock):
-                if not place.is_dir():
+        """Return the directory that boxes of this owner and group mount, and create it if it is new."""
+        directory = self.views.path(owner, group)
+        if not directory.is_dir() or self.views.stale(owner):
+            with staging.lock(self._lock):
+                if not directory.is_dir():
                     self.views.make(owner, group)
                 self.views.refresh(owner)
-        return place
+        return directory
 
     def box_view(self, box: str) -> Path:
-        """A view for one box of the pool, which has no owner and so no skills yet."""
-        with staging.locked(self._lock):
+        """Create a view for one pool box, which has no owner and so no skills yet."""
+        with staging.lock(self._lock):
             return self.views.make(POOL_OWNER, EVERY_SKILL, box_view(box))
 
-    def give_box_view(self, box: str, owner: str, group: str) -> None:
-        with staging.locked(self._lock):
-            self.views.hand_over(box, POOL_OWNER, owner, group)
+    def assign_box_view(self, box: str, owner: str, group: str) -> None:
+        with staging.lock(self._lock):
+            self.views.assign(box, POOL_OWNER, owner, group)
 
     def drop_box_view(self, box: str, owner: str) -> None:
-        with staging.locked(self._lock):
+        with staging.lock(self._lock):
             self.views.drop(owner, box_view(box))
 
     # --- dependencies ---------------------------------------------------------------------------------------
 
     def prepared(self, owner: str, digest: str) -> bool:
-        """Whether everything that this version declares to need is there."""
-        key = key_of(self.packages.get(digest))
+        """Return whether all dependencies of this version are installed."""
+        key = dependencies_key(self.packages.get(digest))
         return not key or (self.views.dependencies(owner) / key).is_dir()
 
     def keep_dependencies(self, owner: str, name: str, digest: str, built: Path) -> None:
-        """What a box has prepared, from a directory on the same file system; then every view shows it."""
-        target = self.views.dependencies(owner) / key_of(self.packages.get(digest))
-        settle(built)
-        with staging.locked(self._lock):
+        """Take over dependencies that a box has installed, from a directory on the same file system, into every
+        view."""
+        target = self.views.dependencies(owner) / dependencies_key(self.packages.get(digest))
+        set_modes(built)
+        with staging.lock(self._lock):
             target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             if not target.is_dir():
                 os.rename(built, target)
@@ -373,12 +379,12 @@ class SkillStore:
         self.warn(owner, name, digest, "")
 
     def scratch(self) -> AbstractContextManager[Path]:
-        return staging.staged(self._staging)
+        return staging.staging_directory(self._staging)
 
 
-def _moved_on(name: str, entry: Entry | None) -> Conflict:
+def _changed_meanwhile(name: str, entry: Entry | None) -> Conflict:
     now = "gone" if entry is None else f"at {entry.active[:12]}"
-    return Conflict(f"skill {name} is {now} by now", remedy="read it again", retryable=False)
+    return Conflict(f"skill {name} is now {now}", remedy="read it again", retryable=False)
 
 
 def differences(old: tuple[SkillFile, ...], new: tuple[SkillFile, ...]) -> tuple[SkillChange, ...]:

@@ -1,6 +1,6 @@
-"""One call of a skill's own tool, as words to run in a box: its program, what it is told, and what it may not do.
+"""One call of a skill's own tool: its command line in a box, its input, and the enforcement of its permissions.
 
-Declared permissions, enforced: a small program gives up what the skill did not declare, then becomes its command.
+A small program drops the rights that the skill did not declare, and then executes the tool's command.
 
 It runs in the box as the box's user. `unshare` is closed there, but a process may always narrow itself: a system call
 filter without sockets other than Unix ones (`network: false`), and a Landlock domain with the declared places only
@@ -18,55 +18,53 @@ from hutch.model.skills import INSTALLED_AT, SkillInfo, SkillPermissions, SkillP
 from hutch.model.spec import EffectiveSpec, NetworkMode
 
 _WITH_PATH = 'PATH="${SKILL_BIN:+$SKILL_BIN:}$PATH"; export PATH; exec "$@"'
+SYSTEM_PATHS = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc", "/sys", "/nix")
+"""Paths that every program may read and execute."""
+DEVICE_PATHS = ("/dev",)
+READING_TOOLS = frozenset({"read", "glob", "grep", "send_file"})
+WRITING_TOOLS = frozenset({"write", "edit", "exec", "job"})
+"""Our tools that change files. For `tools`, a skill's program may do to files what the declared tools could do."""
 
 
-def tool_of(skill: SkillInfo, name: str) -> SkillTool:
+def find_tool(skill: SkillInfo, name: str) -> SkillTool:
     found = next((tool for tool in skill.tools if tool.name == name), None)
     if found is None:
-        raise NotFound(f"skill {skill.name} brings no tool {name}")
+        raise NotFound(f"skill {skill.name} has no tool {name}")
     return found
 
 
-def words(skill: SkillInfo, tool: SkillTool, place: SkillPlace, box: EffectiveSpec) -> tuple[str, ...]:
-    """The command to run with `place.env` and the arguments as JSON on its standard input."""
+def command_line(skill: SkillInfo, tool: SkillTool, place: SkillPlace, box: EffectiveSpec) -> tuple[str, ...]:
+    """Return the command to run with `place.env` and the arguments as JSON on its standard input."""
     if skill.permissions.network and box.network is NetworkMode.OFF:
         raise Refused(
             f"skill {skill.name} needs the network, and this box has none",
             remedy="use a box with network, or do without its tools",
             details={"permission": "network"},
         )
-    command: tuple[str, ...] = _located(tool.command, place.path)
+    command: tuple[str, ...] = _resolve_program(tool.command, place.path)
     if "SKILL_BIN" in place.env:
         command = ("sh", "-c", _WITH_PATH, "sh", *command)
-    # Outermost: a `python3` among the skill's own dependencies must not be the one that confines it.
-    given_up = confinement_rules(
+    # This is outermost: a `python3` among the skill's own dependencies must not be the one that confines it.
+    rules = confinement_rules(
         skill.name, place.state, skill.permissions, box_has_network=box.network is not NetworkMode.OFF
     )
-    if given_up is not None:
-        command = ("python3", "-I", "-S", "-c", _CONFINE, json.dumps(given_up), *command)
+    if rules is not None:
+        command = ("python3", "-I", "-S", "-c", _CONFINE, json.dumps(rules), *command)
     return command
 
 
-def given(arguments: Mapping[str, object]) -> str:
-    """A tool's arguments as its program reads them."""
+def encode_arguments(arguments: Mapping[str, object]) -> str:
+    """Encode a tool's arguments as its program reads them."""
     return json.dumps(arguments)
 
 
-def _located(command: tuple[str, ...], path: str) -> tuple[str, ...]:
-    """A relative program with a slash in its name is a file of the skill."""
+def _resolve_program(command: tuple[str, ...], path: str) -> tuple[str, ...]:
+    """Resolve a relative program with a slash in its name as a file of the skill."""
     program = command[0]
     if "/" in program and not program.startswith("/"):
         return (f"{path}/{program}", *command[1:])
     return command
 
-
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc", "/sys", "/nix")
-"""Read and executed by every program."""
-DEVICES = ("/dev",)
-
-READING_TOOLS = frozenset({"read", "glob", "grep", "send_file"})
-WRITING_TOOLS = frozenset({"write", "edit", "exec", "job"})
-"""What our tools do to files, for `tools`: a skill's program may do to them what the tools it declares could do."""
 
 _CONFINE = r"""
 import ctypes, json, os, platform, struct, sys
@@ -130,21 +128,21 @@ except OSError as error:
 def confinement_rules(
     name: str, state: str, permissions: SkillPermissions, *, box_has_network: bool
 ) -> dict[str, object] | None:
-    """What has to be given up; None: nothing was declared that the box does not ensure already."""
+    """Return the restrictions to apply; None if the box already ensures everything that was declared."""
     network = permissions.network is not False or not box_has_network
-    places = _places(permissions)
+    places = _allowed_paths(permissions)
     if places is None:
         return None if network else {"network": network, "read": None, "write": None}
     read, write = places
     return {
         "network": network,
-        "read": [*SYSTEM, f"{INSTALLED_AT}/{name}", *read],
-        "write": [*DEVICES, "/tmp", state, *write],
+        "read": [*SYSTEM_PATHS, f"{INSTALLED_AT}/{name}", *read],
+        "write": [*DEVICE_PATHS, "/tmp", state, *write],
     }
 
 
-def _places(permissions: SkillPermissions) -> tuple[list[str], list[str]] | None:
-    """Of the box's files, which may be read and which written too; None: as the box is."""
+def _allowed_paths(permissions: SkillPermissions) -> tuple[list[str], list[str]] | None:
+    """Return the paths that may be read, and those that may also be written; None for no restriction."""
     tools = permissions.tools
     reads = tools is None or not {*tools}.isdisjoint(READING_TOOLS | WRITING_TOOLS)
     writes = tools is None or not {*tools}.isdisjoint(WRITING_TOOLS)

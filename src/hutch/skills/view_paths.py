@@ -1,32 +1,34 @@
-"""Where the views of an owner's skills lie. Imports nothing heavy, and is quick: every box that is made asks."""
+"""Paths of the views of an owner's skills. A module of its own with cheap imports, because every creation of a box
+asks."""
 
 import os
 from functools import lru_cache
 from pathlib import Path
 
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 
 
 @lru_cache(1024)
 def owner_folder(owner: str) -> str:
-    """Two owners never meet, whatever characters their names have."""
+    """Return a folder name that differs for every owner, whatever characters their names have."""
     return digest(f"owner {owner}".encode())[:24]
 
 
 def keeps_skills(root: Path, owner: str | None) -> bool:
-    """Whether this owner (None: any) has ever had a skill."""
-    # Joined as text: a Path costs ten times as much as the look itself.
+    """Return whether this owner (None for any) has ever had a skill."""
+    # Joined as text, because a Path costs ten times as much as the check itself.
     return os.path.isdir(f"{root}/owners/{'' if owner is None else owner_folder(owner)}")
 
 
-def view_place(root: Path, owner: str, view: str) -> Path:
-    """`root` is that of all skills; `view` a group, or a single box's."""
+def view_path(root: Path, owner: str, view: str) -> Path:
+    """Return the path of a view below the skills' `root`; `view` is a group, or the name of a box's own view."""
     return root / "views" / owner_folder(owner) / view
 
 
-def stale_mark(root: Path, owner: str) -> Path:
-    """There while an owner's views may be behind its skills: somebody is changing them, or died doing so."""
-    return view_place(root, owner, ".stale")
+def stale_marker(root: Path, owner: str) -> Path:
+    """A file that exists while an owner's views may be older than its skills: a change is under way, or was
+    interrupted."""
+    return view_path(root, owner, ".stale")
 
 
 def has_own_view(root: Path, owner: str, box: str) -> bool:
@@ -34,5 +36,5 @@ def has_own_view(root: Path, owner: str, box: str) -> bool:
 
 
 def box_view(box: str) -> str:
-    """The name of a view that belongs to one box. No group is called so."""
+    """Return the name of a box's own view. No group has such a name."""
     return f"box-{box}"

@@ -1,4 +1,4 @@
-"""YAML of strangers: safe types only, no aliases (a few lines can mean gigabytes), no field twice."""
+"""Parsing untrusted YAML: safe types only, no aliases (a few lines can expand to gigabytes), no duplicate fields."""
 
 from typing import Any
 
@@ -6,16 +6,16 @@ import yaml
 
 from hutch.errors import Invalid
 
-MOST_DEPTH = 30
+MAX_DEPTH = 30
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's safe loader, stricter."""
+    """PyYAML's safe loader with more restrictions."""
 
     depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
-        if self.depth > MOST_DEPTH:  # its scanner needs a square of the depth in time
+        if self.depth > MAX_DEPTH:  # the scanner's time grows with the square of the depth
             raise yaml.composer.ComposerError(problem="it is nested too deeply")
         self.depth += 1
         try:
@@ -33,12 +33,12 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
             if isinstance(name, list | dict | set) or name in seen:
-                raise yaml.constructor.ConstructorError(problem=f"{name!r} stands twice, or is no name")
+                raise yaml.constructor.ConstructorError(problem=f"{name!r} is given twice, or is not a name")
             seen.add(name)
         return super().construct_mapping(node, deep)
 
 
-# Dates stay text: nobody who writes `version: 2024-01-01` means an object, and JSON has none.
+# Dates stay text: `version: 2024-01-01` is not meant as a date, and JSON has none.
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
     for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -46,27 +46,27 @@ _Loader.yaml_implicit_resolvers = {
 
 
 def load(text: str) -> object:
-    """Plain data, or Invalid that says where."""
+    """Return plain data. Raises Invalid with the position."""
     try:
         return yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:
-        told = " ".join(str(error).split())
-        raise Invalid(f"the front matter is not valid YAML: {told}", details={"field": "front matter"}) from error
+        message = " ".join(str(error).split())
+        raise Invalid(f"the front matter is not valid YAML: {message}", details={"field": "front matter"}) from error
     except (RecursionError, ValueError, TypeError) as error:
         raise Invalid("the front matter is nested too deeply or holds values that cannot be read") from error
 
 
 def quoted(text: str) -> str:
-    """Text as one YAML value on one line, whatever is in it."""
+    """Quote any text as one YAML value on one line."""
     return yaml.safe_dump(text, width=1 << 30, allow_unicode=True, default_style='"').strip()
 
 
-def with_text(source: str, field: str, text: str) -> str:
-    """The same YAML with another text as the value of one field at the top; not a character else is changed."""
+def replace_text(source: str, field: str, text: str) -> str:
+    """Replace the text of one top-level field; every other character stays."""
     top = yaml.compose(source, Loader=_Loader)
     for name, value in top.value if isinstance(top, yaml.MappingNode) else ():
         if name.value == field:
-            # A block (`|`, `>`) ends behind its line break, which the fields after it still need.
+            # A block (`|`, `>`) ends after its line break, which the fields after it still need.
             end = value.end_mark.index
             after = source[end:]
             line = "\r\n" if "\r\n" in source else "\n"

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
-from hutch.model.spec import EffectiveSpec, Mount, Workspace
-from hutch.model.spec_arguments import ask
-from hutch.model.spec_kinds import MountMode, NetworkMode, Retention
+from hutch.model.arguments import ask
+from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Retention, Workspace
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
 from hutch.tools.agents import Agent

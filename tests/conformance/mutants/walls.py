@@ -4,9 +4,8 @@ import asyncio
 import os
 
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
 from hutch.model.results import Cause, Result, Verdict
-from hutch.model.spec import Mount, MountMode, NetworkMode, Order, Workspace
+from hutch.model.spec import CheckedMount, Mount, MountMode, NetworkMode, Order, Workspace
 from hutch.providers.base import Command, Instance, InstanceRecord
 from tests.conformance.mutants.wrapping import Mutant, MutantInstance, texts
 

@@ -11,9 +11,17 @@ from typing import Any
 
 from hutch.model.ids import new_box_id
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.results import Result
-from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
+from hutch.model.spec import (
+    CheckedMount,
+    CheckedMounts,
+    EffectiveSpec,
+    MountMode,
+    NetworkMode,
+    Order,
+    Retention,
+    Workspace,
+)
 from hutch.providers.base import Command, Instance
 from hutch.providers.native import cleanup
 from hutch.providers.native.instance import NativeInstance

@@ -17,7 +17,7 @@ from hutch.cli.parsers import CliCommand
 from hutch.config import Config
 from hutch.errors import EngineError, Invalid
 from hutch.images import build_cache
-from hutch.images.build import Site
+from hutch.images.build import ImageBuild
 from hutch.images.build_cache import Step
 from hutch.images.layers import diff, merged_view
 from hutch.model.ids import BoxId
@@ -76,13 +76,13 @@ examples:
         config = await ensure_image(arguments, load_config(arguments), arguments.base)
         store = open_images(config)
         store.reference(arguments.name)
-        with store.adding():
-            builder = _Builder(arguments, config, Site(store, store.open(arguments.base)))
+        with store.lock_shared():
+            builder = _Builder(arguments, config, ImageBuild(store, store.open(arguments.base)))
             wanted: Sequence[tuple[str, str]] = getattr(arguments, "steps", [])
             for number, (kind, text) in enumerate(wanted, 1):
                 builder.step_text = f"step {number} of {len(wanted)}: {kind} {printable(text)[:_SHOWN_LETTERS]}"
                 await builder.do(kind, text)
-            image = await asyncio.to_thread(builder.site.finish, arguments.name)
+            image = await asyncio.to_thread(builder.image.finish, arguments.name)
         if arguments.json:
             emit_json({**image_facts(store, image), "cached_steps": builder.cached})
         else:
@@ -102,15 +102,15 @@ class _Step(argparse.Action):
 class _Builder:
     """Makes the steps of one build."""
 
-    def __init__(self, arguments: argparse.Namespace, config: Config, site: Site) -> None:
+    def __init__(self, arguments: argparse.Namespace, config: Config, image: ImageBuild) -> None:
         self._arguments = arguments
         self._config = config
-        self.site = site
+        self.image = image
         self.step_text = ""
         self.cached = 0
 
     async def do(self, kind: str, text: str) -> None:
-        site = self.site
+        site = self.image
         if kind == "run":
             await self._run(text)
         elif kind == "copy":
@@ -137,12 +137,12 @@ class _Builder:
             return False
         self._note(" (as before)")
         self.cached += 1
-        self.site.add(step)
+        self.image.add_layer(step)
         return True
 
     def _keep(self, key: str, step: Step) -> None:
-        build_cache.remember(self.site.store, key, step)
-        self.site.add(step)
+        build_cache.save(self.image.store, key, step)
+        self.image.add_layer(step)
 
     # --- files of this machine -------------------------------------------------------------------------------
 
@@ -150,19 +150,21 @@ class _Builder:
         source, colon, target = text.partition(":")
         if not source or not colon or not target:
             raise Invalid(f"--copy {text!r} is not SRC:DST", op="build", remedy="for example --copy ./app:/srv/app")
-        target = os.path.join(self.site.run.working_dir or "/", target)
+        target = os.path.join(self.image.run.working_dir or "/", target)
         copies = [(os.path.abspath(os.path.expanduser(source)), target)]
         content: list[str] = []
-        step = self.site.layer(lambda out: content.append(diff.from_files(copies, self.site.directories, out)))
-        key, known = self.site.known("copy", *content)
+        step = self.image.make_layer(
+            lambda out: content.append(diff.from_files(copies, self.image.layer_directories, out))
+        )
+        key, known = self.image.cached_step("copy", *content)
         if not self._reuse(known):
             self._keep(key, step)
 
     # --- commands --------------------------------------------------------------------------------------------
 
     async def _run(self, text: str) -> None:
-        run, network = self.site.run, self._arguments.network
-        key, known = self.site.known(
+        run, network = self.image.run, self._arguments.network
+        key, known = self.image.cached_step(
             "run", text, network, *(run.env or []), run.working_dir or "", run.user or "", str(os.geteuid() == 0)
         )
         if not self._reuse(known):
@@ -190,7 +192,9 @@ class _Builder:
                     live = keeper.held(BoxId(box.id))
                     store = str(live.record.instance.data["store"]) if live else ""
                     upper = os.path.join(store, "0")
-                    return await asyncio.to_thread(self.site.layer, lambda out: diff.from_changes(upper, out, _owner))
+                    return await asyncio.to_thread(
+                        self.image.make_layer, lambda out: diff.from_changes(upper, out, _owner)
+                    )
             except asyncio.CancelledError:
                 if signals.ended_by is None:
                     raise
@@ -212,14 +216,14 @@ class _Builder:
         )
 
     def _spec(self) -> dict[str, Any]:
-        user = merged_view.box_user(self.site.run.user or "", self.site.directories) or "root"
+        user = merged_view.box_user(self.image.run.user or "", self.image.layer_directories) or "root"
         return {
-            "image": f"oci:{self.site.state()}",
+            "image": f"oci:{self.image.store_manifest()}",
             "profile": self._arguments.profile,
             "provider": "native",
             "network": self._arguments.network,
             "user": user if os.geteuid() == 0 else "user",
-            "workdir": self.site.run.working_dir or "/",
+            "workdir": self.image.run.working_dir or "/",
             "workspace": {"source": "own", "mode": "none"},
             "read_only_root": False,
             "retention": "persistent",

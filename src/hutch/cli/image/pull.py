@@ -17,7 +17,7 @@ from hutch.config import Config
 from hutch.errors import Invalid, NotFound
 from hutch.images import manifests
 from hutch.images.credentials import Credentials
-from hutch.images.pull import News, Pulling, pull
+from hutch.images.pull import LayerProgress, PullOptions, pull
 
 _BAR_WIDTH = 24
 _REDRAW_SECONDS = 0.1
@@ -50,8 +50,8 @@ class Pull(CliCommand):
     def run(self, arguments: argparse.Namespace) -> int:
         store = open_images(load_config(arguments))
         with PullProgress(quiet=arguments.json or arguments.quiet) as progress:
-            how = Pulling(
-                platform=manifests.platform_of(arguments.platform) if arguments.platform else None,
+            how = PullOptions(
+                platform=manifests.parse_platform(arguments.platform) if arguments.platform else None,
                 credentials=_credentials(arguments),
                 insecure=arguments.insecure,
                 listener=progress.update,
@@ -95,7 +95,7 @@ def _pull_by_policy(config: Config, name: str, policy: str, quiet: bool, stop: t
         except NotFound:
             pass  # the image or one of its layers is missing
     with PullProgress(quiet=quiet) as progress:
-        pull(store, name, Pulling(listener=progress.update), stop)
+        pull(store, name, PullOptions(listener=progress.update), stop)
 
 
 def image_command(config: Config, reference: str) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ class PullProgress:
     def __init__(self, *, quiet: bool) -> None:
         self._terminal = not quiet and os.isatty(2) and os.environ.get("TERM") != "dumb"
         self._quiet = quiet
-        self._layers: dict[str, News] = {}
+        self._layers: dict[str, LayerProgress] = {}
         # Protects the state of the layers: they are pulled by several threads, and any of them draws.
         self._lock = threading.Lock()
         self._drawn = 0
@@ -131,7 +131,7 @@ class PullProgress:
             with self._lock:
                 self._draw()
 
-    def update(self, news: News) -> None:
+    def update(self, news: LayerProgress) -> None:
         if self._quiet:
             return
         with self._lock:
@@ -152,14 +152,14 @@ class PullProgress:
         self._drawn = len(lines)
         self._last = time.monotonic()
 
-    def _bar(self, news: News) -> str:
+    def _bar(self, news: LayerProgress) -> str:
         if news.step != "fetching" or not news.total:
             return self._line(news)
         full = _BAR_WIDTH * min(news.done, news.total) // news.total
         bar = f"[{'#' * full}{' ' * (_BAR_WIDTH - full)}]"
         return f"{_short(news.layer)}  {bar} {byte_size(news.done)} of {byte_size(news.total)}"
 
-    def _line(self, news: News) -> str:
+    def _line(self, news: LayerProgress) -> str:
         return f"{_short(news.layer)}  {_STEP_TEXTS[news.step]}, {byte_size(news.total)}"
 
 

@@ -33,7 +33,7 @@ class List(CliCommand):
     def run(self, arguments: argparse.Namespace) -> int:
         store = open_images(load_config(arguments))
         images = []
-        for stored in store.named():
+        for stored in store.names():
             try:
                 images.append(_brief(store, stored, _boxes_of(store, stored.manifest)))
             except HutchError as error:
@@ -91,7 +91,7 @@ class Import(CliCommand):
 
     def run(self, arguments: argparse.Namespace) -> int:
         store = open_images(load_config(arguments))
-        platform = manifests.platform_of(arguments.platform) if arguments.platform else None
+        platform = manifests.parse_platform(arguments.platform) if arguments.platform else None
         if arguments.path == "-":
             images = import_stream(store, sys.stdin.buffer, arguments.name, platform)
         else:

@@ -7,9 +7,8 @@ from hutch.conformance.claims import broken, holds, raises, same
 from hutch.conformance.registry import check
 from hutch.conformance.workbench import Workbench
 from hutch.errors import BoxBroken, EngineError, HutchError, Invalid, NotFound, Refused, Unavailable, Unsupported
-from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.results import JobState
-from hutch.model.spec import MountMode, Order, Retention
+from hutch.model.spec import CheckedMount, CheckedMounts, MountMode, Order, Retention
 from hutch.providers.base import Command, Instance, InstanceRecord, Process
 
 TICKER = "while read up rest </proc/uptime; do echo $up; sleep 0.02; done"

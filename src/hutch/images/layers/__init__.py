@@ -1,1 +1,1 @@
-"""Layers: read from a stranger's archive, unpacked, looked into, and made from changes."""
+"""Layers: read from untrusted archives, unpacked, viewed together, and created from changes."""

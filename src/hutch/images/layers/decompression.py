@@ -1,6 +1,6 @@
-"""From a packed stream to its bytes, whatever it was packed with, never more at once than asked for.
+"""Decompression of a stream in any known format, never more at once than asked for.
 
-Everything that comes out is hashed (the layer's diff id) and counted against the bounds of a bomb.
+All output is hashed (for the layer's diff id) and counted against the limits for decompression bombs.
 """
 
 import bz2
@@ -13,18 +13,18 @@ from typing import Any, Protocol
 from hutch.errors import HutchError, Invalid, Refused, Unsupported
 from hutch.images.settings import Bounds
 
-_PIECE = 1 << 18
-_FREE = 256 << 20
-"""Output that is never too much: a file of zeros packs a thousandfold in all honesty."""
-_HEADERS = 2048
-"""Bytes of an archive that one entry may cost besides its content: two headers with theirs, and padding."""
+_CHUNK = 1 << 18
+_UNCHECKED_BYTES = 256 << 20
+"""Output below this size is never refused: a file of zeros legitimately compresses a thousandfold."""
+_ENTRY_OVERHEAD = 2048
+"""Bytes of an archive that one entry may need besides its content: two headers with extensions, and padding."""
 _MAGIC = {
     b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz",
 }  # fmt: skip
 
 
-class _Unpacker(Protocol):
-    """bz2's and lzma's decompressors have this form, zlib's is given it below."""
+class _Decompressor(Protocol):
+    """The interface of bz2's and lzma's decompressors; `_Gzip` adapts zlib's to it."""
 
     @property
     def eof(self) -> bool: ...
@@ -39,29 +39,29 @@ class _Unpacker(Protocol):
 
 
 class Readable(Protocol):
-    """What of a file is needed here."""
+    """The part of a file's interface that is needed here."""
 
     def read(self, count: int = -1, /) -> bytes: ...
 
 
-class Unpacked:
-    """The bytes of a packed file, read forward."""
+class DecompressedStream:
+    """The decompressed bytes of a file, read forward."""
 
     def __init__(self, packed: Readable, bounds: Bounds) -> None:
         self._packed = packed
         self._bounds = bounds
         self._sha = hashlib.sha256()
         self._ready = bytearray()
-        self._source = packed.read(_PIECE)
-        self._taken = len(self._source)
+        self._source = packed.read(_CHUNK)
+        self._packed_size = len(self._source)
         self.kind = kind_of(self._source)
-        self._unpacker = _unpacker(self.kind)
+        self._decompressor = _decompressor(self.kind)
         # zstandard bounds its output only when it does the reading.
-        self._frames = _zstd(_Source(self._given)) if self.kind == "zstd" else None
+        self._frames = _zstd(_Source(self._next_input)) if self.kind == "zstd" else None
         self.size = 0
 
     def read(self, count: int, /) -> bytes:
-        """Fewer bytes than asked for only at the end."""
+        """Return fewer bytes than asked for only at the end."""
         while len(self._ready) < count:
             piece = self._piece()
             if not piece:
@@ -72,7 +72,7 @@ class Unpacked:
         return data
 
     def drain(self) -> str:
-        """Read to the end, where a tar has its padding; the digest of all that came out."""
+        """Read to the end, where a tar has its padding, and return the digest of all output."""
         self._ready.clear()
         while self._piece():
             pass
@@ -81,18 +81,18 @@ class Unpacked:
     def _piece(self) -> bytes:
         try:
             piece = self._next()
-        except Exception as error:  # each library has an error class of its own, and one is not always there
+        except Exception as error:  # each library has its own error class, and one library is optional
             if isinstance(error, HutchError):
                 raise
             raise Invalid(f"not a readable archive: damaged {self.kind}: {error}") from error
         self._sha.update(piece)
         self.size += len(piece)
-        if self.size > (self._bounds.unpacked_mb << 20) + self._bounds.entries * _HEADERS:
+        if self.size > (self._bounds.unpacked_mb << 20) + self._bounds.entries * _ENTRY_OVERHEAD:
             raise Refused(
                 f"the archive unpacks to more than {self._bounds.unpacked_mb} MB",
                 remedy="if you trust it, raise images.bounds.unpacked_mb",
             )
-        if self.size > _FREE and self.size > self._taken * self._bounds.ratio:
+        if self.size > _UNCHECKED_BYTES and self.size > self._packed_size * self._bounds.ratio:
             raise Refused(
                 f"the archive unpacks to more than {self._bounds.ratio} times its size",
                 remedy="if you trust it, raise images.bounds.ratio",
@@ -101,37 +101,40 @@ class Unpacked:
 
     def _next(self) -> bytes:
         if self._frames is not None:
-            return bytes(self._frames.read(_PIECE))
-        if self._unpacker is None:
-            return self._given()
+            return bytes(self._frames.read(_CHUNK))
+        if self._decompressor is None:
+            return self._next_input()
         while True:
-            if self._unpacker.eof:
-                rest = self._unpacker.unused_data or self._more()
+            if self._decompressor.eof:
+                rest = self._decompressor.unused_data or self._read_more()
                 if not rest.strip(b"\0"):
                     return b""
-                self._source, self._unpacker = rest, _unpacker(self.kind)  # packed files may be joined
-                assert self._unpacker is not None
-            elif self._unpacker.needs_input and not self._source:
-                self._source = self._more()
+                self._source, self._decompressor = (
+                    rest,
+                    _decompressor(self.kind),
+                )  # files may be concatenated
+                assert self._decompressor is not None
+            elif self._decompressor.needs_input and not self._source:
+                self._source = self._read_more()
                 if not self._source:
                     raise EOFError("it ends too early")
             source, self._source = self._source, b""
-            piece = self._unpacker.decompress(source, _PIECE)
+            piece = self._decompressor.decompress(source, _CHUNK)
             if piece:
                 return piece
 
-    def _given(self) -> bytes:
+    def _next_input(self) -> bytes:
         piece, self._source = self._source, b""
-        return piece or self._more()
+        return piece or self._read_more()
 
-    def _more(self) -> bytes:
-        data = self._packed.read(_PIECE)
-        self._taken += len(data)
+    def _read_more(self) -> bytes:
+        data = self._packed.read(_CHUNK)
+        self._packed_size += len(data)
         return data
 
 
 class _Gzip:
-    """zlib's object in the form of the others."""
+    """Adapts zlib's decompressor to the interface of the others."""
 
     def __init__(self) -> None:
         self._object = zlib.decompressobj(wbits=31)
@@ -153,11 +156,11 @@ class _Gzip:
 
 
 def kind_of(beginning: bytes) -> str:
-    """gzip, zstd, bzip2, xz, or "tar" for what is not packed."""
+    """Return gzip, zstd, bzip2, xz, or "tar" for uncompressed data."""
     return next((kind for magic, kind in _MAGIC.items() if beginning.startswith(magic)), "tar")
 
 
-def _unpacker(kind: str) -> _Unpacker | None:
+def _decompressor(kind: str) -> _Decompressor | None:
     if kind == "gzip":
         return _Gzip()
     if kind == "bzip2":
@@ -168,13 +171,13 @@ def _unpacker(kind: str) -> _Unpacker | None:
 
 
 class _Source:
-    """A file of what a function gives."""
+    """A file-like object that reads from a function."""
 
-    def __init__(self, given: Callable[[], bytes]) -> None:
-        self._given = given
+    def __init__(self, read_input: Callable[[], bytes]) -> None:
+        self._next_input = read_input
 
     def read(self, _count: int = -1) -> bytes:
-        return self._given()
+        return self._next_input()
 
 
 def _zstd(source: _Source) -> Any:
@@ -184,5 +187,5 @@ def _zstd(source: _Source) -> Any:
         raise Unsupported(
             "this layer is packed with zstd, which needs a package", remedy="pip install 'hutch[zstd]'"
         ) from error
-    unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 27)
-    return unpacker.stream_reader(source, read_across_frames=True)  # type: ignore[arg-type]  # it only reads
+    decompressor = zstandard.ZstdDecompressor(max_window_size=1 << 27)
+    return decompressor.stream_reader(source, read_across_frames=True)  # type: ignore[arg-type]  # it only reads

@@ -1,6 +1,6 @@
-"""Making a layer: from what a box has changed, or from files of this machine, as a tar in OCI's form.
+"""Creating a layer from what a box has changed or from files of this machine, as a tar in OCI's format.
 
-Entries come in one order, so the same files make the same layer.
+Entries have a fixed order, so the same files give the same layer.
 """
 
 import hashlib
@@ -16,17 +16,17 @@ from hutch.images.layers import merged_view
 from hutch.images.layers.unpack import OPAQUE
 
 Owner = Callable[[int], int]
-"""From an id as it is on disk to the one in the image."""
+"""Maps a user or group id on disk to the one in the image."""
 
-_PLACES = ("dev", "proc", "run", "sys", "workspace")
-"""Of a box, not of an image."""
-_SCAFFOLD = frozenset({"home", "home/user", "tmp", "var", "var/tmp"})
-"""Made for every box; worth an entry only if something was put there."""
-_DELETED, _HIDDEN = ".wh.", ".wh..wh..opq"
+_BOX_DIRECTORIES = ("dev", "proc", "run", "sys", "workspace")
+"""Directories that belong to a box, not to an image."""
+_PREPARED_DIRECTORIES = frozenset({"home", "home/user", "tmp", "var", "var/tmp"})
+"""Directories created for every box; they are included only if something was put there."""
+_DELETED_PREFIX, _OPAQUE_MARKER = ".wh.", ".wh..wh..opq"
 
 
 def from_changes(upper: str, out: BinaryIO, owner: Owner) -> int:
-    """All that a box has written into its upper layer. Nothing of the box runs any more. The number of entries."""
+    """Write all that a box has changed, and return the number of entries. Nothing of the box may run any more."""
     writer = _Writer(out, owner)
     with writer.tar:
         _walk(writer, upper, "")
@@ -34,8 +34,8 @@ def from_changes(upper: str, out: BinaryIO, owner: Owner) -> int:
 
 
 def from_files(copies: Sequence[tuple[str, str]], layers: Sequence[str], out: BinaryIO) -> str:
-    """Files of this machine at places of an image whose `layers` (topmost first) say what is there already. They belong
-    to root. The digest of what was copied, whenever it was last touched."""
+    """Write files of this machine into an image whose `layers` (topmost first) show what exists there; root owns
+    them. Return the digest of what was copied, which does not depend on times."""
     writer = _Writer(out, lambda number: 0)
     with writer.tar:
         for source, target in copies:
@@ -53,7 +53,7 @@ class _Writer:
         self.named: set[str] = set()
 
     def add(self, name: str, path: str, facts: os.stat_result) -> None:
-        """The file at `path`, under `name`; sockets and devices are nobody's to carry."""
+        """Add the file at `path` under `name`; sockets and devices are left out."""
         info = tarfile.TarInfo(name)
         info.mode = stat.S_IMODE(facts.st_mode)
         info.mtime = int(facts.st_mtime)
@@ -72,17 +72,17 @@ class _Writer:
             info.size = facts.st_size
         info.pax_headers = _attributes(path) if info.type in (tarfile.REGTYPE, tarfile.DIRTYPE) else {}
         if info.type == tarfile.REGTYPE:
-            with _opened(path, facts) as file:
+            with _open_readable(path, facts) as file:
                 self._put(info, _Hashed(file, self.content))
         else:
             self._put(info)
 
     def mark(self, name: str) -> None:
-        """An empty file whose name means a deletion."""
+        """Add an empty file whose name marks a deletion."""
         self._put(tarfile.TarInfo(name))
 
     def directory(self, name: str, facts: os.stat_result | None) -> None:
-        """A directory above what is copied: as the image has it, else plain."""
+        """Add a directory above copied files, with the image's own mode if it has that directory."""
         info = tarfile.TarInfo(name)
         info.type, info.mode = tarfile.DIRTYPE, 0o755
         if facts is not None:
@@ -94,8 +94,8 @@ class _Writer:
     def _put(self, info: tarfile.TarInfo, content: Any = None) -> None:
         self.count += 1
         self.named.add(info.name)
-        told = (info.name, info.type, info.mode, info.uid, info.gid, info.size, info.linkname, info.pax_headers)
-        self.content.update(repr(told).encode("utf-8", "surrogateescape"))
+        header = (info.name, info.type, info.mode, info.uid, info.gid, info.size, info.linkname, info.pax_headers)
+        self.content.update(repr(header).encode("utf-8", "surrogateescape"))
         self.tar.addfile(info, content)
 
 
@@ -116,36 +116,36 @@ class _Hashed(io.RawIOBase):
 def _walk(writer: _Writer, directory: str, above: str) -> None:
     for entry in _sorted(directory):
         name = f"{above}/{entry.name}" if above else entry.name
-        if name in _PLACES:
+        if name in _BOX_DIRECTORIES:
             continue
         facts = entry.stat(follow_symlinks=False)
         if stat.S_ISCHR(facts.st_mode) and facts.st_rdev == 0:
-            writer.mark(f"{above}/{_DELETED}{entry.name}" if above else f"{_DELETED}{entry.name}")
+            writer.mark(f"{above}/{_DELETED_PREFIX}{entry.name}" if above else f"{_DELETED_PREFIX}{entry.name}")
         elif not stat.S_ISDIR(facts.st_mode):
             writer.add(name, entry.path, facts)
-        elif name not in _SCAFFOLD or any(_worth(name, each.name) for each in _sorted(entry.path)):
+        elif name not in _PREPARED_DIRECTORIES or any(_is_kept(name, each.name) for each in _sorted(entry.path)):
             writer.add(name, entry.path, facts)
             if _is_opaque(entry.path):
-                writer.mark(f"{name}/{_HIDDEN}")
+                writer.mark(f"{name}/{_OPAQUE_MARKER}")
             _walk(writer, entry.path, name)
 
 
-def _worth(above: str, name: str) -> bool:
-    return f"{above}/{name}" not in _SCAFFOLD
+def _is_kept(above: str, name: str) -> bool:
+    return f"{above}/{name}" not in _PREPARED_DIRECTORIES
 
 
 def _sorted(directory: str) -> list["os.DirEntry[str]"]:
     if os.geteuid() != 0 and not os.access(directory, os.R_OK | os.X_OK):
-        os.chmod(directory, stat.S_IMODE(os.lstat(directory).st_mode) | 0o500)  # of a box that is about to go
+        os.chmod(directory, stat.S_IMODE(os.lstat(directory).st_mode) | 0o500)  # the box is about to be destroyed
     with os.scandir(directory) as entries:
         return sorted(entries, key=lambda entry: entry.name)
 
 
-def _opened(path: str, facts: os.stat_result) -> BinaryIO:
+def _open_readable(path: str, facts: os.stat_result) -> BinaryIO:
     try:
         return _open(path)
     except PermissionError:
-        os.chmod(path, stat.S_IMODE(facts.st_mode) | 0o400)  # the same; the entry keeps the mode it had
+        os.chmod(path, stat.S_IMODE(facts.st_mode) | 0o400)  # likewise; the entry keeps the old mode
         return _open(path)
 
 
@@ -191,7 +191,7 @@ def _copy(writer: _Writer, source: str, target: str, layers: Sequence[str]) -> N
     if target.endswith("/") or (there is not None and stat.S_ISDIR(there.mode)):
         into = f"{into}/{os.path.basename(source)}" if into else os.path.basename(source)
     if not into:
-        raise Invalid(f"--copy {source} names no place in the image", op="build")
+        raise Invalid(f"--copy {source} names no path in the image", op="build")
     _parents(writer, into, layers)
     writer.add(into, os.path.realpath(source), facts)
 
@@ -206,7 +206,7 @@ def _parents(writer: _Writer, name: str, layers: Sequence[str]) -> None:
 
 
 def _tree(top: str) -> Iterator[tuple[str, str]]:
-    """Path and name of everything below, in one order; a directory before what it holds."""
+    """Yield path and name of everything below in a fixed order, a directory before its content."""
     for entry in _sorted_names(top):
         yield entry, os.path.basename(entry)
         if os.path.isdir(entry) and not os.path.islink(entry):

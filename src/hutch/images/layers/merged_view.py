@@ -1,4 +1,4 @@
-"""Looking into an image as a box would see it: through all its layers, links led inside, never to the machine's own."""
+"""The merged view of an image's layers, as a box would see it; links are followed inside the image only."""
 
 import os
 import stat
@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 from hutch.images.layers.unpack import OPAQUE
 
-_MOST_LINKS = 40
+_MAX_LINKS = 40
 
 
 class Found(NamedTuple):
-    """A name of the image: its true path inside (no link in it), and where it lies on the host."""
+    """A file of the image: its path inside without links, and its path on the host."""
 
     inside: str
     path: str
@@ -19,7 +19,7 @@ class Found(NamedTuple):
 
 
 def find(layers: Sequence[str], name: str) -> Found | None:
-    """`layers` topmost first. None: the image has no such file."""
+    """Find a file in `layers`, topmost first. Returns None if the image has none of that name."""
     rest = [part for part in name.split("/") if part not in ("", ".")]
     walked: list[str] = []
     links = 0
@@ -34,7 +34,7 @@ def find(layers: Sequence[str], name: str) -> Found | None:
             return None
         if stat.S_ISLNK(found.mode):
             links += 1
-            if links > _MOST_LINKS:
+            if links > _MAX_LINKS:
                 return None
             target = os.readlink(found.path)
             walked = [] if target.startswith("/") else walked
@@ -46,8 +46,8 @@ def find(layers: Sequence[str], name: str) -> Found | None:
     return found if found is None or found.inside == "/".join(walked) else _entry(layers, "/".join(walked))
 
 
-def read(layers: Sequence[str], name: str, most: int = 1 << 20) -> str:
-    """A small text file; empty if there is none."""
+def read(layers: Sequence[str], name: str, limit: int = 1 << 20) -> str:
+    """Read a small text file; empty if there is none."""
     found = find(layers, name)
     if found is None or not stat.S_ISREG(found.mode):
         return ""
@@ -56,11 +56,11 @@ def read(layers: Sequence[str], name: str, most: int = 1 << 20) -> str:
     except PermissionError:
         return ""
     with os.fdopen(fd, "rb") as file:
-        return file.read(most).decode("utf-8", "surrogateescape")
+        return file.read(limit).decode("utf-8", "surrogateescape")
 
 
 def resolve(layers: Sequence[str], name: str) -> str:
-    """The true path of a name that need not exist: as far as it does, links are followed."""
+    """Return the path without links of a name that need not exist; links are followed as far as it does."""
     parts = [part for part in name.split("/") if part not in ("", ".")]
     for count in range(len(parts), 0, -1):
         found = find(layers, "/".join(parts[:count]))
@@ -70,7 +70,7 @@ def resolve(layers: Sequence[str], name: str) -> str:
 
 
 def _entry(layers: Sequence[str], name: str) -> Found | None:
-    """The topmost layer that has the name or hides it; directories above are no links."""
+    """Search the layers until one has the name or hides it; the directories above must not be links."""
     if not name:
         return Found("", layers[0], stat.S_IFDIR)
     parts = name.split("/")
@@ -106,9 +106,10 @@ BOX_USER = 1000
 
 
 def box_user(user: str, layers: Sequence[str]) -> str:
-    """ "user", "root" or a number; empty if the image names none, or one that nobody can be.
+    """Return an image's USER as a user of a box: "user", "root" or a number; empty if there is none or it is unusable.
 
-    The group is left out: a box's user has the group of its own number.
+    Names are looked up in the image's own /etc/passwd. The group is ignored: a box's user has the group of its own
+    number.
     """
     name = user.partition(":")[0]
     if not name:

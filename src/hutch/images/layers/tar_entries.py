@@ -1,7 +1,7 @@
-"""Reading a tar that a stranger made: one pass, bounded memory, every header checked.
+"""Reading an untrusted tar: one pass, bounded memory, every header checked.
 
-The standard library's tarfile reads extended headers of any size into memory and, in the Pythons we support, loops for
-ever over a negative size; so layers are read by this. Sparse members are refused: their claimed size costs nothing.
+The standard library's tarfile reads extended headers of any size into memory and, in the Python versions we support,
+loops for ever on a negative size. Sparse members are refused, because their claimed size costs nothing.
 """
 
 import os
@@ -11,11 +11,11 @@ from typing import BinaryIO, NamedTuple, Protocol
 from hutch.errors import Invalid
 
 BLOCK = 512
-_EXTENDED = 1 << 20
-"""Bytes of one extended header: names have at most 4096, attributes 64 kB."""
-_LARGEST = 1 << 62
-_SECOND = 1_000_000_000
-_LATEST = 1 << 33
+_MAX_EXTENDED_HEADER = 1 << 20
+"""Largest extended header; names have at most 4096 bytes, attributes 64 kB."""
+_MAX_SIZE = 1 << 62
+_NANOSECONDS = 1_000_000_000
+_MAX_MTIME = 1 << 33
 
 FILE, LINK, SYMLINK, DEVICE, DIRECTORY, FIFO = "file", "link", "symlink", "device", "directory", "fifo"
 _KINDS = {
@@ -32,7 +32,7 @@ class Stream(Protocol):
 
 
 class Entry(NamedTuple):
-    """One member. Names are as written, not yet judged."""
+    """One member. Its names are as written, not yet checked."""
 
     name: str
     kind: str
@@ -47,19 +47,19 @@ class Entry(NamedTuple):
 
 
 class Reader:
-    """Iterate over it; the content of a file is read with `content` before the next entry is asked for."""
+    """Iterates over the entries; a file's content must be read with `content` before the next entry."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._left = 0
         self._padding = 0
         self.offset = 0
-        """How many bytes were read: for a file, where its content begins."""
+        """Number of bytes read; for a file, the position of its content."""
 
     def __iter__(self) -> Iterator[Entry]:
         long: dict[str, str] = {}
         extended: dict[str, bytes] = {}
-        lasting: dict[str, bytes] = {}
+        global_records: dict[str, bytes] = {}
         while True:
             header = self._header()
             if header is None:
@@ -72,13 +72,13 @@ class Reader:
                 elif kind == b"K":
                     long["linkpath"] = _text(data)
                 elif kind == b"g":
-                    lasting |= _records(data)
-                    if sum(map(len, lasting.values())) > _EXTENDED:
-                        raise _damaged("lasting headers without end")
+                    global_records |= _records(data)
+                    if sum(map(len, global_records.values())) > _MAX_EXTENDED_HEADER:
+                        raise _damaged("global headers without end")
                 else:
                     extended |= _records(data)
                 continue
-            entry = _entry(header, lasting | extended, long)
+            entry = _entry(header, global_records | extended, long)
             long, extended = {}, {}
             if entry.kind == FILE:
                 self._left = entry.size
@@ -86,15 +86,15 @@ class Reader:
             yield entry
             self._skip()
 
-    def content(self, most: int) -> bytes:
-        """The next bytes of the current file; empty at its end."""
-        count = min(most, self._left)
-        data = self._take(count)
+    def content(self, limit: int) -> bytes:
+        """Return the next bytes of the current file; empty at its end."""
+        count = min(limit, self._left)
+        data = self._read_exactly(count)
         self._left -= count
         return data
 
-    def pass_over(self, file: BinaryIO) -> None:
-        """Leave the content of the current file unread: `file` is the stream, and it can be sought in."""
+    def skip_content(self, file: BinaryIO) -> None:
+        """Skip the content of the current file by seeking in `file`, which is the stream."""
         length = self._left + self._padding
         if file.seek(0, os.SEEK_END) < self.offset + self._left:
             raise _damaged("it ends too early")
@@ -105,32 +105,32 @@ class Reader:
     def _skip(self) -> None:
         while self._left:
             self.content(1 << 20)
-        self._take(self._padding)
+        self._read_exactly(self._padding)
         self._padding = 0
 
     def _header(self) -> bytes | None:
-        """None at the end: a block of zeros, or no block at all."""
+        """Return None at the end: a block of zeros, or no block at all."""
         header = self._stream.read(BLOCK)
         self.offset += len(header)
         if not header or header == bytes(BLOCK):
             return None
         if len(header) < BLOCK:
             raise _damaged("it ends inside a header")
-        told = _number(header[148:156], "checksum")
+        records = _number(header[148:156], "checksum")
         total = sum(header) - sum(header[148:156]) + 8 * 32
-        if told != total:
+        if records != total:
             raise _damaged("a header's checksum is wrong")
         return header
 
     def _extended(self, header: bytes) -> bytes:
         size = _number(header[124:136], "size")
-        if size > _EXTENDED:
+        if size > _MAX_EXTENDED_HEADER:
             raise _damaged(f"an extended header of {size} bytes")
-        data = self._take(size)
-        self._take(-size % BLOCK)
+        data = self._read_exactly(size)
+        self._read_exactly(-size % BLOCK)
         return data
 
-    def _take(self, count: int) -> bytes:
+    def _read_exactly(self, count: int) -> bytes:
         if count == 0:
             return b""
         data = self._stream.read(count)
@@ -140,9 +140,9 @@ class Reader:
         return data
 
 
-def _entry(header: bytes, told: dict[str, bytes], long: dict[str, str]) -> Entry:
+def _entry(header: bytes, records: dict[str, bytes], long: dict[str, str]) -> Entry:
     flag = header[156:157]
-    if flag == b"S" or any(name.startswith("GNU.sparse") for name in told):
+    if flag == b"S" or any(name.startswith("GNU.sparse") for name in records):
         raise Invalid("the archive holds a sparse file", remedy="make it without --sparse")
     kind = _KINDS.get(flag)
     if kind is None:
@@ -150,50 +150,50 @@ def _entry(header: bytes, told: dict[str, bytes], long: dict[str, str]) -> Entry
     name = _text(header[0:100])
     if header[257:262] == b"ustar" and header[257:265] != b"ustar  \0" and (prefix := _text(header[345:500])):
         name = f"{prefix}/{name}"
-    name = _decoded(told["path"]) if "path" in told else long.get("path", name)
-    target = _decoded(told["linkpath"]) if "linkpath" in told else long.get("linkpath", _text(header[157:257]))
+    name = _decode(records["path"]) if "path" in records else long.get("path", name)
+    target = _decode(records["linkpath"]) if "linkpath" in records else long.get("linkpath", _text(header[157:257]))
     if "\0" in name or "\0" in target:
         raise _damaged("a name with a NUL in it")
     if kind == FILE and name.endswith("/"):
-        kind = DIRECTORY  # as archives older than 1988 wrote them
-    size = _decimal(told, "size", header[124:136])
+        kind = DIRECTORY  # as in archives from before 1988
+    size = _decimal(records, "size", header[124:136])
     return Entry(
-        name, kind, _number(header[100:108], "mode") & 0o7777, _id(told, "uid", header[108:116]),
-        _id(told, "gid", header[116:124]), size if kind == FILE else 0, _time(told, header[136:148]), target,
-        {key.removeprefix(_XATTR): value for key, value in told.items() if key.startswith(_XATTR)},
+        name, kind, _number(header[100:108], "mode") & 0o7777, _id(records, "uid", header[108:116]),
+        _id(records, "gid", header[116:124]), size if kind == FILE else 0, _time(records, header[136:148]), target,
+        {key.removeprefix(_XATTR): value for key, value in records.items() if key.startswith(_XATTR)},
     )  # fmt: skip
 
 
-def _decimal(told: dict[str, bytes], key: str, field: bytes) -> int:
-    if key not in told:
+def _decimal(records: dict[str, bytes], key: str, field: bytes) -> int:
+    if key not in records:
         return _number(field, key)
-    text = told[key]
-    if not text.isdigit() or len(text) > 19 or int(text) > _LARGEST:
+    text = records[key]
+    if not text.isdigit() or len(text) > 19 or int(text) > _MAX_SIZE:
         raise _damaged(f"a {key} of {text[:40]!r}")
     return int(text)
 
 
-def _id(told: dict[str, bytes], key: str, field: bytes) -> int:
-    """A number outside of 32 bits belongs to nobody here; the kernel would refuse it."""
-    number = _decimal(told, key, field)
+def _id(records: dict[str, bytes], key: str, field: bytes) -> int:
+    """Map an id outside of 32 bits, which the kernel would refuse, to nobody."""
+    number = _decimal(records, key, field)
     return number if number < 0xFFFFFFFF else 65534
 
 
-def _time(told: dict[str, bytes], field: bytes) -> int:
-    """A time before 1970, or nonsense, is not worth an image: 0."""
-    if "mtime" in told:
-        whole, _, rest = told["mtime"].partition(b".")
+def _time(records: dict[str, bytes], field: bytes) -> int:
+    """Return 0 for a time before 1970 or an invalid one, because it is no reason to refuse an image."""
+    if "mtime" in records:
+        whole, _, rest = records["mtime"].partition(b".")
         if not whole.isdigit() or len(whole) > 10 or (rest and not rest.isdigit()):
             return 0
-        return int(whole) * _SECOND + int(rest[:9].ljust(9, b"0"))
+        return int(whole) * _NANOSECONDS + int(rest[:9].ljust(9, b"0"))
     try:
-        return min(_number(field, "mtime"), _LATEST) * _SECOND
+        return min(_number(field, "mtime"), _MAX_MTIME) * _NANOSECONDS
     except Invalid:
         return 0
 
 
 def _number(field: bytes, what: str) -> int:
-    """Octal digits, or base 256 with the first bit set; never negative."""
+    """Parse octal digits, or base 256 if the first bit is set; negative numbers are refused."""
     if field[0] & 0x80:
         if field[0] == 0xFF:
             raise _damaged(f"a negative {what}")
@@ -203,13 +203,13 @@ def _number(field: bytes, what: str) -> int:
         if text and not all(digit in b"01234567" for digit in text):
             raise _damaged(f"a {what} of {text!r}")
         number = int(text or b"0", 8)
-    if number > _LARGEST:
+    if number > _MAX_SIZE:
         raise _damaged(f"a {what} of {number}")
     return number
 
 
 def _records(data: bytes) -> dict[str, bytes]:
-    """Extended headers: lines of "LENGTH KEY=VALUE", the length counting itself."""
+    """Parse extended headers: lines of "LENGTH KEY=VALUE", where the length includes itself."""
     found: dict[str, bytes] = {}
     while data and data[0]:
         digits, space, _ = data[:20].partition(b" ")
@@ -219,16 +219,16 @@ def _records(data: bytes) -> dict[str, bytes]:
         key, equals, value = record[len(digits) + 1 :].partition(b"=")
         if not equals or not value.endswith(b"\n"):
             raise _damaged("an extended header without a value")
-        found[_decoded(key)] = value[:-1]
+        found[_decode(key)] = value[:-1]
     return found
 
 
 def _text(field: bytes) -> str:
-    return _decoded(field.partition(b"\0")[0])
+    return _decode(field.partition(b"\0")[0])
 
 
-def _decoded(data: bytes) -> str:
-    """Names are bytes to the kernel; what is no UTF-8 comes out as it went in."""
+def _decode(data: bytes) -> str:
+    """Decode a name. To the kernel it is bytes, so what is not UTF-8 is preserved."""
     return data.decode("utf-8", "surrogateescape")
 
 

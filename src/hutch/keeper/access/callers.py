@@ -24,14 +24,14 @@ def called_by(who: Who, rights: Rights) -> Iterator[None]:
         _who.reset(token)
 
 
-def unasked() -> Context:
+def keeper_context() -> Context:
     """For a task that goes on by itself: it is not done for whoever happened to start it, nor part of his request."""
     context = Context()
     context.run(_who.set, NOBODY)
     return context
 
 
-def who(session: str = "") -> Who:
+def current_caller(session: str = "") -> Who:
     """Whoever was set, else this machine's user in the session of the handle that is used."""
     found = _who.get()
     if found is None:

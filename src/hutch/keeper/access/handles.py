@@ -16,12 +16,11 @@ from hutch.keeper.boxes.health import recover
 from hutch.keeper.boxes.live import Live, taken_over
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
+from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
-from hutch.model.commands import checked_command
 from hutch.model.receipts import Details
 from hutch.model.results import Chunk, JobInfo, Result, Usage
-from hutch.model.spec import Adjustment, EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import rights
 from hutch.policy.effective import clamp_timeout
@@ -42,7 +41,7 @@ class BoxHandle:
         self._session = session
         self._epoch = live.record.epoch
         self._open = True
-        live.opened_by(session)
+        live.add_handle(session)
 
     @property
     def id(self) -> str:
@@ -70,7 +69,7 @@ class BoxHandle:
         live.check_there()
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
-        self._keeper.check_ours(live)
+        self._keeper.check_owned(live)
         if live.record.state is State.UNKNOWN:
             await recover(live, self._keeper.states, self._keeper.engines)
         live.pin(self._epoch)
@@ -94,9 +93,9 @@ class BoxHandle:
         A box whose guest is dead or has lied needs no second look: a captured guest would pass it.
         """
         if isinstance(error, BoxBroken):
-            await self._keeper.health.condemn(self._live, error.message)
+            await self._keeper.health.mark_broken(self._live, error.message)
         elif isinstance(error, Unavailable):
-            await self._keeper.health.suspect(self._live)
+            await self._keeper.health.check(self._live)
 
     # --- commands -------------------------------------------------------------------------------------------
 
@@ -246,7 +245,7 @@ class BoxHandle:
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""
         self._live.check_there()
-        await self._keeper.endings.stop(self._live, "stopped by a call")
+        await self._keeper.teardown.stop(self._live, "stopped by a call")
 
     async def rename(self, name: str) -> None:
         self._live.check_there()
@@ -290,7 +289,7 @@ class BoxHandle:
         """Let go of this handle only: the session keeps its lease until it runs out."""
         if self._open:
             self._open = False
-            self._live.closed_by(self._session)
+            self._live.remove_handle(self._session)
 
 
 class JobHandle:

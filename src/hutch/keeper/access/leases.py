@@ -1,19 +1,23 @@
-"""Leases, as functions on a record: who may hold it, until when, and what a takeover changes."""
+"""Leases as functions on a record: who may hold it, until when, and what a takeover changes."""
 
 from hutch.errors import BoxBusy
-from hutch.keeper.access.callers import who
+from hutch.keeper.access.callers import current_caller
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.model.boxes import RENEWED_AFTER, Lease
 from hutch.policy import rights
 from hutch.policy.rights import Action
 
 LEASE_SECONDS = 600.0
-OF_A_PROCESS = "@"
-"""How the name of a session begins that ends with its process: nobody can come back under that name."""
+PROCESS_SESSION_PREFIX = "@"
+"""The name of a session that ends with its process begins so: nobody can come back under that name."""
 
 
-def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
-    """The fields that give `session` the box. BoxBusy while another session's lease is live (P6)."""
+def fields_to_acquire(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
+    """Return the record's fields that give the box to `session`.
+
+    Raises:
+        BoxBusy: The lease of another session is live.
+    """
     lease = record.lease
     if lease is not None and lease.live(now) and not holds(lease, session):
         raise BoxBusy(
@@ -26,45 +30,52 @@ def acquired(record: BoxRecord, session: str, now: float, seconds: float = LEASE
             remedy="wait until its lease ends, take it over, or create a box of your own",
         )
     if lease is not None and holds(lease, session) and lease.live(now):
-        return {"lease": renewed(lease, now, seconds)}
+        return {"lease": renewed_lease(lease, now, seconds)}
     left = record.left_lease
     if lease is None and left is not None and holds(left, session) and left.live(now):
-        return {"lease": renewed(left, now, seconds), "left_lease": None}  # other handles of the session go on, too
-    return {"lease": granted(session, now, seconds, key=who().key), "left_lease": None, "epoch": record.epoch + 1}
+        # The epoch stays, so that other handles of the session keep working.
+        return {"lease": renewed_lease(left, now, seconds), "left_lease": None}
+    return fields_to_take_over(record, session, now, seconds)
+
+
+def fields_to_take_over(
+    record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS
+) -> dict[str, object]:
+    """Return the fields that give `session` the box whoever holds it. The new epoch makes older handles stale."""
+    lease = new_lease(session, now, seconds, key=current_caller().key)
+    return {"lease": lease, "left_lease": None, "epoch": record.epoch + 1}
 
 
 def holds(lease: Lease, session: str) -> bool:
-    """Whether the lease is this session's. A session is only a name, which every key of the owner can send: a caller
-    who may not take boxes over does not pass for the session under which another key has the box."""
+    """Whether the lease belongs to this session.
+
+    A session is only a name, which every key of the owner can send. So a caller who may not take boxes over does not
+    count as the session that acquired the box with another key.
+    """
     if lease.holder != session:
         return False
-    return Action.TAKEOVER in rights.current().actions or lease.key in ("", who().key)
+    return Action.TAKEOVER in rights.current().actions or lease.key in ("", current_caller().key)
 
 
-def taken_over(record: BoxRecord, session: str, now: float, seconds: float = LEASE_SECONDS) -> dict[str, object]:
-    """The fields that give `session` the box whoever holds it; old handles are of an older epoch from now on."""
-    return {"lease": granted(session, now, seconds, key=who().key), "left_lease": None, "epoch": record.epoch + 1}
-
-
-def granted(session: str, now: float, seconds: float = LEASE_SECONDS, key: str = "") -> Lease:
+def new_lease(session: str, now: float, seconds: float = LEASE_SECONDS, key: str = "") -> Lease:
     expires_at = now + seconds if seconds else 0.0
     return Lease(holder=session, acquired_at=now, expires_at=expires_at, seconds=seconds, key=key)
 
 
-def renewed(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
-    """Never shorter than before."""
+def renewed_lease(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> Lease:
+    """Extend a lease; it never ends earlier than before."""
     if lease.expires_at == 0:
         return lease
     return lease.but(expires_at=max(lease.expires_at, now + seconds), seconds=seconds)
 
 
-def worth_writing(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:
-    """Whether the store is to see a renewal: only one that gives noticeably more time."""
+def renewal_is_due(lease: Lease, now: float, seconds: float = LEASE_SECONDS) -> bool:
+    """Whether a renewal would extend the lease by enough to be worth a write to the store."""
     return lease.expires_at != 0 and now + seconds - lease.expires_at > RENEWED_AFTER * seconds
 
 
-def regained(record: BoxRecord, session: str, acquired_at: float, now: float) -> Lease | None:
-    """The lease of `session` that ended with the keeper's process, which it may go on with; None if it has none."""
+def resumable_lease(record: BoxRecord, session: str, acquired_at: float, now: float) -> Lease | None:
+    """Return the lease of `session` that ended with the keeper's process and may be continued, or None."""
     left = record.left_lease
     if record.lease is not None or left is None or left.acquired_at != acquired_at:
         return None
@@ -73,12 +84,12 @@ def regained(record: BoxRecord, session: str, acquired_at: float, now: float) ->
     return left
 
 
-def surviving(lease: Lease | None, asking: str = "") -> Lease | None:
-    """What is left of a lease when the keeper's process is gone.
+def surviving_lease(lease: Lease | None, asking: str = "") -> Lease | None:
+    """Return what is left of a lease when the keeper's process has ended.
 
     A session of that process alone ends with it, unless another process asks in its name: processes that share a
     state directory join the session that holds a conversation's box.
     """
-    if lease is not None and lease.holder.startswith(OF_A_PROCESS) and lease.holder != asking:
+    if lease is not None and lease.holder.startswith(PROCESS_SESSION_PREFIX) and lease.holder != asking:
         return None
     return lease

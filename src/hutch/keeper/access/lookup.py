@@ -27,7 +27,7 @@ async def find(store: Store, text: str, owner: str = LOCAL_OWNER) -> BoxRecord:
     raise await _absence(store, text, owner)
 
 
-async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
+async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: str = "") -> None:
     """Conflict if another live box of this owner than `but` has the name. That is early and says which; of two at once
     the store refuses the second, when its record is written."""
     if not is_name(name):
@@ -46,7 +46,7 @@ async def check_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, but: 
 
 
 async def _absence(store: Store, text: str, owner: str) -> NotFound:
-    tombstone = await store.tombstone(BoxId(text)) or await store.buried(owner, text)
+    tombstone = await store.tombstone(BoxId(text)) or await store.find_tombstone(owner, text)
     short = 0 < len(text) < SHORTEST_PREFIX
     if tombstone is not None and tombstone.owner == owner and text and (tombstone.name == text or not short):
         return gone(tombstone)

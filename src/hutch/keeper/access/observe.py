@@ -9,7 +9,7 @@ from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.handles import JobHandle
 from hutch.keeper.access.views import shown
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.states import in_words
+from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.boxes import BoxInfo
@@ -21,7 +21,7 @@ from hutch.model.state import State
 from hutch.providers.base import Instance
 
 
-class Observing:
+class ObserverGuard:
     """The guard of an observer."""
 
     def __init__(self, keeper: Keeper, live: Live) -> None:
@@ -31,9 +31,9 @@ class Observing:
     async def begin(self) -> Instance:
         """Only a running box can be looked into: a paused one would have to be woken."""
         self._live.check_there()
-        self._keeper.check_ours(self._live)
+        self._keeper.check_owned(self._live)
         if self._live.record.state is not State.RUNNING:
-            raise Conflict(in_words(self._live.record), details={"state": str(self._live.record.state)})
+            raise Conflict(describe_state(self._live.record), details={"state": str(self._live.record.state)})
         return self._live.running
 
     def end(self) -> None:
@@ -97,7 +97,7 @@ class ObservedBox:
 
     def __init__(self, keeper: Keeper, live: Live) -> None:
         self._live = live
-        self._guard = Observing(keeper, live)
+        self._guard = ObserverGuard(keeper, live)
         self.files = ObservedFiles(self._guard)
 
     @property

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hutch.errors import Invalid
 from hutch.keeper.boxes.records import SCOPE_KEY
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 from hutch.model.record import Record
 
 READY_MADE = {

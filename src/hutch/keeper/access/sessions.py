@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from hutch.errors import BoxBusy, Conflict, Gone, HeldElsewhere, NotFound
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.locks import Turns
+from hutch.keeper.locks import KeyedLocks
 from hutch.keeper.store.store import Store
 from hutch.model.spec import Spec
 
@@ -22,7 +22,7 @@ class Sessions:
     def __init__(self, keeper: "Keeper", store: Store) -> None:
         self._keeper = keeper
         self._store = store
-        self._finding = Turns()
+        self._finding = KeyedLocks()
         """By owner and session, while a call finds its box: of two at once the second finds what the first made."""
 
     async def current(self, session: str, owner: str = LOCAL_OWNER) -> str | None:
@@ -32,7 +32,7 @@ class Sessions:
     async def switch(self, session: str, box_id: str, owner: str = LOCAL_OWNER, *, takeover: bool = False) -> Live:
         """Make a box current; the session holds its lease from now on (P6)."""
         live = await self._keeper.live(box_id)
-        with live.coming(session):
+        with live.pending_handle(session):
             await self._keeper.acquire(box_id, session, takeover=takeover)
             await self._store.put_note(CURRENT, f"{owner}/{session}", box_id.encode())
         return live
@@ -55,15 +55,15 @@ class Sessions:
         await self._keeper.live(box_id)
         await self._store.put_note(DEFAULT, f"{owner}/{provider}", box_id.encode())
 
-    async def working(self, session: str, spec: Spec, owner: str = LOCAL_OWNER) -> tuple[Live, tuple[str, ...]]:
+    async def find_or_create(self, session: str, spec: Spec, owner: str = LOCAL_OWNER) -> tuple[Live, tuple[str, ...]]:
         """The box a call of this session works in: its current one, else the default, else a new one.
 
         A box that is busy, broken or gone is not a crash: the next one is tried, and the notes say so (P7).
         """
-        async with self._finding.of(owner, session):
-            return await self._working(session, spec, owner)
+        async with self._finding.lock(owner, session):
+            return await self._find_or_create(session, spec, owner)
 
-    async def _working(self, session: str, spec: Spec, owner: str) -> tuple[Live, tuple[str, ...]]:
+    async def _find_or_create(self, session: str, spec: Spec, owner: str) -> tuple[Live, tuple[str, ...]]:
         notes: list[str] = []
         candidates = (("current", await self.current(session, owner)), ("default", await self.default(owner)))
         for kind, box_id in candidates:
@@ -84,7 +84,7 @@ class Sessions:
             live = await self._keeper.live(box_id)
             if live.record.owner != owner:
                 return None, f"the {kind} box {box_id} is not there"
-            if not await self._keeper.health.good(live):
+            if not await self._keeper.health.is_usable(live):
                 return None, f"the {kind} box {box_id} cannot be used: {live.record.reason}"
             return await self.switch(session, box_id, owner), ""
         except BoxBusy:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def shown(record: BoxRecord, live: Live | None = None, *, elsewhere: bool = False) -> BoxInfo:
     """A box as others may see it: no secret, no lease that has run out. `elsewhere`: another live keeper has it."""
     now = time.time()
-    used_at = record.used_at if live is None else now - time.monotonic() + live.used
+    used_at = record.used_at if live is None else now - time.monotonic() + live.last_used
     lease = record.lease
     ends = _ends(record, live, now, used_at, elsewhere=elsewhere)
     trouble = "" if live is None or live.instance is None else live.instance.trouble()
@@ -47,7 +47,12 @@ def _ends(record: BoxRecord, live: Live | None, now: float, used_at: float, *, e
     ends = [record.created_at + record.spec.ttl_sec] if record.spec.ttl_sec else []
     # The dead-man's clock stands still while a keeper is here, and begins anew when it leaves. A box that is left and
     # has outlived its clock is kept by a job.
-    if record.left_at and not elsewhere and record.state is State.RUNNING and (live is not None or record.waits(now)):
+    if (
+        record.left_at
+        and not elsewhere
+        and record.state is State.RUNNING
+        and (live is not None or record.is_waiting(now))
+    ):
         ends.append((record.left_at if live is None else now) + record.grace_sec)
     if live is not None and record.spec.idle_timeout_sec and record.state in UP:
         ends.append((now if live.in_use(now) else used_at) + record.spec.idle_timeout_sec)

@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 
 from hutch.config import Config
-from hutch.keeper.access.callers import unasked
-from hutch.keeper.access.leases import worth_writing
+from hutch.keeper.access.callers import keeper_context
+from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import SCOPE_KEY, BoxRecord
 from hutch.logs import log
@@ -42,18 +42,18 @@ def own_ttl(spec: EffectiveSpec, created_at: float) -> float:
     return max(0.0, created_at + spec.ttl_sec - time.time()) + GRACE_SECONDS
 
 
-async def push(instance: Instance, record: BoxRecord) -> None:
+async def push_clocks(instance: Instance, record: BoxRecord) -> None:
     """The box's own clocks become those of its record."""
     await instance.set_clocks(
         orphan_grace_sec=record.grace_sec or None, ttl_sec=own_ttl(record.spec, record.created_at)
     )
 
 
-async def attached(provider: Provider, record: BoxRecord) -> Instance:
+async def attach_with_clocks(provider: Provider, record: BoxRecord) -> Instance:
     """The box again, with the clocks of the keeper that now has it; raises what `Provider.attach` does."""
     instance = await provider.attach(record.instance, record.spec)
     try:
-        await push(instance, record)
+        await push_clocks(instance, record)
     except BaseException:
         await instance.close()
         raise
@@ -87,7 +87,7 @@ class Clocks:
 
     def start(self) -> None:
         if self._task is None:
-            self._task = asyncio.create_task(self._run(), name="hutch-clocks", context=unasked())
+            self._task = asyncio.create_task(self._run(), name="hutch-clocks", context=keeper_context())
 
     async def stop(self) -> None:
         task, self._task = self._task, None
@@ -102,25 +102,25 @@ class Clocks:
             await asyncio.sleep(TICK_SECONDS)
             for live in list(self._boxes()):
                 try:
-                    await self.look(live, time.time())
+                    await self.check(live, time.time())
                 except Exception as error:  # one box's trouble must not stop the others' clocks (lesson 12)
                     log("clocks").warning("clock failed", box=live.record.id, error=str(error) or repr(error))
 
-    async def look(self, live: Live, now: float) -> None:
+    async def check(self, live: Live, now: float) -> None:
         """What the clocks say of one box at `now` (Unix time)."""
         record = live.record
         if record.state not in UP:
             return
         await self._trouble(live)
         lease = record.lease
-        if lease is not None and live.held and worth_writing(lease, now, self._lease_sec):
+        if lease is not None and live.held and renewal_is_due(lease, now, self._lease_sec):
             await self._renew(live)
         if live.record.spec.ttl_sec and await self._ttl(live, now):
             return
         if not _idle(live, now):
             return
         if await self._works(live):
-            live.used = time.monotonic()
+            live.last_used = time.monotonic()
             return
         await self._end(live, f"idle for {record.spec.idle_timeout_sec:g} s", lambda live: not _idle(live, now))
 
@@ -155,7 +155,7 @@ def _idle(live: Live, now: float) -> bool:
     limit = live.record.spec.idle_timeout_sec
     if not limit or live.in_use(now):
         return False
-    return live.record.state in UP and time.monotonic() - live.used > limit
+    return live.record.state in UP and time.monotonic() - live.last_used > limit
 
 
 def _outlived(live: Live, now: float) -> bool:

@@ -10,9 +10,9 @@ from hutch.keeper.boxes.clocks import orphan_grace, own_ttl
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.boxes.states import States
-from hutch.keeper.capacity import Room
+from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.volumes import Volumes
@@ -24,7 +24,7 @@ from hutch.model.state import State
 from hutch.providers.base import Provider
 
 
-class Maker:
+class Creator:
     """Makes boxes into the keeper's own dictionary `boxes`."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Maker:
         engines: Engines,
         volumes: Volumes,
         skills: SkillBoxes,
-        room: Room,
+        capacity: Capacity,
         boxes: dict[BoxId, Live],
         liveness: Liveness,
     ) -> None:
@@ -45,7 +45,7 @@ class Maker:
         self._engines = engines
         self._volumes = volumes
         self._skills = skills
-        self._room = room
+        self._capacity = capacity
         self._boxes = boxes
         self._liveness = liveness
 
@@ -74,17 +74,17 @@ class Maker:
     ) -> Live:
         box_id = new_box_id()
         with telemetry.step("hutch.create.record"):
-            # Room first: the order names places, which must not go before the box is counted among their users.
-            async with self._room.reserve(box_id, owner, effective):
+            # Capacity first: the order names places, which must not go before the box is counted among their users.
+            async with self._capacity.reserve(box_id, owner, effective):
                 live, order = await self._open(box_id, provider, effective, lease, owner, key)
         try:
             await self._boot(live, provider, order)
         except BaseException as error:
             if box_id in self._boxes:
-                await whole(self._abandon(live, provider, error))
+                await run_uncancelled(self._abandon(live, provider, error))
             elif live.instance is not None:
                 # Taken from us as a dead keeper's half-made box, and destroyed, before it was there.
-                await whole(provider.destroy(live.instance.record))
+                await run_uncancelled(provider.destroy(live.instance.record))
             raise
         return live
 
@@ -112,9 +112,9 @@ class Maker:
             await self._states.open(record, opened)
         except BaseException as error:
             if box_id in self._boxes:
-                await whole(self._abandon(live, provider, error))
+                await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await whole(self._skills.gone(record))  # it is not on record, and its places were ready
+                await run_uncancelled(self._skills.gone(record))  # it is not on record, and its places were ready
             raise
         return live, order
 
@@ -133,18 +133,18 @@ class Maker:
     async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
         with telemetry.step("hutch.create.engine", provider=provider.name):
             live.instance = await provider.create(order, live.record.instance)
-        async with live.changing:
+        async with live.state_lock:
             with telemetry.step("hutch.create.running"):
                 await self._states.change(
                     live.record, State.RUNNING, into=live, reason="created", instance=live.instance.record
                 )
-        live.checked = time.monotonic()
+        live.last_checked = time.monotonic()
 
     async def _abandon(self, live: Live, provider: Provider, error: BaseException) -> None:
         """Creation failed: resources first, then the record; the quota is free again."""
         cancelled = isinstance(error, asyncio.CancelledError)
         reason = "creation was cancelled" if cancelled else f"creation failed: {error}"
-        async with live.changing:
+        async with live.state_lock:
             if live.record.id not in self._boxes:
                 return  # somebody destroyed it while it was being made, which is why it failed
             try:
@@ -156,7 +156,7 @@ class Maker:
                 if ours:
                     await self._states.forget(live.record, reason)
                 del self._boxes[live.record.id]
-                self._room.freed()
+                self._capacity.notify_freed()
                 await self._skills.gone(live.record)
             except HutchError as problem:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))

@@ -9,12 +9,12 @@ from typing import NamedTuple
 from hutch.errors import BoxBroken, Conflict, Detail, Gone, LeaseLost
 from hutch.keeper.access.leases import holds
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
-from hutch.keeper.boxes.states import in_words
+from hutch.keeper.boxes.states import describe_state
 from hutch.model.state import State
 from hutch.providers.base import Instance
 
 
-class Found(NamedTuple):
+class FoundBox(NamedTuple):
     """The box of a key, and whether it was there before."""
 
     live: "Live"
@@ -24,8 +24,19 @@ class Found(NamedTuple):
 class Live:
     """Found by id in one dictionary look-up; an operation pins it, so that no clock ends it underneath."""
 
-    __slots__ = ("changing", "checked", "greeting", "handles", "instance", "pins", "record", "secrets",
-                 "tombstone", "trouble", "used")  # fmt: skip
+    __slots__ = (
+        "created_hooks_lock",
+        "handles",
+        "instance",
+        "last_checked",
+        "last_used",
+        "pins",
+        "record",
+        "secrets",
+        "state_lock",
+        "tombstone",
+        "trouble",
+    )  # fmt: skip
 
     def __init__(self, record: BoxRecord, secrets: tuple[str, ...] = ()) -> None:
         self.record = record
@@ -37,14 +48,14 @@ class Live:
         self.pins = 0
         self.handles: dict[str, int] = {}
         """Open handles in this process by session: while the holder has any, its lease is kept alive."""
-        self.used = time.monotonic()
-        self.checked = 0.0
+        self.last_used = time.monotonic()
+        self.last_checked = 0.0
         """When a health check last passed (monotonic)."""
         self.trouble = ""
         """What an event has told to be wrong with it (`Instance.trouble`)."""
-        self.greeting = asyncio.Lock()
+        self.created_hooks_lock = asyncio.Lock()
         """Held while the application's `created` hooks run, so that two callers do not run them at once."""
-        self.changing = asyncio.Lock()
+        self.state_lock = asyncio.Lock()
         """Protects `record` while a transition is being written, so that two tasks of one keeper take turns
         instead of losing races against each other. Other keepers are kept out by compare-and-set."""
 
@@ -56,7 +67,7 @@ class Live:
             raise taken_over(record, {"epoch": record.epoch, "yours": epoch})
         if record.state is not State.RUNNING and record.state is not State.PAUSED:
             kind = BoxBroken if record.state is State.ERROR else Conflict
-            raise kind(in_words(record), details={"state": str(record.state)})
+            raise kind(describe_state(record), details={"state": str(record.state)})
         self.pins += 1
 
     def check_there(self) -> None:
@@ -66,24 +77,24 @@ class Live:
 
     def unpin(self) -> None:
         self.pins -= 1
-        self.used = time.monotonic()
+        self.last_used = time.monotonic()
 
-    def opened_by(self, session: str) -> None:
+    def add_handle(self, session: str) -> None:
         self.handles[session] = self.handles.get(session, 0) + 1
 
-    def closed_by(self, session: str) -> None:
+    def remove_handle(self, session: str) -> None:
         self.handles[session] -= 1
         if not self.handles[session]:
             del self.handles[session]
 
     @contextmanager
-    def coming(self, session: str) -> Iterator[None]:
+    def pending_handle(self, session: str) -> Iterator[None]:
         """A handle of this session is on its way, and counts: what is decided meanwhile must not pass it by."""
-        self.opened_by(session)
+        self.add_handle(session)
         try:
             yield
         finally:
-            self.closed_by(session)
+            self.remove_handle(session)
 
     @property
     def held(self) -> bool:
@@ -99,7 +110,7 @@ class Live:
     @property
     def running(self) -> Instance:
         if self.instance is None:
-            raise Conflict(in_words(self.record), details={"state": str(self.record.state)})
+            raise Conflict(describe_state(self.record), details={"state": str(self.record.state)})
         return self.instance
 
     def held_by_another(self, session: str) -> bool:

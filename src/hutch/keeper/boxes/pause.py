@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, Unsupported
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.model.capabilities import Pause
 from hutch.model.state import State
 
@@ -18,14 +18,14 @@ async def pause(keeper: "Keeper", live: Live, reason: str = "paused by a call") 
     known = await keeper.engines.capabilities(name)
     if known.usable and known.pause is Pause.NONE:
         raise Unsupported(f"provider {name} cannot pause a box")
-    await whole(_pause(keeper, live, reason))
+    await run_uncancelled(_pause(keeper, live, reason))
 
 
 async def _pause(keeper: "Keeper", live: Live, reason: str) -> None:
     """The record comes first. An operation that begins from then on wakes the box, and so waits until it is frozen;
     and a keeper that dies in between leaves a box that the next one wakes, frozen or not."""
-    async with live.changing:
-        keeper.check_ours(live)
+    async with live.state_lock:
+        keeper.check_owned(live)
         if live.record.state is State.PAUSED:
             return
         _check_rest(live)
@@ -45,7 +45,7 @@ def _check_rest(live: Live) -> None:
 
 async def wake(keeper: "Keeper", live: Live) -> None:
     """A paused box runs again because somebody uses it."""
-    async with live.changing:
+    async with live.state_lock:
         if live.record.state is State.PAUSED:
             await live.running.resume()
             await keeper.states.change(live.record, State.RUNNING, into=live, reason="used")

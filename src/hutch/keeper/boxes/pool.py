@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from hutch.errors import Conflict, HutchError
-from hutch.keeper.access.callers import unasked
-from hutch.keeper.boxes.clocks import orphan_grace, push
+from hutch.keeper.access.callers import keeper_context
+from hutch.keeper.boxes.clocks import orphan_grace, push_clocks
 from hutch.keeper.boxes.live import Live
 from hutch.logs import log
 from hutch.model.boxes import Lease
@@ -88,7 +88,7 @@ class Pool:
         task = self._tasks.get(profile)
         if task is None or task.done():
             self._tasks[profile] = asyncio.create_task(
-                self._fill(profile), name=f"hutch-pool-{profile}", context=unasked()
+                self._fill(profile), name=f"hutch-pool-{profile}", context=keeper_context()
             )
 
     async def _fill(self, profile: str) -> None:
@@ -111,15 +111,15 @@ async def claim(keeper: "Keeper", spec: Spec, lease: Lease, owner: str, key: str
         given = first.record.spec
         if rights.within(given, keeper.config.resolve_profile(given.profile), rights.current()) is not given:
             return None  # it has more than this caller may have
-        await keeper.room.await_share(owner, first.record.spec.limits)
+        await keeper.capacity.wait_for_quota(owner, first.record.spec.limits)
     live = keeper.pool.claim(spec, keeper.config.profile)
     if live is None:
         return None
     try:
-        with keeper.room.giving(live.record.id, owner, live.record.spec):
+        with keeper.capacity.reserve_for(live.record.id, owner, live.record.spec):
             return live if await give(keeper, live, spec, lease, owner, key) else None
     except Conflict:  # its name or key was given to another meanwhile, and a box of the pool is never given back
-        await keeper.endings.destroy(live, "its claim failed")
+        await keeper.teardown.destroy(live, "its claim failed")
         raise
 
 
@@ -130,11 +130,11 @@ async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: st
     # The ttl is counted from now, and the box itself counts from its birth.
     if live.record.spec.ttl_sec or grace != live.record.grace_sec:
         try:
-            await push(live.running, live.record.but(created_at=now, grace_sec=grace))
+            await push_clocks(live.running, live.record.but(created_at=now, grace_sec=grace))
         except HutchError as error:
-            await keeper.endings.destroy(live, f"broken in the pool: {error.message}")
+            await keeper.teardown.destroy(live, f"broken in the pool: {error.message}")
             return False
-    async with live.changing:
+    async with live.state_lock:
         if live.record.state is not State.RUNNING:
             return False
         given = live.record.spec.but(labels=live.record.spec.labels | spec.labels, name=spec.name or "")
@@ -143,6 +143,6 @@ async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: st
             idempotency_key=key, spec=given, labels=given.labels, created_at=now, used_at=now, epoch=2,
             grace_sec=grace,
         )  # fmt: skip
-    live.used = time.monotonic()
+    live.last_used = time.monotonic()
     await keeper.skill_boxes.claimed(live)
     return True

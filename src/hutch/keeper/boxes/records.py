@@ -42,10 +42,10 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     lease: Lease | None = None
     left_lease: Lease | None = None
     """The lease that ended with its keeper's process. Other processes may have used the box under it: they go on with
-    it (`leases.regained`), unless somebody else got the box first."""
+    it (`leases.resumable_lease`), unless somebody else got the box first."""
     doomed: bool = False
     """Somebody has begun to destroy it. A persistent box that is stopping or broken without this keeps its files."""
-    greeted: bool = False
+    created_hooks_done: bool = msgspec.field(default=False, name="greeted")
     """The application's `created` hooks have succeeded for it; they run again until they have (P10)."""
     idempotency_key: str = ""
     labels: dict[str, str] = msgspec.field(default_factory=dict)
@@ -54,7 +54,7 @@ class BoxRecord(Record, frozen=True, kw_only=True):
     grace_sec: float = 0.0
     """Its dead-man's clock: how long it lives without any keeper."""
     left_at: float = 0.0
-    """When a keeper last went and left it to itself on purpose (`Endings.leave`); 0: never."""
+    """When a keeper last went and left it to itself on purpose (`Teardown.leave`); 0: never."""
     sealed_env: str = ""
     """The spec's environment as a store holds it (`keeper.seal`); here only if it could not be opened."""
 
@@ -71,11 +71,11 @@ class BoxRecord(Record, frozen=True, kw_only=True):
         return record
 
     @property
-    def of_conversation(self) -> bool:
+    def is_scoped(self) -> bool:
         """Whether `box_for` finds it by the values of a scope."""
         return self.idempotency_key.startswith(SCOPE_KEY)
 
-    def waits(self, now: float) -> bool:
+    def is_waiting(self, now: float) -> bool:
         """Left to itself, and its clock has not run out: it waits for whoever asks for it. A box that stands still
         has a clock that stands still."""
         if not self.left_at:

@@ -17,12 +17,11 @@ from hutch.errors import Conflict, HutchError, Refused, Unsupported
 from hutch.keeper import export
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.live import Live
-from hutch.keeper.boxes.states import in_words
-from hutch.keeper.locks import whole
+from hutch.keeper.boxes.states import describe_state
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.skills.mounts import shows_skills
 from hutch.model.results import JobState
-from hutch.model.spec import EffectiveSpec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import EffectiveSpec, Retention
 from hutch.model.state import State
 from hutch.policy import grades, requirements
 from hutch.providers.base import Instance
@@ -40,13 +39,13 @@ async def make_persistent(keeper: "Keeper", live: Live, session: str) -> None:
     Raises Unsupported or Refused where the provider, the profile or the box itself does not allow it, and Conflict
     while something runs in the box; then it goes on as it was.
     """
-    await whole(_make_persistent(keeper, live, session))
+    await run_uncancelled(_make_persistent(keeper, live, session))
 
 
 async def _make_persistent(keeper: "Keeper", live: Live, session: str) -> None:
     wanted = live.record.spec.but(retention=Retention.PERSISTENT)
     await _check_allowed(keeper, wanted)
-    async with live.changing:
+    async with live.state_lock:
         await _check_quiet(live)
         # From here on nobody can begin an operation. If the keeper dies now, the next one attaches to the box as it is.
         await keeper.states.change(live.record, State.RESTORING, into=live, reason="becomes persistent")
@@ -89,7 +88,7 @@ async def _check_allowed(keeper: "Keeper", wanted: EffectiveSpec) -> None:
 
 async def _check_quiet(live: Live) -> None:
     if live.record.state is not State.RUNNING:
-        raise Conflict(in_words(live.record), op="change", remedy="try again when it is running")
+        raise Conflict(describe_state(live.record), op="change", remedy="try again when it is running")
     jobs = [job.id for job in await live.running.jobs() if job.state is JobState.RUNNING]
     if jobs:
         raise _busy(live, f"job {', '.join(jobs)} runs")
@@ -136,7 +135,7 @@ async def _make_anew(
     live.instance = await provider.create(order, live.record.instance)
     with _inside(keeper, live, session) as box:
         await export.carry_in(box, place, parts, [])
-    live.checked = live.used = time.monotonic()
+    live.last_checked = live.last_used = time.monotonic()
     await keeper.states.change(
         live.record, State.RUNNING, into=live, reason="persistent from now on", instance=live.instance.record,
         skills_mounted=shows_skills(order),

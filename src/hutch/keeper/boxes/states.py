@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
-from hutch.keeper.locks import whole
+from hutch.keeper.locks import run_uncancelled
 from hutch.keeper.store.store import Store
 from hutch.logs import redact
 from hutch.model.boxes import Event
@@ -34,7 +34,7 @@ _IN_WORDS = {
 }
 
 
-def in_words(record: BoxRecord) -> str:
+def describe_state(record: BoxRecord) -> str:
     """ "box x is being destroyed": the state as an error message says it (P4)."""
     reason = f": {record.reason}" if record.reason and record.state in (State.ERROR, State.UNKNOWN) else ""
     return f"box {record.id} {_IN_WORDS[record.state]}{reason}"
@@ -73,7 +73,7 @@ class States:
     ) -> BoxRecord:
         """`into` gets the new record even if the caller is cancelled while it is being written."""
         if not may_move(record.state, to):
-            raise Conflict(f"{in_words(record)}, it cannot become {to}", details={"state": str(record.state)})
+            raise Conflict(f"{describe_state(record)}, it cannot become {to}", details={"state": str(record.state)})
         reason = redact(reason)  # often an error's words, which may quote a command or a path with a secret
         moved = record.but(state=to, reason=reason, version=record.version + 1, **fields)
         event = _event(moved, "state", old=record.state, new=to, reason=reason)
@@ -90,7 +90,7 @@ class States:
     async def forget(self, record: BoxRecord, reason: str) -> Tombstone:
         """The box is gone from its engine: drop the record, leave a tombstone."""
         if record.state is not State.STOPPING:
-            raise Conflict(f"{in_words(record)}: only a box that is being destroyed can be forgotten")
+            raise Conflict(f"{describe_state(record)}: only a box that is being destroyed can be forgotten")
         reason = redact(reason)
         event = _event(record, "gone", old=record.state, reason=reason)
         tombstone = Tombstone(id=record.id, owner=record.owner, name=record.spec.name, reason=reason, at=event.at)
@@ -115,7 +115,7 @@ class States:
 
     async def announce(self, event: Event) -> None:
         """Something that changed no box's record."""
-        await self._store.tell(event)
+        await self._store.add_event(event)
         for listener in self.listeners:
             listener(event)
 
@@ -141,9 +141,9 @@ class States:
 async def _settled(writing: Awaitable[T], written: Callable[[T], Told]) -> None:
     """What the store was asked to write, and what follows from it, though the caller may be cancelled between."""
     if not isinstance(writing, asyncio.Future) or not writing.done():
-        await whole(_followed(writing, written))
+        await run_uncancelled(_followed(writing, written))
     elif told := written(writing.result()):
-        await whole(_all(told))
+        await run_uncancelled(_all(told))
 
 
 async def _followed(writing: Awaitable[T], written: Callable[[T], Told]) -> None:

@@ -11,8 +11,7 @@ import msgspec
 from hutch.errors import Conflict, Invalid
 from hutch.keeper.boxes.live import Live
 from hutch.model.limits import Limits
-from hutch.model.spec import Adjustment, EffectiveSpec, Spec
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Adjustment, EffectiveSpec, Retention, Spec
 from hutch.policy import rights
 from hutch.policy.change import Change
 from hutch.policy.rights import Action
@@ -43,7 +42,7 @@ async def change(
 
         await make_persistent(keeper, live, session)
         retention = None
-    async with live.changing:  # from the first look at what is: two changes at once must not undo each other
+    async with live.state_lock:  # from the first look at what is: two changes at once must not undo each other
         spec, allowed = live.record.spec, rights.current()
         changes = Change(keeper.config.resolve_profile(spec.profile), allowed)
         wanted = changes.limits(spec.limits, _limits(spec.limits, limits)) if limits else None
@@ -87,14 +86,16 @@ async def fit(keeper: "Keeper", live: Live, spec: Spec) -> None:
 
 async def change_limits(keeper: "Keeper", live: Live, limits: Limits) -> tuple[str, ...]:
     """Apply limits; the names of those that would need a new box are returned."""
-    async with live.changing:
+    async with live.state_lock:
         return await _change_limits(keeper, live, limits)
 
 
 async def _change_limits(keeper: "Keeper", live: Live, limits: Limits) -> tuple[str, ...]:
-    keeper.check_ours(live)
+    keeper.check_owned(live)
     record = live.record
-    async with keeper.room.growing(record.id, record.owner, record.spec.limits, record.spec.but(limits=limits)):
+    async with keeper.capacity.reserve_growth(
+        record.id, record.owner, record.spec.limits, record.spec.but(limits=limits)
+    ):
         refused = await live.running.change_limits(limits)
         kept = {name: getattr(record.spec.limits, name) for name in refused}
         spec = live.record.spec.but(limits=limits.but(**kept))

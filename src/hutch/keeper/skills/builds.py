@@ -23,13 +23,13 @@ from hutch.model.spec import NetworkMode, Spec
 from hutch.providers.base import Command
 from hutch.providers.guest_client.local_trees import unpacked
 from hutch.skills import dependencies, git
-from hutch.skills.content import MOST_BYTES
+from hutch.skills.content import MAX_PACKAGE_BYTES
 from hutch.skills.skill_index import Origin
 from hutch.skills.sources import Source, Zip
 
 SESSION = "skills"
 BUILD_SECONDS = 900.0
-_MOST_STREAMED = (dependencies.MOST_MB + 256) << 20
+_MOST_STREAMED = (dependencies.MAX_MB + 256) << 20
 """Bytes of built dependencies on their way out of a box, with a header for each of their files."""
 _ARCHIVE = "/workspace/tree.zip"
 _REPOSITORY = "/workspace/repository"
@@ -58,7 +58,7 @@ class Workshop:
     async def _box(self, owner: str, *, network: bool) -> AsyncIterator[Live]:
         spec = Spec(
             network=NetworkMode.ON if network else NetworkMode.OFF, skills=NO_SKILL, ttl_sec=2 * BUILD_SECONDS,
-            labels={"purpose": "skills"}, limits=LimitsAsked(disk_mb=dependencies.MOST_MB, memory_mb=1024),
+            labels={"purpose": "skills"}, limits=LimitsAsked(disk_mb=dependencies.MAX_MB, memory_mb=1024),
         )  # fmt: skip
         live = await self._make(spec, session=SESSION, owner=owner)
         live.pins += 1
@@ -130,7 +130,7 @@ class Workshop:
         self, owner: str, url: str, ref: str = "", path: str = "", protocols: tuple[str, ...] = ("https",)
     ) -> Source:
         """One commit of a repository as an archive, made in a box. The archive is a stranger's like any other."""
-        git.check(url, ref, local="file" in protocols)
+        git.check_source(url, ref, local="file" in protocols)
         env = git.environment(protocols)
         async with self._box(owner, network="file" not in protocols) as live:
             return await fetched(live, url, ref, path, env)
@@ -144,10 +144,10 @@ async def fetched(live: Live, url: str, ref: str, path: str, env: dict[str, str]
     told = await _run(live, git.command(["-C", _REPOSITORY, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]), env=env)
     commit = told.strip()
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-        raise Invalid(f"git named no commit for {ref or 'HEAD'} of {url}")
+        raise Invalid(f"git found no commit for {ref or 'HEAD'} of {url}")
     archive = ["-C", _REPOSITORY, "archive", "--format=zip", f"--output={_ARCHIVE}", "FETCH_HEAD"]
     await _run(live, git.command(archive), env=env)
-    data = await live.running.files.read(_ARCHIVE, limit=MOST_BYTES + 1)
+    data = await live.running.files.read(_ARCHIVE, limit=MAX_PACKAGE_BYTES + 1)
     return Commit(Zip(url, data, path), Origin(kind="git", place=url, path=path, ref=ref, commit=commit))
 
 
@@ -168,7 +168,7 @@ async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[byt
     async for piece in pieces:
         size += len(piece)
         if size > most:
-            raise FileTooLarge(f"the dependencies have more than {dependencies.MOST_MB} MB")
+            raise FileTooLarge(f"the dependencies have more than {dependencies.MAX_MB} MB")
         yield piece
 
 

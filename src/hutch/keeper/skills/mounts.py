@@ -20,20 +20,19 @@ from hutch.errors import FileThere, HutchError, Unsupported
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import POOL_OWNER, BoxRecord
 from hutch.keeper.boxes.states import States
-from hutch.keeper.capacity import Census, Counted
+from hutch.keeper.capacity import Inventory, InventoryEntry
 from hutch.keeper.engines import Engines
-from hutch.keeper.locks import Turns
+from hutch.keeper.locks import KeyedLocks
 from hutch.keeper.skills.skills import Skills, in_thread
 from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
-from hutch.model.mounts import CheckedMount, CheckedMounts
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT, NO_SKILL, STATE_AT, SkillPlace
-from hutch.model.spec import EffectiveSpec, MountMode, Order
+from hutch.model.spec import CheckedMount, CheckedMounts, EffectiveSpec, MountMode, Order
 from hutch.model.state import State
-from hutch.skills.view_paths import has_own_view, keeps_skills, stale_mark, view_place
+from hutch.skills.view_paths import has_own_view, keeps_skills, stale_marker, view_path
 
 if TYPE_CHECKING:
     from hutch import api
@@ -57,21 +56,21 @@ class SkillBoxes:
 
     def __init__(
         self, skills: Skills, store: Store, states: States, engines: Engines, boxes: dict[BoxId, Live],
-        census: Census, make: "Make", end: "End",
+        inventory: Inventory, make: "Make", end: "End",
     ) -> None:  # fmt: skip
         self._skills = skills
         self._store = store
         self._states = states
         self._engines = engines
         self._boxes = boxes
-        self._census = census
+        self._inventory = inventory
         self._make = make
         self._end = end
         self._copied: dict[BoxId, dict[str, str]] = {}
         """Where they are not mounted: which version of which skill each box has."""
-        self._copying = Turns()
+        self._copying = KeyedLocks()
         """By box, while its copies are brought up to date: two at once would remove what the other brings."""
-        self._mount_points = Turns()
+        self._mount_points = KeyedLocks()
         """By workspace, while its mount point and the note of it are made or removed: they are there together."""
         skills.followers.append(self._follow)
 
@@ -97,8 +96,8 @@ class SkillBoxes:
         if owner == POOL_OWNER:
             view = await in_thread(self._skills.store.box_view, box_id)
         else:
-            view = view_place(self._skills.root, owner, spec.skills)
-            if not view.is_dir() or stale_mark(self._skills.root, owner).exists():
+            view = view_path(self._skills.root, owner, spec.skills)
+            if not view.is_dir() or stale_marker(self._skills.root, owner).exists():
                 view = await in_thread(self._skills.store.view, owner, spec.skills)
         return places.but(mounts=(*places.mounts, _mount_of(view)))
 
@@ -107,7 +106,7 @@ class SkillBoxes:
         be done (P11). Never in a workspace that others have too: they would find there what they did not put."""
         if not self._copies(live.record) or not self._any(live.record.owner):
             return
-        async with self._copying.of(live.record.id):
+        async with self._copying.lock(live.record.id):
             if live.record.id in self._copied or not await self._mounted_late(live):
                 await self._copy(live)
 
@@ -125,7 +124,7 @@ class SkillBoxes:
         except (HutchError, OSError) as error:
             log("keeper").info("skills not mounted in a live box", box=record.id, error=str(error))
             return False
-        async with live.changing:
+        async with live.state_lock:
             await self._states.update(live.record, into=live, skills_mounted=True)
         return True
 
@@ -143,7 +142,7 @@ class SkillBoxes:
         """A box of the pool has an owner now."""
         record = live.record
         if record.skills_mounted:
-            await in_thread(self._skills.store.give_box_view, record.id, record.owner, record.spec.skills)
+            await in_thread(self._skills.store.assign_box_view, record.id, record.owner, record.spec.skills)
         else:
             await self.settle(live)
 
@@ -166,8 +165,8 @@ class SkillBoxes:
     async def _drop_mount_point(self, box_id: BoxId, real: str, body: bytes) -> None:
         """Unless another box has it, or has been told that it is there: removed under a live mount, the directory
         would take the mount with it."""
-        async with self._mount_points.of(real):
-            boxes = await self._census.all()
+        async with self._mount_points.lock(real):
+            boxes = await self._inventory.all()
             if any(_works_in(box, real, body) for other, box in boxes.items() if other != box_id):
                 return
             # Without an `await` since the look: whoever comes next makes it anew.
@@ -178,7 +177,7 @@ class SkillBoxes:
     async def _mount_point(self, workspace: CheckedMount, spec: EffectiveSpec, box_id: BoxId, owner: str) -> bool:
         """Whether there is an empty directory to mount on, made now if need be. What people keep under that name is
         never covered."""
-        async with self._mount_points.of(workspace.real):
+        async with self._mount_points.lock(workspace.real):
             try:
                 made = _make_mount_point(workspace)
             except (OSError, HutchError) as error:
@@ -213,7 +212,7 @@ class SkillBoxes:
     async def _bring(self, live: Live) -> None:
         record, files = live.record, live.running.files
         view = await in_thread(self._skills.store.view, record.owner, record.spec.skills)
-        wanted = await in_thread(self._skills.store.views.shown, record.owner, record.spec.skills)
+        wanted = await in_thread(self._skills.store.views.content, record.owner, record.spec.skills)
         there = self._copied.setdefault(record.id, {})
         for name in sorted(there.keys() - wanted.keys()):
             await files.remove(f"{INSTALLED_AT}/{name}", recursive=True, missing_ok=True)
@@ -229,7 +228,7 @@ class SkillBoxes:
         live = self._boxes.get(BoxId(box_id))
         if live is None or not self._copies(live.record) or name not in self._copied.get(live.record.id, {}):
             return
-        async with self._copying.of(live.record.id):
+        async with self._copying.lock(live.record.id):
             del self._copied[live.record.id][name]
             await self._bring(live)
 
@@ -244,7 +243,7 @@ class SkillBoxes:
         """Its dependencies, once for all boxes; its state directory in this box. What fails is a warning."""
         from hutch.skills import dependencies
 
-        skill = await self._skills.get(owner, name)
+        skill = await in_thread(self._skills.store.get, owner, name)
         warning = await self.workshop.prepare(owner, skill.name, skill.digest)
         warnings = [warning] if warning else []
         state = f"{STATE_AT}/{name}"
@@ -275,7 +274,7 @@ def shows_skills(order: Order) -> bool:
     return any(mount.target == INSTALLED_AT for mount in order.places.mounts)
 
 
-def _works_in(box: BoxRecord | Counted, real: str, body: bytes) -> bool:
+def _works_in(box: BoxRecord | InventoryEntry, real: str, body: bytes) -> bool:
     source = box.spec.workspace.source
     if source.startswith("volume:"):
         return MountPoint.from_json(body) == MountPoint(source=source, owner=box.owner)

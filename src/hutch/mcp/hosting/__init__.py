@@ -1,8 +1,8 @@
-"""MCP servers in boxes: registered once, started when they are needed, watched, and merged behind one gateway.
+"""MCP servers in boxes: registered once, started on demand, watched, and merged behind one gateway.
 
-`registry` and `importing` know the servers; `projects` finds their files on this machine; `boxes` and `installing` make
-the place they run in; `running` starts, watches and restarts one; `forwarding` lets many clients talk to it; `hosted`
-is the whole of it for one owner.
+`registry` and `client_files` hold and import definitions; `projects` and `project_files` find a server's files on this
+machine; `boxes` and `dependencies` prepare its box; `start` and `supervisor` run it; `gateway` lets many clients use
+it; `hosted` combines these for one owner.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ __all__ = ["Hosted"]
 
 def __getattr__(name: str) -> Any:
     if name == "Hosted":
-        # The SDK is an extra, and slow to load: whoever only reads the registry does without.
+        # The SDK is an extra and slow to load, and reading the registry does not need it.
         from hutch.mcp.hosting.hosted import Hosted
 
         return Hosted

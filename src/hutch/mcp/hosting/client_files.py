@@ -1,7 +1,7 @@
-"""Reading the tables of MCP servers that other clients keep: Claude, Cursor, VS Code and their like.
+"""Reads the tables of MCP servers that other clients keep, such as Claude, Cursor and VS Code.
 
-They agree on `mcpServers` (VS Code: `servers`), on command, args, env, url and headers, and differ in the rest. What is
-not understood is said, not lost: each leftover key becomes a note.
+They agree on `mcpServers` (VS Code: `servers`), command, args, env, url and headers, and differ in the rest. Each key
+that is not understood becomes a note.
 """
 
 import json
@@ -28,39 +28,43 @@ _TYPES = {
     "sse": Transport.SSE,
 }  # fmt: skip
 _URLS = ("serverUrl", "httpUrl")
-_UNUSED = frozenset({"alwaysAllow", "autoApprove", "gallery", "version", "name", "dev", "sandbox", "sandboxEnabled"})
-"""About the other client itself."""
+_IGNORED_KEYS = frozenset(
+    {"alwaysAllow", "autoApprove", "gallery", "version", "name", "dev", "sandbox", "sandboxEnabled"}
+)
+"""Keys that concern only the other client."""
 _VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-([^}]*))?\}")
 _UNIX_HOME = ("${userHome}", "${env:HOME}", "${HOME}")
-MOST_BYTES = 4 << 20
+MAX_FILE_BYTES = 4 << 20
 
 
 @dataclass
 class Imported:
-    """The servers of one table, and what was left out."""
+    """The servers of one table, and notes about what was left out."""
 
     servers: dict[str, McpServer] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 def from_file(path: Path, environ: Mapping[str, str] | None = None) -> Imported:
-    """A file as it lies in another client's directory; comments and trailing commas are fine."""
+    """Read the file of another client. Comments and trailing commas are allowed."""
     try:
         with opened_by_user(str(path)) as file:
-            text = file.read(most=MOST_BYTES).decode("utf-8-sig")
+            text = file.read(most=MAX_FILE_BYTES).decode("utf-8-sig")
     except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"{path} cannot be read: {error}") from error
     return from_text(text, str(path), environ=environ, folder=str(folder_of(path)))
 
 
 def folder_of(path: Path) -> Path:
-    """The project that a client's file belongs to."""
+    """Return the project directory that a client's file belongs to."""
     return path.parent.parent if path.parent.name in (".vscode", ".cursor") else path.parent
 
 
 def outside(server: McpServer, folder: Path) -> tuple[str, ...]:
-    """The host paths that a definition names and that do not lie in its file's own project. A box may have written the
-    file, so it does not open them (lesson 44)."""
+    """Return the host paths of a definition outside of its file's project.
+
+    A box may have written the file, so the file alone must not open such paths.
+    """
     if server.transport is not Transport.STDIO:
         return ()
     try:
@@ -84,8 +88,10 @@ def from_text(
 def from_plain(
     plain: object, origin: str = "the table", *, environ: Mapping[str, str] | None = None, folder: str = ""
 ) -> Imported:
-    """The `mcpServers` object itself, or the document around it. Without a folder no file is read; variables come from
-    `environ`, by default this process's."""
+    """Read the `mcpServers` object or the document around it.
+
+    Without a folder no file is read. Variables come from `environ`, by default that of this process.
+    """
     table = _table(plain)
     if table is None:
         raise Invalid(f"{origin} has no table of MCP servers", remedy=f"it is expected under {', '.join(TABLES[:2])}")
@@ -121,8 +127,8 @@ def _table(plain: object) -> dict[str, Any] | None:
     inner = plain.get("mcp")
     if isinstance(inner, dict):  # VS Code's settings.json
         return _table(inner)
-    looks = plain and all(isinstance(each, dict) and ("command" in each or "url" in each) for each in plain.values())
-    return dict(plain) if looks else None
+    is_table = plain and all(isinstance(each, dict) and ("command" in each or "url" in each) for each in plain.values())
+    return dict(plain) if is_table else None
 
 
 class _Entry:
@@ -136,31 +142,31 @@ class _Entry:
         self._folder = folder
 
     def server(self) -> McpServer:
-        entry = self._filled(self._entry)
+        entry = self._expanded(self._entry)
         plain: dict[str, Any] = {key: entry[key] for key in McpServer.__struct_fields__ if entry.get(key) is not None}
         command = plain.get("command")
-        if isinstance(command, list) and command:  # some write the whole argv
+        if isinstance(command, list) and command:  # Some clients write the whole argv here.
             plain["command"], plain["args"] = command[0], [*command[1:], *plain.get("args", ())]
         for key in ("cwd", "host_path"):
             if self._folder and isinstance(plain.get(key), str):
                 plain[key] = os.path.normpath(os.path.join(self._folder, plain[key]))
         command = plain.get("command")
         if self._folder and isinstance(command, str) and "/" in command and not os.path.isabs(command):
-            plain.setdefault("cwd", self._folder)  # where its own client would have started it
+            plain.setdefault("cwd", self._folder)  # Its own client would have started it there.
         for key in _URLS:
             if key in entry and "url" not in plain:
                 plain["url"] = entry[key]
         if "enabled" in entry:
             plain["disabled"] = not entry["enabled"]
         if isinstance(entry.get("timeout"), int | float) and not isinstance(entry["timeout"], bool):
-            # Milliseconds in most clients; nobody means a server that may take an hour to start.
+            # Most clients use milliseconds, and no server may take 1000 seconds to start.
             seconds = entry["timeout"] / 1000 if entry["timeout"] >= 1000 else entry["timeout"]
             plain["startup_timeout_sec"] = max(1.0, float(seconds))
         if "type" in plain or "transport" in entry:
             plain["type"] = self._type(plain.get("type") or entry.get("transport"))
         if "env" in plain and isinstance(plain["env"], dict):
             plain["env"] = {key: str(value) for key, value in plain["env"].items() if value is not None}
-        known = {*McpServer.__struct_fields__, *_URLS, *_UNUSED, "enabled", "timeout", "transport", "envFile"}
+        known = {*McpServer.__struct_fields__, *_URLS, *_IGNORED_KEYS, "enabled", "timeout", "transport", "envFile"}
         self.notes += [f"{self.name}: {key} is not used here" for key in entry if key not in known]
         if "envFile" in entry and not self._folder:
             raise Invalid("has an envFile, which only its own machine has")
@@ -177,12 +183,12 @@ class _Entry:
             raise Invalid(f"has the type {str(given)[:40]!r}, which is not known")
         return kind
 
-    def _filled(self, value: Any) -> Any:
-        """Variables as clients write them, filled from this process's environment and the file's folder."""
+    def _expanded(self, value: Any) -> Any:
+        """Replace variables by values of the environment and by the file's folder."""
         if isinstance(value, dict):
-            return {key: self._filled(each) for key, each in value.items()}
+            return {key: self._expanded(each) for key, each in value.items()}
         if isinstance(value, list):
-            return [self._filled(each) for each in value]
+            return [self._expanded(each) for each in value]
         if not isinstance(value, str) or "${" not in value:
             return value
         text = value.replace("${workspaceFolder}", self._folder)
@@ -197,17 +203,17 @@ class _Entry:
         if value is None:
             raise Invalid(f"needs the variable {found[1]}, which is not set")
         if found[1] in self._environ:
-            # Said, because the table may be a stranger's, and the variable a secret.
+            # Reported, because the table may come from a stranger and the variable may be a secret.
             self.notes.append(f"{self.name}: is given the variable {found[1]} of this environment")
         return value
 
 
 def _env_file(folder: str, name: str) -> dict[str, str]:
-    """One of the project's own: another's, or one behind a link, a planted table would hand to the server it plants."""
+    """Read an env file of the project. A malicious table could hand any other file to its own server."""
     inner = os.path.relpath(os.path.join(folder, name), folder)
     try:
         with opened_by_user(folder) as tree:
-            lines = tree.read(inner, most=MOST_BYTES).decode().splitlines()
+            lines = tree.read(inner, most=MAX_FILE_BYTES).decode().splitlines()
     except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"has an envFile that cannot be read: {error}") from error
     pairs = (line.removeprefix("export ").partition("=") for line in map(str.strip, lines) if line[:1] not in ("", "#"))
@@ -215,11 +221,11 @@ def _env_file(folder: str, name: str) -> dict[str, str]:
 
 
 def without_comments(text: str) -> str:
-    """JSON with comments and trailing commas as plain JSON; what stands in strings stays as it is."""
+    """Return plain JSON from JSON with comments and trailing commas. Strings are not changed."""
     pieces = re.split(r'("(?:[^"\\]|\\.)*")', text)
     if not any("//" in piece or "/*" in piece for piece in pieces[::2]):
         return _without_commas(pieces)
-    # A quote inside a comment would open a string in that split: so comments go first, by the same walk over strings.
+    # A quote inside a comment would open a string in that split, so comments are removed first.
     cleaned = re.sub(r'("(?:[^"\\]|\\.)*")|//[^\n]*|/\*.*?\*/', lambda found: found[1] or " ", text, flags=re.DOTALL)
     return _without_commas(re.split(r'("(?:[^"\\]|\\.)*")', cleaned))
 

@@ -1,4 +1,4 @@
-"""One JSON message a frame: a client that speaks the protocol's lines over a WebSocket."""
+"""Serves a client over a WebSocket with one JSON message in each frame."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -10,19 +10,23 @@ from mcp.types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from hutch.errors import Invalid
-from hutch.mcp.hosting.gateway import CHANGES
+from hutch.mcp.hosting.gateway import NOTIFICATIONS
 
 Receive = Callable[[], Awaitable[bytes | str | None]]
 Send = Callable[[str], Awaitable[None]]
 
 
 async def serve(server: Server[Any], receive: Receive, send: Send) -> None:
-    """Until the client leaves, which is when `receive` gives None. Invalid for a frame that is no message."""
+    """Serve until the client leaves, which `receive` reports by None.
+
+    Raises:
+        Invalid: A frame is not a message of JSON-RPC.
+    """
     to_server, from_client = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     to_client, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     wrong: list[Invalid] = []
 
-    async def reading() -> None:
+    async def read_frames() -> None:
         async with to_server:
             while (frame := await receive()) is not None:
                 try:
@@ -33,14 +37,14 @@ async def serve(server: Server[Any], receive: Receive, send: Send) -> None:
                 await to_server.send(SessionMessage(message))
         group.cancel_scope.cancel()
 
-    async def writing() -> None:
+    async def write_frames() -> None:
         async with from_server:
             async for item in from_server:
                 await send(item.message.model_dump_json(by_alias=True, exclude_unset=True))
 
     async with anyio.create_task_group() as group:
-        group.start_soon(reading)
-        group.start_soon(writing)
-        await server.run(from_client, to_client, server.create_initialization_options(CHANGES))
+        group.start_soon(read_frames)
+        group.start_soon(write_frames)
+        await server.run(from_client, to_client, server.create_initialization_options(NOTIFICATIONS))
     if wrong:
         raise wrong[0]

@@ -1,7 +1,7 @@
-"""What clients talk to: one MCP server in front of one hosted server, or of all of them (the gateway).
+"""Endpoints for clients: an MCP server in front of one hosted server, or of all of them (the gateway).
 
-The gateway shows `tool` of `server` as `server__tool`, and prompts likewise; resources keep their addresses. A hosted
-server that starts again is the same one to its clients: they are told that lists may have changed, and go on.
+The gateway names a tool `server__tool`, and prompts likewise; resources keep their URIs. Clients stay connected when a
+hosted server restarts, and are notified that its lists may have changed.
 """
 
 import asyncio
@@ -35,13 +35,13 @@ T = TypeVar("T")
 R = TypeVar("R", bound=BaseModel)
 Context = ServerRequestContext[Any, Any]
 
-CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
-LONGEST_LISTING = 100
-"""Pages of one list: a server that always has a next page must not keep us reading."""
+NOTIFICATIONS = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+MAX_PAGES = 100
+"""Most pages of one list, because a faulty server may always announce a next page."""
 
 
-class Front:
-    """One endpoint. `servers` tells which hosted servers stand behind it now, by name."""
+class Endpoint:
+    """One endpoint. `servers` returns the hosted servers behind it, by name."""
 
     def __init__(
         self, name: str, servers: Callable[[], Mapping[str, Supervisor]], *, prefixed: bool, wait_sec: float
@@ -51,7 +51,7 @@ class Front:
         self._wait_sec = wait_sec
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._resources: dict[str, str] = {}
-        """Which server has a resource, by its address or template."""
+        """Maps the URI or template of a resource to its server."""
         self._bus = InMemorySubscriptionBus()
         self.server: Server[Any] = Server(
             name, version=hutch.__version__, on_list_tools=self._list_tools, on_call_tool=self._call_tool,
@@ -62,15 +62,15 @@ class Front:
             on_subscriptions_listen=ListenHandler(self._bus),
         )  # fmt: skip
         self.server.add_request_handler("logging/setLevel", types.SetLevelRequestParams, self._set_level)
-        self.server.middleware.append(self._met)
+        self.server.middleware.append(self._track_connection)
 
     # --- tools ----------------------------------------------------------------------------------------------------
 
     async def _list_tools(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListToolsResult:
-        listed = await self._from_all(lambda each: tools_of(each))
+        listed = await self._ask_all(lambda each: tools_of(each))
         return types.ListToolsResult(
             tools=[
-                tool.model_copy(update={"name": self._shown(name, tool.name)})
+                tool.model_copy(update={"name": self._public_name(name, tool.name)})
                 for name, tools in listed.items()
                 for tool in tools
             ]
@@ -78,8 +78,8 @@ class Front:
 
     async def _call_tool(self, ctx: Context, params: types.CallToolRequestParams) -> types.CallToolResult:
         supervisor, tool = self._find(params.name, "tool")
-        return await self._asked(
-            ctx, supervisor, lambda progressed: supervisor.call_tool(_passed(params, name=tool), progressed)
+        return await self._ask_with_progress(
+            ctx, supervisor, lambda report: supervisor.call_tool(_forwarded(params, name=tool), report)
         )
 
     # --- resources ------------------------------------------------------------------------------------------------
@@ -87,44 +87,44 @@ class Front:
     async def _list_resources(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourcesResult:
-        listed = await self._from_all(resources_of)
+        listed = await self._ask_all(resources_of)
         self._resources |= {resource.uri: name for name, found in listed.items() for resource in found}
         return types.ListResourcesResult(resources=[each for found in listed.values() for each in found])
 
     async def _list_templates(
         self, ctx: Context, params: types.PaginatedRequestParams | None
     ) -> types.ListResourceTemplatesResult:
-        listed = await self._from_all(templates_of)
+        listed = await self._ask_all(templates_of)
         self._resources |= {each.uri_template: name for name, found in listed.items() for each in found}
         return types.ListResourceTemplatesResult(
             resource_templates=[each for found in listed.values() for each in found]
         )
 
     async def _read_resource(self, ctx: Context, params: types.ReadResourceRequestParams) -> types.ReadResourceResult:
-        request = types.ReadResourceRequest(params=_passed(params))
+        request = types.ReadResourceRequest(params=_forwarded(params))
         refused: MCPError | None = None
         for supervisor in self._candidates(params.uri):
             try:
                 return await self._ask(ctx, supervisor, request, types.ReadResourceResult)
-            except MCPError as error:  # not its own: the next may have it
+            except MCPError as error:  # It does not have the resource, but the next one may.
                 refused = error
         raise refused or MCPError(types.INVALID_PARAMS, f"there is no resource {params.uri}")
 
     async def _subscribe(self, ctx: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
         supervisor = next(iter(self._candidates(params.uri)))
-        return await self._ask(ctx, supervisor, types.SubscribeRequest(params=_passed(params)), types.EmptyResult)
+        return await self._ask(ctx, supervisor, types.SubscribeRequest(params=_forwarded(params)), types.EmptyResult)
 
     async def _unsubscribe(self, ctx: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
         supervisor = next(iter(self._candidates(params.uri)))
-        return await self._ask(ctx, supervisor, types.UnsubscribeRequest(params=_passed(params)), types.EmptyResult)
+        return await self._ask(ctx, supervisor, types.UnsubscribeRequest(params=_forwarded(params)), types.EmptyResult)
 
     # --- prompts, completion, logging -----------------------------------------------------------------------------
 
     async def _list_prompts(self, ctx: Context, params: types.PaginatedRequestParams | None) -> types.ListPromptsResult:
-        listed = await self._from_all(prompts_of)
+        listed = await self._ask_all(prompts_of)
         return types.ListPromptsResult(
             prompts=[
-                prompt.model_copy(update={"name": self._shown(name, prompt.name)})
+                prompt.model_copy(update={"name": self._public_name(name, prompt.name)})
                 for name, prompts in listed.items()
                 for prompt in prompts
             ]
@@ -132,7 +132,7 @@ class Front:
 
     async def _get_prompt(self, ctx: Context, params: types.GetPromptRequestParams) -> types.GetPromptResult:
         supervisor, prompt = self._find(params.name, "prompt")
-        request = types.GetPromptRequest(params=_passed(params, name=prompt))
+        request = types.GetPromptRequest(params=_forwarded(params, name=prompt))
         return await self._ask(ctx, supervisor, request, types.GetPromptResult)
 
     async def _complete(self, ctx: Context, params: types.CompleteRequestParams) -> types.CompleteResult:
@@ -141,19 +141,19 @@ class Front:
             params = params.model_copy(update={"ref": params.ref.model_copy(update={"name": prompt})})
         else:
             supervisor = next(iter(self._candidates(params.ref.uri)))
-        return await self._ask(ctx, supervisor, types.CompleteRequest(params=_passed(params)), types.CompleteResult)
+        return await self._ask(ctx, supervisor, types.CompleteRequest(params=_forwarded(params)), types.CompleteResult)
 
     async def _set_level(self, ctx: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
         for supervisor in self._servers().values():
-            capabilities = supervisor.greeting.capabilities if supervisor.greeting else None
+            capabilities = supervisor.initialize_result.capabilities if supervisor.initialize_result else None
             if capabilities is not None and capabilities.logging is not None:
-                await self._ask(ctx, supervisor, types.SetLevelRequest(params=_passed(params)), types.EmptyResult)
+                await self._ask(ctx, supervisor, types.SetLevelRequest(params=_forwarded(params)), types.EmptyResult)
         return types.EmptyResult()
 
-    # --- telling clients --------------------------------------------------------------------------------------------
+    # --- notifications --------------------------------------------------------------------------------------------
 
     async def changed(self, name: str) -> None:
-        """A server came up, or went: what it offers may be other than it was."""
+        """Notify clients that a server came or went, so that lists may have changed."""
         for event in (ToolsListChanged(), PromptsListChanged(), ResourcesListChanged()):
             await self._bus.publish(event)
         for connection in list(self._connections):
@@ -161,8 +161,8 @@ class Front:
             await _quietly(connection.send_prompt_list_changed())
             await _quietly(connection.send_resource_list_changed())
 
-    async def heard(self, name: str, message: types.ServerNotification) -> None:
-        """A server's word that belongs to no request."""
+    async def forward_notification(self, name: str, message: types.ServerNotification) -> None:
+        """Forward a server's notification that belongs to no request."""
         match message:
             case types.ToolListChangedNotification():
                 await self._bus.publish(ToolsListChanged())
@@ -180,17 +180,17 @@ class Front:
         for connection in list(self._connections):
             await _quietly(connection.notify(data["method"], data.get("params")))
 
-    async def _met(self, ctx: Context, call_next: CallNext) -> HandlerResult:
-        """Remember who is connected. The SDK gives handlers no other way to the connection itself."""
+    async def _track_connection(self, ctx: Context, call_next: CallNext) -> HandlerResult:
+        """Remember the connection of a request. The SDK offers handlers no public access to it."""
         self._connections.add(ctx.session._connection)
         try:
             return await call_next(ctx)
         except HutchError as error:
-            raise told(error) from error
+            raise to_mcp_error(error) from error
 
     # --- finding ----------------------------------------------------------------------------------------------
 
-    def _shown(self, server: str, name: str) -> str:
+    def _public_name(self, server: str, name: str) -> str:
         return f"{server}{SEPARATOR}{name}" if self._prefixed else name
 
     def _find(self, name: str, what: str) -> tuple[Supervisor, str]:
@@ -203,7 +203,7 @@ class Front:
         return servers[server], own
 
     def _candidates(self, uri: str) -> Sequence[Supervisor]:
-        """Who may have a resource, the likeliest first."""
+        """Return the servers that may have a resource, the most likely first."""
         servers = self._servers()
         known = servers.get(self._resources.get(uri, ""))
         others = [each for each in servers.values() if each is not known and _offers(each, "resources")]
@@ -212,8 +212,8 @@ class Front:
             raise MCPError(types.INVALID_PARAMS, f"there is no resource {uri}")
         return found
 
-    async def _from_all(self, ask: Callable[[Supervisor], Awaitable[T]]) -> dict[str, T]:
-        """The answers of those that are there in time, in order; the others are announced when they come."""
+    async def _ask_all(self, ask: Callable[[Supervisor], Awaitable[T]]) -> dict[str, T]:
+        """Ask all servers and return the answers that came in time. Late servers are announced when they are ready."""
         servers = self._servers()
         asking = {name: asyncio.ensure_future(ask(each)) for name, each in servers.items()}
         if not asking:
@@ -231,31 +231,33 @@ class Front:
             if error is None:
                 found[name] = task.result()
             elif not self._prefixed:
-                raise told(error)
+                raise to_mcp_error(error)
             else:
                 log("mcp").warning("server left out of a list", server=name, error=error)
         return found
 
     async def _ask(self, ctx: Context, supervisor: Supervisor, request: Any, kind: type[R]) -> R:
-        return await self._asked(
-            ctx, supervisor, lambda progressed: supervisor.request(request, kind, progressed)
+        return await self._ask_with_progress(
+            ctx, supervisor, lambda report: supervisor.request(request, kind, report)
         )  # fmt: skip
 
-    async def _asked(self, ctx: Context, supervisor: Supervisor, ask: Callable[[ProgressFnT], Awaitable[T]]) -> T:
-        """A client's request, asked of a server; its progress goes to that client, and leaving cancels it there."""
+    async def _ask_with_progress(
+        self, ctx: Context, supervisor: Supervisor, ask: Callable[[ProgressFnT], Awaitable[T]]
+    ) -> T:
+        """Forward a client's request to a server and its progress to the client. Cancellation is forwarded too."""
 
-        async def progressed(progress: float, total: float | None, message: str | None) -> None:
+        async def report(progress: float, total: float | None, message: str | None) -> None:
             await ctx.session.report_progress(progress, total, message)
 
         try:
-            with supervisor.flying.one(ctx):
-                return await ask(progressed)
+            with supervisor.in_flight.track(ctx):
+                return await ask(report)
         except HutchError as error:
-            raise told(error) from error
+            raise to_mcp_error(error) from error
 
 
-def told(error: BaseException) -> MCPError:
-    """An error of ours as JSON-RPC carries it: `data` is the one error shape."""
+def to_mcp_error(error: BaseException) -> MCPError:
+    """Convert an error for JSON-RPC, with our common error format as `data`."""
     if isinstance(error, MCPError):
         return error
     if not isinstance(error, HutchError):
@@ -265,7 +267,7 @@ def told(error: BaseException) -> MCPError:
 
 
 async def tools_of(supervisor: Supervisor) -> list[types.Tool]:
-    """Those that its definition allows."""
+    """Return the tools that the server's definition allows."""
     if not await _has(supervisor, "tools"):
         return []
     listed = await _pages(supervisor, types.ListToolsRequest, types.ListToolsResult)
@@ -301,14 +303,14 @@ async def _has(supervisor: Supervisor, capability: str) -> bool:
 
 
 def _offers(supervisor: Supervisor, capability: str) -> bool:
-    greeting = supervisor.greeting
-    return greeting is None or getattr(greeting.capabilities, capability) is not None
+    initialize_result = supervisor.initialize_result
+    return initialize_result is None or getattr(initialize_result.capabilities, capability) is not None
 
 
 async def _pages(supervisor: Supervisor, request: Any, kind: type[R]) -> list[R]:
     pages: list[R] = []
     cursor: str | None = None
-    for _ in range(LONGEST_LISTING):
+    for _ in range(MAX_PAGES):
         params = types.PaginatedRequestParams(cursor=cursor) if cursor else None
         page = await supervisor.request(request(params=params), kind)
         pages.append(page)
@@ -318,21 +320,21 @@ async def _pages(supervisor: Supervisor, request: Any, kind: type[R]) -> list[R]
     return pages
 
 
-_OURS = ("progressToken", "progress_token")
-_OF_THE_CONNECTION = "io.modelcontextprotocol/"
-"""Of the era without handshakes: what each request says of its own connection, which is not the server's."""
+_PROGRESS_KEYS = ("progressToken", "progress_token")
+_CONNECTION_PREFIX = "io.modelcontextprotocol/"
+"""Prefix of keys by which a request without handshake describes its own connection. They are not for the server."""
 
 
-def _passed(params: Any, **changes: Any) -> Any:
-    """The client's parameters for the server, under our own ids: its progress token is not the server's."""
-    told: dict[str, Any] = dict(params.meta or {})
-    meta = {key: told[key] for key in told if key not in _OURS and not key.startswith(_OF_THE_CONNECTION)}
+def _forwarded(params: Any, **changes: Any) -> Any:
+    """Return the client's parameters for the server, without the client's progress token and connection keys."""
+    meta: dict[str, Any] = dict(params.meta or {})
+    meta = {key: meta[key] for key in meta if key not in _PROGRESS_KEYS and not key.startswith(_CONNECTION_PREFIX)}
     return params.model_copy(update={"meta": meta or None, **changes})
 
 
 async def _quietly(sending: Awaitable[None]) -> None:
-    """A client that has left needs no news."""
+    """Send a notification, and ignore clients that have left."""
     try:
         await sending
-    except Exception as error:  # the boundary of one client: another's connection is no reason to miss the rest
-        log("mcp").debug("client not told", error=error)
+    except Exception as error:  # The boundary of one client: its broken connection must not affect the others.
+        log("mcp").debug("client not notified", error=error)

@@ -1,7 +1,7 @@
-"""One JSON message a line, both ways, between a job's pipes and the SDK's streams: bounded, with back-pressure.
+"""Connects a job's pipes to the SDK's streams, with one JSON message in each line, bounded and with back-pressure.
 
-Lesson 36: the pipe's pieces are not the messages. A line that is no message (many servers greet people on standard
-output) is kept with what the server wrote to standard error, and never reaches a client.
+A read from the pipe may hold a part of a message or several. A line that is no message (many servers print a greeting)
+is kept with the output of standard error and never reaches a client.
 """
 
 from collections import deque
@@ -18,37 +18,37 @@ from hutch.errors import HutchError, ServerFailed
 from hutch.logs import redact
 from hutch.model.mcp import Phase
 
-LONGEST_LINE = 16 << 20
+MAX_LINE = 16 << 20
 PREVIEW_LINES = 200
-LONGEST_PREVIEW_LINE = 2000
+MAX_PREVIEW_LINE = 2000
 
 
-class Preview:
-    """The last lines that a server wrote beside the protocol, without secrets."""
+class OutputPreview:
+    """The last lines that a server wrote outside of the protocol, with secrets redacted."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque(maxlen=PREVIEW_LINES)
         self._rest = b""
-        self._fresh = 0
-        """How many of them are of this run."""
+        self._run_lines = 0
+        """Number of lines that belong to this run."""
 
-    def begin(self) -> None:
-        """A new run: an error quotes what that one said, not its predecessors."""
+    def begin_run(self) -> None:
+        """Start a new run, so that errors do not quote lines of earlier runs."""
         if self._rest:
             self.line(self._rest.decode("utf-8", "replace"))
         self._rest = b""
-        self._fresh = 0
+        self._run_lines = 0
 
     def add(self, data: bytes) -> None:
         *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LONGEST_PREVIEW_LINE:]
+        self._rest = rest[-MAX_PREVIEW_LINE:]
         for line in lines:
             self.line(line.decode("utf-8", "replace"))
 
     def line(self, text: str) -> None:
-        if shown := text.rstrip()[:LONGEST_PREVIEW_LINE]:
+        if shown := text.rstrip()[:MAX_PREVIEW_LINE]:
             self._lines.append(redact(shown))
-            self._fresh += 1
+            self._run_lines += 1
 
     def lines(self) -> tuple[str, ...]:
         rest = self._rest.decode("utf-8", "replace").strip()
@@ -56,19 +56,19 @@ class Preview:
 
     def tail(self, count: int = 6) -> str:
         said = self.lines()
-        fresh = self._fresh + len(said) - len(self._lines)
-        return " | ".join(said[-min(count, fresh) :] if fresh else ())
+        of_this_run = self._run_lines + len(said) - len(self._lines)
+        return " | ".join(said[-min(count, of_this_run) :] if of_this_run else ())
 
 
 class LineStreams:
-    """A transport of the SDK over a job that was started with `follow`."""
+    """An SDK transport over a job that was started with `follow`."""
 
-    def __init__(self, job: Job, preview: Preview) -> None:
+    def __init__(self, job: Job, preview: OutputPreview) -> None:
         self._job = job
         self._preview = preview
-        self.overflow: HutchError | None = None
-        """Why the lines ended, if it was not the server's own end."""
-        # No buffer: a client that does not read lets the pipe fill, and that stops the server, not our memory.
+        self.end_reason: HutchError | None = None
+        """Why the stream ended, if not by the end of the server."""
+        # Without a buffer, a client that does not read lets the pipe fill. That stops the server and saves our memory.
         self._to_us, self._incoming = _pair()
         self._outgoing, self._from_us = _pair()
 
@@ -100,25 +100,25 @@ class LineStreams:
                         *lines, last = rest.split(b"\n")
                         rest = last
                         for line in lines:
-                            await self._take(bytes(line))
-                    if len(rest) > LONGEST_LINE:
+                            await self._handle_line(bytes(line))
+                    if len(rest) > MAX_LINE:
                         raise ServerFailed(
-                            f"it wrote a line of more than {LONGEST_LINE >> 20} MB", details={"phase": Phase.RUNTIME}
+                            f"it wrote a line of more than {MAX_LINE >> 20} MB", details={"phase": Phase.RUNTIME}
                         )
-            except HutchError as error:  # the box has gone, or the framing: whoever watches the job tells
-                self.overflow = error
+            except HutchError as error:  # The box or the framing is lost. The supervisor of the job reports it.
+                self.end_reason = error
             except (anyio.BrokenResourceError, anyio.ClosedResourceError):
                 return
 
-    async def _take(self, line: bytes) -> None:
+    async def _handle_line(self, line: bytes) -> None:
         if not line.strip():
             return
-        if len(line) > LONGEST_LINE:
-            raise ServerFailed(f"it wrote a line of more than {LONGEST_LINE >> 20} MB")
+        if len(line) > MAX_LINE:
+            raise ServerFailed(f"it wrote a line of more than {MAX_LINE >> 20} MB")
         try:
             message = jsonrpc_message_adapter.validate_json(line, by_name=False)
         except ValidationError:
-            self._preview.line("(on standard output) " + line[:LONGEST_PREVIEW_LINE].decode("utf-8", "replace"))
+            self._preview.line("(on standard output) " + line[:MAX_PREVIEW_LINE].decode("utf-8", "replace"))
             return
         await self._to_us.send(SessionMessage(message))
 
@@ -130,8 +130,8 @@ class LineStreams:
                 try:
                     await self._job.write(text.encode() + b"\n")
                 except HutchError as error:
-                    # It has ended, or its box is another's now. No answer will come: whoever waits for one is told.
-                    self.overflow = error
+                    # The server has ended or lost its box. No answer will come, so waiting requests must fail.
+                    self.end_reason = error
                     self._to_us.close()
                     return
 

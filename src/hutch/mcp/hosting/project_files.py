@@ -1,7 +1,7 @@
-"""A server's files on the host: what they say about its dependencies, and copies of them for a box that others share.
+"""Reads a server's files on the host: its declared dependencies, and copies for a box that others share.
 
-Whoever registers a server names paths of the machine that hosts it. They are read only here, by `hutch.host_files` and
-only where policy would show them in a box: a caller who may mount nothing has nothing copied either (lesson 43).
+A definition names paths of the hosting machine. They are read only here, through `hutch.host_files`, and only if the
+policy would allow them as mounts: a caller who may mount nothing cannot have anything copied either.
 """
 
 import asyncio
@@ -16,14 +16,14 @@ from hutch import host_files
 from hutch.api import Box
 from hutch.errors import FileMissing, FileTooLarge, Refused
 from hutch.host_files import Found, Tree
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 
-MOST_COPIED = 512 << 20
-MOST_FILES = 20_000
-MOST_LISTED = 4 << 20
-"""Bytes of one file that lists dependencies."""
-LEFT_OUT = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"})
-"""Not copied into a box: made anew there, or of no use."""
+MAX_COPIED_BYTES = 512 << 20
+MAX_FILES = 20_000
+MAX_LIST_BYTES = 4 << 20
+"""Most bytes of one file that lists dependencies."""
+EXCLUDED = frozenset({".git", ".venv", "venv", "node_modules", "__pycache__", ".mypy_cache", ".pytest_cache"})
+"""Names that are not copied into a box, because they are created there or of no use."""
 _NODE_LOCKS = ("package-lock.json", "npm-shrinkwrap.json")
 _LOCKS = (
     "requirements.txt", "requirements.lock", "pyproject.toml", "setup.py", "setup.cfg", "uv.lock", "poetry.lock",
@@ -34,31 +34,33 @@ _PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Facts:
-    """What a project needs before it can run."""
+    """The dependencies that a project declares."""
 
     package: bool = False
-    """pip can install the project itself."""
+    """The project itself can be installed with pip."""
     requirements: bool = False
     node: bool = False
-    """It has dependencies of Node."""
+    """The project has Node dependencies."""
     node_locked: bool = False
     listed: tuple[str, ...] = ()
-    """What its virtual environment holds, as requirements."""
+    """Packages of its virtual environment, as requirements."""
 
 
 async def facts(root: CheckedMount | None, venv: str) -> Facts:
-    """`venv`: its virtual environment, from the root on; empty: none that lies in it."""
+    """Read the facts of a project. `venv` is its virtual environment relative to the root, or empty."""
     return Facts() if root is None else await asyncio.to_thread(_facts, root, venv)
 
 
-async def digest(root: CheckedMount, *told: str, tree: bool) -> str:
-    """The state of everything that decides what is installed; with `tree`, of the sources as well."""
-    return await asyncio.to_thread(_digest, root, told, tree)
+async def digest(root: CheckedMount, *extra: str, tree: bool) -> str:
+    """Return a digest of everything that decides what is installed, with `tree` including the sources."""
+    return await asyncio.to_thread(_digest, root, extra, tree)
 
 
 async def copy_in(box: Box, source: CheckedMount, target: str) -> None:
-    """A file, or a tree without what is made anew in the box. Links are left out: where they lead, nobody has
-    checked, and in the box they would lead elsewhere."""
+    """Copy a file, or a tree without the excluded names.
+
+    Symlinks are left out, because nobody has checked their targets and they would lead elsewhere in the box.
+    """
     budget = _Budget(source.real)
     with host_files.opened(source) as tree:
         if not tree.is_directory:
@@ -71,17 +73,17 @@ async def copy_in(box: Box, source: CheckedMount, target: str) -> None:
 
 
 class _Budget:
-    """Counts the bytes of one copy as they are read: a file may grow after it was listed."""
+    """Counts the bytes of one copy as they are read, since a file may grow after it was listed."""
 
     def __init__(self, source: str) -> None:
         self._source = source
-        self._left = MOST_COPIED
+        self._left = MAX_COPIED_BYTES
 
     def take(self, size: int) -> None:
         self._left -= size
         if self._left < 0:
             raise FileTooLarge(
-                f"{self._source} has more than {MOST_COPIED >> 20} MB", remedy="give the server a box of its own"
+                f"{self._source} has more than {MAX_COPIED_BYTES >> 20} MB", remedy="give the server a box of its own"
             )
 
 
@@ -95,13 +97,13 @@ async def _content(tree: Tree, name: str, budget: _Budget) -> AsyncIterator[byte
 def _files(tree: Tree) -> list[Found]:
     found: list[Found] = []
     budget = _Budget(tree.path)
-    for each in tree.walk(left_out=LEFT_OUT):
+    for each in tree.walk(left_out=EXCLUDED):
         if not each.is_file:
             continue
         budget.take(each.facts.st_size)
         found.append(each)
-        if len(found) > MOST_FILES:
-            raise FileTooLarge(f"{tree.path} has more than {MOST_FILES} files", remedy="give it a box of its own")
+        if len(found) > MAX_FILES:
+            raise FileTooLarge(f"{tree.path} has more than {MAX_FILES} files", remedy="give it a box of its own")
     return found
 
 
@@ -119,15 +121,15 @@ def _facts(root: CheckedMount, venv: str) -> Facts:
 
 
 def _text(tree: Tree, name: str) -> str:
-    """Of a file that lists dependencies; empty where there is none, or none that is to be read."""
+    """Return the text of a file that lists dependencies, or empty if it is missing or unreadable."""
     try:
-        return tree.read(name, most=MOST_LISTED).decode()
+        return tree.read(name, most=MAX_LIST_BYTES).decode()
     except (FileMissing, Refused, UnicodeDecodeError):
         return ""
 
 
 def _is_package(tree: Tree) -> bool:
-    """A pyproject.toml may be there for a linter only."""
+    """Return whether pip can install the project. A pyproject.toml may configure only a linter."""
     if tree.has_file("setup.py"):
         return True
     try:
@@ -146,7 +148,7 @@ def _has_node_dependencies(tree: Tree) -> bool:
 
 
 def _installed_in(tree: Tree, venv: str) -> tuple[str, ...]:
-    """What a virtual environment without any list holds, as requirements."""
+    """Return the packages of a virtual environment as requirements."""
     found: list[str] = []
     for python in (name for name in tree.names(f"{venv}/lib") if name.startswith("python")):
         packages = f"{venv}/lib/{python}/site-packages"
@@ -158,16 +160,16 @@ def _installed_in(tree: Tree, venv: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _digest(root: CheckedMount, told: Sequence[str], whole: bool) -> str:
+def _digest(root: CheckedMount, extra: Sequence[str], whole: bool) -> str:
     state = sha256(b"mcp 1\n")
-    for fact in told:
+    for fact in extra:
         state.update(f"{fact}\0".encode())
     with host_files.opened(root) as tree:
         for name in _LOCKS:
             if tree.has_file(name):
-                state.update(f"{name}\0".encode() + tree.read(name, most=MOST_LISTED))
-        for count, (name, facts) in enumerate(tree.walk(left_out=LEFT_OUT) if whole else ()):
-            if count > MOST_FILES:
+                state.update(f"{name}\0".encode() + tree.read(name, most=MAX_LIST_BYTES))
+        for count, (name, facts) in enumerate(tree.walk(left_out=EXCLUDED) if whole else ()):
+            if count > MAX_FILES:
                 break
             state.update(f"/{name}\0{facts.st_size}\0{facts.st_mtime_ns}\n".encode(errors="surrogateescape"))
     return state.hexdigest()[:24]

@@ -1,8 +1,8 @@
-"""Which files of this machine a server needs, and where they appear in its box (B34).
+"""Infers which files of this machine a server needs, and where they appear in its box.
 
-Command and arguments tell: a virtual environment belongs to a project, a script lies in one, an argument that is an
-existing absolute path is data. Each is mounted, or copied, and an argument that is such a path, as a whole, becomes the
-place where it is shown. Nothing is replaced inside other text (lesson 23).
+Command and arguments show it: a virtual environment belongs to a project, a script lies in one, and an argument that is
+an existing absolute path is data. Each is mounted or copied. An argument that is exactly such a path becomes the path
+in the box; paths inside other text are never replaced, because they may mean something else.
 """
 
 import os
@@ -13,22 +13,22 @@ from pathlib import Path, PurePath, PurePosixPath, PureWindowsPath
 
 from hutch.errors import FileMissing
 from hutch.model.mcp import McpServer
-from hutch.model.spec_kinds import MountMode
+from hutch.model.spec import MountMode
 from hutch.policy.mounts import SYSTEM_TREES
 from hutch.policy.values import at_or_below
 
 MARKERS = ("pyproject.toml", "setup.py", "requirements.txt", "package.json", ".git")
 VENV_NAMES = (".venv", "venv", "env")
 RUNNERS = frozenset({"npx", "uvx", "pipx", "bunx", "pnpx"})
-"""They fetch the server itself: paths among their arguments are data, and lie in no project."""
+"""Programs that download the server itself. Paths among their arguments are data and belong to no project."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*w?(\.exe)?", re.IGNORECASE)
 _COMMON = frozenset({"/", "/tmp", "/var/tmp", "/home", "/root", "/opt", "/srv", "/mnt", "/media", "/var"})
-"""Everybody's: no project's root, and every box has places of these names of its own."""
+"""Shared directories, which are never the root of a project. Every box has its own."""
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A file or directory of the host, and its name among those that are shown."""
+class SharedPath:
+    """A file or directory of the host, and its unique name in the box."""
 
     source: str
     name: str
@@ -36,37 +36,37 @@ class Shown:
 
 @dataclass(frozen=True)
 class Project:
-    """What a definition means on this machine."""
+    """The files of a server's definition on this machine."""
 
     root: str
-    """The project's directory; empty: the server is fetched, not part of a project."""
+    """The project's directory, or empty if the server is downloaded."""
     venv: str
-    """Its virtual environment, whose interpreter the box's replaces."""
+    """Its virtual environment. The box uses an interpreter of its own."""
     program: str
-    """What runs: the command's own name, or the script of the virtual environment."""
+    """Name of the program: the command, or a script of the virtual environment."""
     python: bool
-    """The command is an interpreter of Python."""
-    data: tuple[Shown, ...]
+    """The command is a Python interpreter."""
+    data: tuple[SharedPath, ...]
     """Paths outside of the project that arguments name."""
 
     @property
     def inner_venv(self) -> str:
-        """The virtual environment from the root on; empty: it lies elsewhere, and is not read."""
+        """Path of the virtual environment relative to the root, or empty if it lies elsewhere."""
         return self.venv[len(self.root) :].strip("/") if self.root and at_or_below(self.venv, self.root) else ""
 
     def sources(self) -> tuple[str, ...]:
-        """Every host path that the box is shown."""
+        """Return every host path that the box shows."""
         return (*((self.root,) if self.root else ()), *(each.source for each in self.data))
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where host paths are in the box, the longest first."""
+class PathMap:
+    """Maps host paths to paths in the box, the longest first."""
 
     pairs: tuple[tuple[str, str], ...]
 
-    def of(self, path: str) -> str:
-        """The place of an absolute host path; the path itself where nothing of it is shown."""
+    def to_box(self, path: str) -> str:
+        """Return the path in the box for an absolute host path, or the path itself if the box does not show it."""
         plain = os.path.normpath(path)
         for source, target in self.pairs:
             if at_or_below(plain, source):
@@ -74,19 +74,23 @@ class Places:
         return path
 
     def argument(self, text: str) -> str:
-        """An argument that is a path as a whole, or an option's value after `=`, at its place."""
+        """Map an argument that is a path, or the path after `=` in an option."""
         if text.startswith("/"):
-            return self.of(text)
+            return self.to_box(text)
         option, sign, value = text.partition("=")
-        return f"{option}={self.of(value)}" if sign and option.startswith("-") and value.startswith("/") else text
+        return f"{option}={self.to_box(value)}" if sign and option.startswith("-") and value.startswith("/") else text
 
 
-def places(pairs: dict[str, str]) -> Places:
-    return Places(tuple(sorted(pairs.items(), key=lambda pair: len(pair[0]), reverse=True)))
+def path_map(pairs: dict[str, str]) -> PathMap:
+    return PathMap(tuple(sorted(pairs.items(), key=lambda pair: len(pair[0]), reverse=True)))
 
 
 def infer(server: McpServer) -> Project:
-    """FileMissing if a host path that the definition names outright does not exist."""
+    """Infer the files of a server.
+
+    Raises:
+        FileMissing: A directory that the definition names explicitly does not exist.
+    """
     program = windows_name(server.command) if "\\" in server.command else PurePosixPath(server.command).name
     python = _PYTHON.fullmatch(program) is not None
     if server.mount is MountMode.NONE:
@@ -100,13 +104,12 @@ def infer(server: McpServer) -> Project:
 
 
 def windows_name(command: str) -> str:
-    """`C:\\proj\\.venv\\Scripts\\python.exe` is python."""
+    """Return the program name of a Windows path: `C:\\proj\\.venv\\Scripts\\python.exe` is python."""
     return PureWindowsPath(command).name.removesuffix(".exe").removesuffix(".cmd")
 
 
 def venv_of(command: PurePath, *, looks: bool = True) -> PurePath | None:
-    """The virtual environment that a program belongs to. Where the machine cannot be asked (`looks` is false: a path of
-    Windows), its usual names decide."""
+    """Return the virtual environment of a program. If `looks` is false (for Windows paths), its usual names decide."""
     if command.parent.name.lower() not in ("bin", "scripts"):
         return None
     home = command.parent.parent
@@ -116,7 +119,7 @@ def venv_of(command: PurePath, *, looks: bool = True) -> PurePath | None:
 
 
 def root_of(place: str) -> str:
-    """The nearest directory at or above `place` that is a project; never one of everybody's, a home or above."""
+    """Return the nearest project directory at or above `place`, but never a shared directory, a home or above."""
     for each in (place, *map(str, Path(place).parents)):
         if not _may_be_root(each):
             return ""
@@ -138,7 +141,7 @@ def _venv(server: McpServer) -> str:
         base = server.cwd or server.host_path or "/"
         if "/" not in server.command:
             return ""
-        # Not resolved: the interpreter of a virtual environment is a link to one outside of it.
+        # Symlinks are not resolved: the interpreter of a virtual environment is a link to one outside of it.
         found = venv_of(PurePosixPath(os.path.normpath(os.path.join(base, server.command))))
     return str(found) if found is not None else ""
 
@@ -160,7 +163,7 @@ def _root(server: McpServer, venv: str, *, runner: bool) -> str:
 
 
 def _named(server: McpServer, *, runner: bool) -> Iterator[str]:
-    """Places that may lie in the project, the surest first."""
+    """Yield directories that may lie in the project, the most certain first."""
     if server.cwd:
         yield os.path.abspath(server.cwd)
     if runner:
@@ -171,7 +174,7 @@ def _named(server: McpServer, *, runner: bool) -> Iterator[str]:
 
 
 def _scripts(server: McpServer) -> Iterator[str]:
-    """The command itself and the files among the arguments that are programs."""
+    """Yield the command itself and the scripts among the arguments."""
     if server.command.startswith("/") and os.path.isfile(server.command):
         yield server.command
     for path in _paths(server):
@@ -180,7 +183,7 @@ def _scripts(server: McpServer) -> Iterator[str]:
 
 
 def _paths(server: McpServer) -> Iterator[str]:
-    """Arguments that are existing absolute paths of this machine, and not those of every machine."""
+    """Yield arguments that are existing absolute paths, without temporary and system directories."""
     for argument in server.args:
         value = argument.partition("=")[2] if argument.startswith("-") else argument
         path = os.path.normpath(value) if value.startswith("/") else ""
@@ -190,7 +193,7 @@ def _paths(server: McpServer) -> Iterator[str]:
             yield path
 
 
-def _data(server: McpServer, root: str) -> Iterator[Shown]:
+def _data(server: McpServer, root: str) -> Iterator[SharedPath]:
     seen: dict[str, str] = {}
     taken: set[str] = {"project"}
     for path in _paths(server):
@@ -206,4 +209,4 @@ def _data(server: McpServer, root: str) -> Iterator[Shown]:
         seen[path] = name
     for path, name in seen.items():
         if not any(other != path and at_or_below(path, other) for other in seen):
-            yield Shown(path, name)
+            yield SharedPath(path, name)

@@ -1,7 +1,7 @@
-"""What a hosted server asks its client: a model's answer, or a person's.
+"""Questions of a hosted server to its client: sampling from a model, or elicitation from a person.
 
-One process serves many clients. A question belongs to a request in flight, and the protocol does not say to which: it
-is passed on where all requests in flight are one client's, and refused where two clients could be meant.
+One process serves many clients, and the protocol does not say to which request in flight a question belongs. It is
+forwarded if all requests in flight are of one client, and refused if several clients could be meant.
 """
 
 from collections.abc import Iterator
@@ -21,22 +21,22 @@ Context = ServerRequestContext[Any, Any]
 R = TypeVar("R", bound=BaseModel)
 
 
-class Flying:
-    """The requests that one hosted server works on now."""
+class RequestsInFlight:
+    """The requests that one hosted server is working on."""
 
     def __init__(self) -> None:
         self._contexts: list[Context] = []
 
     @contextmanager
-    def one(self, ctx: Context) -> Iterator[None]:
+    def track(self, ctx: Context) -> Iterator[None]:
         self._contexts.append(ctx)
         try:
             yield
         finally:
             self._contexts.remove(ctx)
 
-    def asker(self) -> Context | None:
-        """The client that is meant; None: nobody, or more than one could be."""
+    def sole_client(self) -> Context | None:
+        """Return the context of the only client with requests in flight, or None if there is none or more than one."""
         clients = {id(ctx.session._connection) for ctx in self._contexts}
         return self._contexts[-1] if len(clients) == 1 else None
 
@@ -53,7 +53,7 @@ class Flying:
         return await self._pass(types.ElicitRequest(params=params), types.ElicitResult)
 
     async def _pass(self, request: Any, kind: type[R]) -> "R | types.ErrorData":
-        ctx = self.asker()
+        ctx = self.sole_client()
         if ctx is None:
             return types.ErrorData(
                 code=types.INVALID_REQUEST, message="no client, or more than one, could be meant by this question"

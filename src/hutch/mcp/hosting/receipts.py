@@ -1,7 +1,7 @@
-"""A receipt for each call of a hosted server's tool: which server and tool, how it ended, how long it took.
+"""Writes a receipt for each call of a hosted server's tool: server, tool, verdict and duration.
 
-It stands in the chain of the box that the server runs in; of a server without a box, or one that never came up, in the
-owner's daybook. Arguments and answers are not on record: they are the caller's own, and may hold anything.
+The receipt goes to the chain of the server's box, or to the owner log if the server has no box or never started.
+Arguments and answers are not recorded, because they are private to the caller and may hold anything.
 """
 
 import asyncio
@@ -27,16 +27,16 @@ OP = "mcp.call"
 class Verdict(StrEnum):
     OK = "ok"
     ERROR = "error"
-    """The tool said so, or the server could not be asked."""
+    """The tool reported an error, or the server could not be asked."""
     TIMEOUT = "timeout"
     CANCELLED = "cancelled"
-    """Whoever asked has left."""
+    """The caller has left."""
     REFUSED = "refused"
-    """The definition does not offer this tool."""
+    """The server's definition does not offer this tool."""
 
 
-class Notes(Protocol):
-    """Of `hutch.api.Receipts`, what is needed here."""
+class ReceiptWriter(Protocol):
+    """The part of `hutch.api.Receipts` that is needed here."""
 
     async def note(
         self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
@@ -45,8 +45,8 @@ class Notes(Protocol):
 
 
 @dataclass
-class Calling:
-    """One call under way; `box` and `verdict` are filled in as they become known."""
+class CallRecord:
+    """One call in progress. `box` and `verdict` are set when they become known."""
 
     server: str
     tool: str
@@ -63,26 +63,26 @@ class Calling:
 
 
 @asynccontextmanager
-async def receipted(notes: Notes, server: str, tool: str) -> AsyncIterator[Calling]:
-    """The receipt is written whatever happens inside, also to a caller who has left."""
-    calling, begun = Calling(server, tool), time.perf_counter()
+async def record_call(receipts: ReceiptWriter, server: str, tool: str) -> AsyncIterator[CallRecord]:
+    """Write the receipt whatever happens inside, even if the caller has left."""
+    record, begun = CallRecord(server, tool), time.perf_counter()
     try:
-        yield calling
+        yield record
     except BaseException as error:
-        calling.failed(error)
+        record.failed(error)
         with anyio.CancelScope(shield=True):
             try:
-                await _write(notes, calling, begun)
-            except HutchError as unwritten:  # the caller is told of the first fault, the log of the second
+                await _write(receipts, record, begun)
+            except HutchError as unwritten:  # The caller gets the first error, and the log the second.
                 log("mcp").warning("a call is not on record", server=server, tool=tool, error=unwritten)
         raise
-    await _write(notes, calling, begun)
+    await _write(receipts, record, begun)
 
 
-async def _write(notes: Notes, calling: Calling, begun: float) -> None:
-    details = {"server": calling.server, "tool": calling.tool, "verdict": str(calling.verdict)}
-    await notes.note(
-        calling.box, OP, details, error=calling.code, duration_ms=(time.perf_counter() - begun) * 1000
+async def _write(receipts: ReceiptWriter, record: CallRecord, begun: float) -> None:
+    details = {"server": record.server, "tool": record.tool, "verdict": str(record.verdict)}
+    await receipts.note(
+        record.box, OP, details, error=record.code, duration_ms=(time.perf_counter() - begun) * 1000
     )  # fmt: skip
 
 

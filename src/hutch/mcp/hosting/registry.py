@@ -1,4 +1,4 @@
-"""The registry: which MCP servers an owner has, in one private file of the state directory, and those of hutch.toml."""
+"""The registry of an owner's MCP servers: a private file in the state directory, and the servers of hutch.toml."""
 
 import hashlib
 import json
@@ -16,39 +16,39 @@ from hutch.policy.rights import UNBOUND, Rights
 
 REGISTERED = "registry"
 LOCAL = "local"
-"""The owner of whoever uses this machine's Hutch without a key."""
+"""Owner of callers who use this machine's Hutch without a key."""
 FILE = "servers.json"
-OWNER = "owner"
+OWNER_FILE = "owner"
 _SHORTEST_SECRET = 8
 
 
 def directory(state_dir: Path, owner: str = LOCAL) -> Path:
-    """Where an owner's registry lies: by a digest, because an owner's name may hold anything; the name lies beside."""
-    place = state_dir / "mcp" / hashlib.sha256(owner.encode()).hexdigest()[:24]
-    place.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (place / OWNER).write_text(owner)
-    return place
+    """Return an owner's directory. Its name is a digest, because an owner's name may hold any character."""
+    folder = state_dir / "mcp" / hashlib.sha256(owner.encode()).hexdigest()[:24]
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    (folder / OWNER_FILE).write_text(owner)
+    return folder
 
 
 def owners(state_dir: Path) -> frozenset[str]:
-    """Those that have registered any server."""
-    return frozenset((place.parent / OWNER).read_text() for place in (state_dir / "mcp").glob(f"*/{FILE}"))
+    """Return the owners that have registered a server."""
+    return frozenset((folder.parent / OWNER_FILE).read_text() for folder in (state_dir / "mcp").glob(f"*/{FILE}"))
 
 
 class Entry(Record, frozen=True, kw_only=True):
-    """A server with where it was defined, and which host files its box may show."""
+    """A server with its origin, and the host paths that its box may show."""
 
     server: McpServer
     roots: tuple[str, ...] = ()
-    """Host paths that whoever registered it has opened for this server's box alone."""
+    """Host paths that the registering caller opened for this server's box alone."""
     origin: str = REGISTERED
     rights: Rights | None = None
-    """Of the caller who registered it: its box gets no more than they allow, and no more than its owner may have when
-    the box is made. None: it was registered before they were written down, so only the owner's hold."""
+    """Rights of the caller who registered it, which bound its box together with the owner's. None if it was registered
+    before rights were stored; then only the owner's rights apply."""
 
 
 class Registry:
-    """Of one owner. The file holds secrets, as every client's does: it is readable by this user only."""
+    """The registry of one owner. Its file holds secrets, so only this user can read it."""
 
     def __init__(self, path: Path, configured: Mapping[str, Entry] | None = None) -> None:
         self._path = path
@@ -70,20 +70,20 @@ class Registry:
         self, name: str, server: McpServer, roots: tuple[str, ...] = (), *, replace: bool = False,
         rights: Rights = UNBOUND,
     ) -> Entry:  # fmt: skip
-        """`server` has been read (`servers.read`), so that what it says in plain text means what it says."""
+        """Register a server that `mcp_servers.read` has normalised."""
         mcp_servers.check(name, server)
-        there = self._entries.get(name)
-        if there is not None and there.origin != REGISTERED:
-            raise Conflict(f"MCP server {name} is defined in {there.origin}", remedy="change it there")
-        if there is not None and not replace:
+        existing = self._entries.get(name)
+        if existing is not None and existing.origin != REGISTERED:
+            raise Conflict(f"MCP server {name} is defined in {existing.origin}", remedy="change it there")
+        if existing is not None and not replace:
             raise Conflict(f"there is an MCP server {name} already", remedy="replace it, or choose another name")
         entry = Entry(server=server, roots=roots, rights=rights)
         conceal(_secrets(server))
         self._write({**self._registered(), name: entry})
         self._entries[name] = entry
-        if there is not None:
-            reveal(_secrets(there.server))
-        log("mcp").info("server registered", server=name, roots=list(roots), replaced=there is not None)
+        if existing is not None:
+            reveal(_secrets(existing.server))
+        log("mcp").info("server registered", server=name, roots=list(roots), replaced=existing is not None)
         return entry
 
     def remove(self, name: str) -> Entry:
@@ -102,7 +102,7 @@ class Registry:
     def _write(self, entries: Mapping[str, Entry]) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         plain = {name: entry.to_plain() for name, entry in sorted(entries.items())}
-        # mkstemp makes it 0600 from the start: no moment in which another user could read it.
+        # mkstemp creates the file with mode 0600, so no other user can read it at any moment.
         descriptor, temporary = tempfile.mkstemp(dir=self._path.parent, prefix=".servers-")
         try:
             with os.fdopen(descriptor, "w") as file:
@@ -124,7 +124,10 @@ def _read(path: Path) -> dict[str, Entry]:
 
 
 def _secrets(server: McpServer) -> list[str]:
-    """What no line may show. A short plain value (`1`, `debug`) would blot out half of every log."""
+    """Return values that logs must not show. Short plain values such as `1` are omitted, or half of every log would be
+    hidden."""
     pairs = [*server.env.items(), *server.headers.items()]
-    told = [value for key, value in pairs if len(value) >= _SHORTEST_SECRET or redact_field(key, value or "-") == "***"]
-    return told + [text.strip() for text in server.secret_files.values()]
+    values = [
+        value for key, value in pairs if len(value) >= _SHORTEST_SECRET or redact_field(key, value or "-") == "***"
+    ]
+    return values + [text.strip() for text in server.secret_files.values()]

@@ -1,4 +1,4 @@
-"""Servers that run somewhere else: streamable HTTP and the older SSE transport, passed through."""
+"""Connections to MCP servers that run elsewhere, over streamable HTTP or the older SSE transport."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,26 +11,26 @@ from mcp.shared._httpx_utils import create_mcp_http_client
 
 from hutch.model.mcp import McpServer, Transport
 
-LOST = (httpx2.HTTPError, OSError, ExceptionGroup)
-"""What the transports raise when the other side is away; from their task groups it comes in groups."""
+TRANSPORT_ERRORS = (httpx2.HTTPError, OSError, ExceptionGroup)
+"""Errors of the transports when the server is unreachable. Their task groups raise them in groups."""
 
 
-def reason(error: BaseException) -> str:
-    """What happened, from inside the groups."""
+def error_reason(error: BaseException) -> str:
+    """Return the message of the first error inside the groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{error}" or type(error).__name__
 
 
-def address(url: str) -> str:
-    """An address as it may be shown: people put keys into the rest."""
+def public_address(url: str) -> str:
+    """Return the URL without credentials and query, in which people put keys."""
     parts = urlsplit(url)
     return urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", ""))
 
 
 @asynccontextmanager
-async def connected(server: McpServer) -> AsyncIterator[TransportStreams]:
-    """The SDK's streams to it; headers go with every request."""
+async def connect(server: McpServer) -> AsyncIterator[TransportStreams]:
+    """Open the SDK's streams to a server. Its headers go with every request."""
     if server.transport is Transport.SSE:
         async with sse.sse_client(server.url, headers=dict(server.headers)) as streams:
             yield streams

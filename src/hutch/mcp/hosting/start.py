@@ -1,6 +1,6 @@
-"""One run of a server: from nothing to a session that has answered `initialize`, phase by phase (B36).
+"""Starts a server phase by phase, from its box to a session that has answered `initialize`.
 
-Each phase has its own time and its own error, and whatever happens, what an earlier phase has made is put away again.
+Each phase has its own time limit and its own error. Whatever happens, the results of earlier phases are cleaned up.
 """
 
 import asyncio
@@ -21,9 +21,9 @@ from hutch.config.mcp import McpTable
 from hutch.errors import HutchError, NotRunnable, ServerFailed
 from hutch.logs import log
 from hutch.mcp.hosting import projects, remote
-from hutch.mcp.hosting.boxes import Boxes
+from hutch.mcp.hosting.boxes import ServerBoxes
 from hutch.mcp.hosting.dependencies import Installer
-from hutch.mcp.hosting.json_lines import LineStreams, Preview
+from hutch.mcp.hosting.json_lines import LineStreams, OutputPreview
 from hutch.mcp.hosting.registry import Entry
 from hutch.model.mcp import SECRETS_AT, Phase, Transport
 from hutch.model.results import Cause, Result, Verdict
@@ -35,12 +35,12 @@ T = TypeVar("T")
 CREATE_SECONDS = 60.0
 START_SECONDS = 30.0
 END_SECONDS = 2.0
-"""How long a server may take to end when its input has closed, and again when it was asked to."""
+"""Time for a server to end after its input has closed, and again after SIGTERM."""
 
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Who answers what a server asks its client. Roots are not offered: a client's paths mean nothing in the box."""
+    """Answer a server's questions to its client. Roots are not offered: a client's paths mean nothing in the box."""
 
     sampling: SamplingFnT
     elicitation: ElicitationFnT
@@ -49,70 +49,74 @@ class Callbacks:
 
 @dataclass
 class Run:
-    """A server that answers."""
+    """A running server that has answered `initialize`."""
 
     session: ClientSession
     box: Box | None
     job: Job | None
     files: dict[str, str]
     ended: "asyncio.Task[Result] | None"
-    """Done when the process has really exited; only that is an exit (lesson 38)."""
+    """Done when the process has exited. A closed stream alone is no exit."""
     streams: LineStreams | None
 
 
 @dataclass
-class Making:
-    """What a run is made from, and where it tells how far it is."""
+class RunStarter:
+    """Starts runs of one server, and reports their phases."""
 
     name: str
     entry: Entry
-    boxes: Boxes
+    boxes: ServerBoxes
     settings: McpTable
-    preview: Preview
+    preview: OutputPreview
     callbacks: Callbacks
     on_phase: Callable[[Phase, str, str], None]
-    """Phase, box and job, as they are reached."""
+    """Called with the phase, the box and the job when a phase begins."""
     box: Box | None = None
-    """The conversation's, where the server shares that one."""
+    """The conversation's box, if the server shares it."""
     phase: Phase = Phase.SESSION_CREATE
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Run]:
-        """ServerFailed, which names the phase."""
+        """Run the server.
+
+        Raises:
+            ServerFailed: A phase failed. The error names it.
+        """
         if self.entry.server.transport is Transport.STDIO:
-            async with self._entered(self._boxed) as run:
+            async with self._with_cleanup(self._start_in_box) as run:
                 yield run
             return
         try:
-            async with self._entered(self._elsewhere) as run:
+            async with self._with_cleanup(self._start_remote) as run:
                 yield run
-        except remote.LOST as error:
+        except remote.TRANSPORT_ERRORS as error:
             if isinstance(error, HutchError):
                 raise
             raise ServerFailed(
-                f"{remote.address(self.entry.server.url)} cannot be reached: {remote.reason(error)}",
+                f"{remote.public_address(self.entry.server.url)} cannot be reached: {remote.error_reason(error)}",
                 remedy="check its url and headers", details={"phase": self.phase},
             ) from error  # fmt: skip
 
     @asynccontextmanager
-    async def _entered(self, make: Callable[[AsyncExitStack], Awaitable[Run]]) -> AsyncIterator[Run]:
+    async def _with_cleanup(self, make: Callable[[AsyncExitStack], Awaitable[Run]]) -> AsyncIterator[Run]:
         failure: ServerFailed | None = None
         async with AsyncExitStack() as stack:
-            # Not through the stack: the task groups of the SDK in it would wrap the error in groups of their own.
+            # The error bypasses the stack, because the SDK's task groups in it would wrap it in exception groups.
             try:
                 run = await make(stack)
-                self._reached(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
+                self._enter_phase(Phase.RUNTIME, run.box.id if run.box else "", run.job.id if run.job else "")
                 yield run
             except ServerFailed as error:
                 failure = error
         if failure is not None:
             raise failure
 
-    def _reached(self, phase: Phase, box: str = "", job: str = "") -> None:
+    def _enter_phase(self, phase: Phase, box: str = "", job: str = "") -> None:
         self.phase = phase
         self.on_phase(phase, box, job)
 
-    async def _boxed(self, stack: AsyncExitStack) -> Run:
+    async def _start_in_box(self, stack: AsyncExitStack) -> Run:
         # The box has the rights of whoever registered the server. What runs in it is no command of the caller whose
         # request happened to begin this task: that caller's timeouts do not end the server.
         with bound_by(UNBOUND):
@@ -120,44 +124,44 @@ class Making:
 
     async def _begun(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
-        self.preview.begin()
-        self._reached(Phase.SESSION_CREATE)
-        project = await _within(Phase.SESSION_CREATE, START_SECONDS, asyncio.to_thread(projects.infer, server))
-        room = await _within(
+        self.preview.begin_run()
+        self._enter_phase(Phase.SESSION_CREATE)
+        project = await _in_phase(Phase.SESSION_CREATE, START_SECONDS, asyncio.to_thread(projects.infer, server))
+        server_box = await _in_phase(
             Phase.SESSION_CREATE, CREATE_SECONDS,
-            stack.enter_async_context(self.boxes.room(self.name, self.entry, project, self.box)),
+            stack.enter_async_context(self.boxes.open(self.name, self.entry, project, self.box)),
         )  # fmt: skip
-        self._reached(Phase.DEP_INSTALL, room.box.id)
-        installer = Installer(room, self.name, server, project, self.settings, self.preview)
-        launch = await _within(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
-        self._reached(Phase.PROCESS_START, room.box.id)
-        await _within(Phase.PROCESS_START, START_SECONDS, place_secret_files(room.box, server.secret_files))
-        starting = room.box.start(
+        self._enter_phase(Phase.DEP_INSTALL, server_box.box.id)
+        installer = Installer(server_box, self.name, server, project, self.settings, self.preview)
+        launch = await _in_phase(Phase.DEP_INSTALL, server.install_timeout_sec, installer.prepare())
+        self._enter_phase(Phase.PROCESS_START, server_box.box.id)
+        await _in_phase(Phase.PROCESS_START, START_SECONDS, place_secret_files(server_box.box, server.secret_files))
+        starting = server_box.box.start(
             launch.argv, cwd=launch.cwd, env=launch.env, name=f"mcp-{self.name}", follow=True
         )  # fmt: skip
-        job = await _within(Phase.PROCESS_START, START_SECONDS, starting, missing=launch.argv[0])
-        stack.push_async_callback(_put_away, room.box, job)
-        self._reached(Phase.RELAY_CONNECT, room.box.id, job.id)
+        job = await _in_phase(Phase.PROCESS_START, START_SECONDS, starting, missing=launch.argv[0])
+        stack.push_async_callback(_end_job, server_box.box, job)
+        self._enter_phase(Phase.RELAY_CONNECT, server_box.box.id, job.id)
         ended = asyncio.ensure_future(job.wait())
         stack.callback(ended.cancel)
         streams = LineStreams(job, self.preview)
         read, write = await stack.enter_async_context(streams)
-        self._reached(Phase.MCP_INIT, room.box.id, job.id)
+        self._enter_phase(Phase.MCP_INIT, server_box.box.id, job.id)
         session = await stack.enter_async_context(self._session(read, write))
-        run = Run(session, room.box, job, dict(room.places.pairs), ended, streams)
-        await self._greet(run, server.startup_timeout_sec)
+        run = Run(session, server_box.box, job, dict(server_box.paths.pairs), ended, streams)
+        await self._handshake(run, server.startup_timeout_sec)
         return run
 
-    async def _elsewhere(self, stack: AsyncExitStack) -> Run:
+    async def _start_remote(self, stack: AsyncExitStack) -> Run:
         server = self.entry.server
-        self._reached(Phase.RELAY_CONNECT)
-        read, write = await _within(
-            Phase.RELAY_CONNECT, START_SECONDS, stack.enter_async_context(remote.connected(server))
+        self._enter_phase(Phase.RELAY_CONNECT)
+        read, write = await _in_phase(
+            Phase.RELAY_CONNECT, START_SECONDS, stack.enter_async_context(remote.connect(server))
         )
-        self._reached(Phase.MCP_INIT)
+        self._enter_phase(Phase.MCP_INIT)
         session = await stack.enter_async_context(self._session(read, write))
         run = Run(session, None, None, {}, None, None)
-        await self._greet(run, server.startup_timeout_sec)
+        await self._handshake(run, server.startup_timeout_sec)
         return run
 
     def _session(self, read: object, write: object) -> ClientSession:
@@ -168,44 +172,46 @@ class Making:
             client_info=Implementation(name="hutch", version=hutch.__version__),
         )  # fmt: skip
 
-    async def _greet(self, run: Run, seconds: float) -> None:
-        """The handshake. It is given up when its time has passed or the process has exited, and for nothing less: a
-        first start that downloads for half a minute is slow, not dead (lesson 38)."""
-        greeting = asyncio.ensure_future(run.session.initialize())
-        waited: set[asyncio.Future[object]] = {greeting, *((run.ended,) if run.ended is not None else ())}  # type: ignore[arg-type]
+    async def _handshake(self, run: Run, seconds: float) -> None:
+        """Wait for the handshake until its time has passed or the process has exited.
+
+        Nothing else ends the wait: a first start that downloads for half a minute is slow, not dead.
+        """
+        handshake = asyncio.ensure_future(run.session.initialize())
+        waited: set[asyncio.Future[object]] = {handshake, *((run.ended,) if run.ended is not None else ())}  # type: ignore[arg-type]
         begun = time.monotonic()
         try:
             await asyncio.wait(waited, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-            if greeting.done() and not greeting.cancelled() and greeting.exception() is None:
+            if handshake.done() and not handshake.cancelled() and handshake.exception() is None:
                 return
-            if greeting.done() and run.ended is not None:
-                # Its stream has closed: whether the process is behind that shows in a moment.
+            if handshake.done() and run.ended is not None:
+                # Its stream has closed. Wait a moment to see whether the process has exited.
                 await asyncio.wait({run.ended}, timeout=END_SECONDS)
             if run.ended is not None and run.ended.done():
-                raise ended_as(run.ended, Phase.MCP_INIT, self.preview)
-            if not greeting.done():
+                raise exit_failure(run.ended, Phase.MCP_INIT, self.preview)
+            if not handshake.done():
                 raise ServerFailed(
-                    f"it did not answer `initialize` within {seconds:g} s" + _said(self.preview),
+                    f"it did not answer `initialize` within {seconds:g} s" + _last_output(self.preview),
                     remedy="raise startup_timeout_sec if it is only slow", details={"phase": Phase.MCP_INIT},
                 )  # fmt: skip
             raise ServerFailed(
-                f"it did not agree on the protocol: {greeting.exception()}" + _said(self.preview),
+                f"it did not agree on the protocol: {handshake.exception()}" + _last_output(self.preview),
                 details={"phase": Phase.MCP_INIT, "seconds": round(time.monotonic() - begun, 1)},
             )
         finally:
-            if not greeting.done():
-                greeting.cancel()
-                await asyncio.wait({greeting})
+            if not handshake.done():
+                handshake.cancel()
+                await asyncio.wait({handshake})
 
 
-async def _within(phase: Phase, seconds: float, work: Awaitable[T], *, missing: str = "") -> T:
-    """The result of one phase, in its time; every error becomes that of the phase."""
+async def _in_phase(phase: Phase, seconds: float, work: Awaitable[T], *, missing: str = "") -> T:
+    """Await the work of one phase within its time. Every error becomes a ServerFailed of the phase."""
     try:
         async with asyncio.timeout(seconds):
             return await work
     except TimeoutError as error:
         if isinstance(error, HutchError):
-            raise _of(phase, error) from error
+            raise _phase_error(phase, error) from error
         raise ServerFailed(f"it took more than {seconds:g} s", details={"phase": phase}) from error
     except ServerFailed:
         raise
@@ -216,28 +222,28 @@ async def _within(phase: Phase, seconds: float, work: Awaitable[T], *, missing: 
             details={"phase": phase, "cause": error.code},
         ) from error  # fmt: skip
     except HutchError as error:
-        raise _of(phase, error) from error
+        raise _phase_error(phase, error) from error
     except (MCPError, OSError) as error:
         raise ServerFailed(f"{type(error).__name__}: {error}", details={"phase": phase}) from error
 
 
-_FINAL = frozenset(
+_PERMANENT = frozenset(
     {
         "invalid", "refused", "disabled", "unsupported", "not_found", "file_not_found", "config", "gone", "lease_lost",
     }
 )  # fmt: skip
-"""The same definition meets the same answer next time."""
+"""Error codes for which another attempt with the same definition would fail again."""
 
 
-def _of(phase: Phase, error: HutchError) -> ServerFailed:
-    final = error.code in _FINAL or (error.code == "unavailable" and not error.retryable)
+def _phase_error(phase: Phase, error: HutchError) -> ServerFailed:
+    final = error.code in _PERMANENT or (error.code == "unavailable" and not error.retryable)
     return ServerFailed(
         error.message, remedy=error.remedy, retryable=not final, details={"phase": phase, "cause": error.code}
     )  # fmt: skip
 
 
-def ended_as(ended: "asyncio.Task[Result]", phase: Phase, preview: Preview) -> ServerFailed:
-    """Why the process is no more: its exit code, or what the verdict says (out of memory is said to be that)."""
+def exit_failure(ended: "asyncio.Task[Result]", phase: Phase, preview: OutputPreview) -> ServerFailed:
+    """Return why the process ended: its exit code, or the verdict, such as out of memory."""
     if ended.cancelled() or (error := ended.exception()) is not None:
         why = "it was put away" if ended.cancelled() else str(error)
         return ServerFailed(f"its process is out of reach: {why}", details={"phase": phase})
@@ -248,33 +254,32 @@ def ended_as(ended: "asyncio.Task[Result]", phase: Phase, preview: Preview) -> S
     else:
         message = f"its process ended: {verdict.message or verdict.cause}"
     return ServerFailed(
-        message + _said(preview), remedy=_remedy(verdict, preview.tail()),
+        message + _last_output(preview), remedy=_remedy(verdict, preview.tail()),
         details={"phase": phase, "cause": verdict.cause, "exit_code": result.exit_code, "signal": result.signal},
     )  # fmt: skip
 
 
-_MISSING = re.compile(r"No module named '([\w.]+)|Cannot find (?:module|package) '([^']+)")
-"""What Python and Node say of a dependency that nobody has installed."""
+_MISSING_MODULE = re.compile(r"No module named '([\w.]+)|Cannot find (?:module|package) '([^']+)")
+"""Messages of Python and Node about a missing dependency."""
 
 
 def _remedy(verdict: Verdict, said: str) -> str:
-    """For whoever writes definitions of servers."""
+    """Return a remedy for the author of a server's definition."""
     if verdict.cause is Cause.OOM:
         return "raise memory_mb in its definition (`--memory`)"
-    if missing := _MISSING.search(said):
+    if missing := _MISSING_MODULE.search(said):
         name = missing[1] or missing[2]
         return f"list {name} in requirements.txt, pyproject.toml or package.json of its project: Hutch installs that"
     return verdict.remedy or "the lines before that: `hutch mcp-server logs NAME`, where `hutch serve` runs it"
 
 
-def _said(preview: Preview) -> str:
+def _last_output(preview: OutputPreview) -> str:
     tail = preview.tail()
     return f"; it said: {tail}" if tail else ""
 
 
-async def _put_away(box: Box, job: Job) -> None:
-    """Its input closes, which tells a well-behaved server to end; then it is asked, then killed. The box may be gone
-    already."""
+async def _end_job(box: Box, job: Job) -> None:
+    """End the process: close its input, then send SIGTERM, then SIGKILL. The box may already be gone."""
     try:
         await job.close_stdin()
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -290,26 +295,33 @@ async def _put_away(box: Box, job: Job) -> None:
 
 
 FILE_MODE = 0o400
-_MINE = 'mkdir -p -m 0700 "$1"'
-_GIVEN = 'mkdir -p -m 0700 "$1" && chown "$2" "$1"'
+_MAKE_DIRECTORY = 'mkdir -p -m 0700 "$1"'
+_MAKE_DIRECTORY_FOR = 'mkdir -p -m 0700 "$1" && chown "$2" "$1"'
 
 
 async def place_secret_files(box: Box, contents: Mapping[str, str]) -> None:
-    """ServerFailed if the box has no place for them: without its secrets a server is not started."""
+    """Write a server's secret files into its box just before its process starts, readable by its user alone.
+
+    Secrets travel only as content of files: on no command line, in no environment, and in no layer or volume that
+    outlives the box. Installers run earlier and do not see them.
+
+    Raises:
+        ServerFailed: The box has no place for them.
+    """
     if not contents:
         return
-    await _directory(box)
+    await _secrets_directory(box)
     for name, text in contents.items():
         await box.files.write(f"{SECRETS_AT}/{name}", text, mode=FILE_MODE, parents=False)
 
 
-async def _directory(box: Box) -> None:
-    """The box's own user makes it where it may write to /run; where that is root's, root makes it for him."""
-    made = await box.exec(["sh", "-c", _MINE, "sh", SECRETS_AT])
+async def _secrets_directory(box: Box) -> None:
+    """Create the directory as the box's user, or as root for that user if /run belongs to root."""
+    made = await box.exec(["sh", "-c", _MAKE_DIRECTORY, "sh", SECRETS_AT])
     if made.ok:
         return
     user = (await box.exec(["id", "-u"])).stdout.strip()
-    made = await box.exec(["sh", "-c", _GIVEN, "sh", SECRETS_AT, user], user="root")
+    made = await box.exec(["sh", "-c", _MAKE_DIRECTORY_FOR, "sh", SECRETS_AT, user], user="root")
     if not made.ok:
         raise ServerFailed(
             f"{SECRETS_AT} cannot be made in its box: {made.stderr.strip()[-200:]}", retryable=False,

@@ -1,5 +1,5 @@
-"""One tool call under way. It may span several requests: where the client cannot be asked in the middle of one, a
-question to its user is the answer, and the next request brings what he said."""
+"""One tool call in progress. It may span several requests: if the client cannot be asked during a request, a question
+to its user is the result, and the next request brings the reply."""
 
 import asyncio
 import secrets
@@ -23,9 +23,9 @@ from hutch.mcp.serving.client_info import Context, client_of
 from hutch.tools import Answer, AskRequest, ToolResult, Tools
 
 ANSWER_SECONDS = 300.0
-"""How long somebody may think about a question; then it counts as no."""
-MOST_PARKED = 32
-"""Calls of one client that wait for an answer at once."""
+"""Time for a person to answer a question. After it the answer is no."""
+MAX_PARKED = 32
+"""Most calls of one client that wait for an answer."""
 QUESTION = "permission"
 
 _CHOICES = {
@@ -45,13 +45,16 @@ _current: ContextVar["ToolCall"] = ContextVar("hutch_mcp_call")
 
 
 class ToolCall:
-    """The work is a task of its own: the SDK cancels by cancelling every await again and again, in which no command
-    could be killed in order. The task is cancelled once, and awaited."""
+    """One call, run in a task of its own.
+
+    The SDK cancels every await again and again, during which no command could be killed in order. The task is
+    cancelled only once, and then awaited.
+    """
 
     def __init__(self, tools: Tools, ctx: Context, params: CallToolRequestParams) -> None:
         self.ctx = ctx
-        """Of the request that waits now."""
-        self.asked = (params.name, params.arguments or {})
+        """Context of the request that waits now."""
+        self.requested = (params.name, params.arguments or {})
         self._question: asyncio.Future[AskRequest] | None = None
         self._answer: asyncio.Future[ElicitResult] | None = None
         token = _current.set(self)
@@ -61,7 +64,7 @@ class ToolCall:
             _current.reset(token)
 
     async def _work(self, tools: Tools) -> ToolResult:
-        name, arguments = self.asked
+        name, arguments = self.requested
         wanted = self.ctx.meta is not None and "progress_token" in self.ctx.meta
         return await tools.call(name, arguments, progress=self._progress if wanted else None)
 
@@ -69,7 +72,7 @@ class ToolCall:
         await self.ctx.session.report_progress(round(seconds, 3), total, message)
 
     async def outcome(self) -> ToolResult | AskRequest:
-        """The result, or the question that comes first. Cancelling kills what runs."""
+        """Return the result, or a question that must be answered first. Cancellation kills the command."""
         self._question = asyncio.get_running_loop().create_future()
         waiting: set[Awaitable[Any]] = {self.task, self._question}
         try:
@@ -90,10 +93,10 @@ class ToolCall:
         if not client_of(self.ctx).can_ask:
             raise Refused("this client cannot ask its user", op="ask")
         if self.ctx.session.can_send_request:
-            said = await self._elicit(request)
+            reply = await self._elicit(request)
         else:
-            said = await self._park(request)
-        return _decided(said)
+            reply = await self._park(request)
+        return _decision(reply)
 
     async def _elicit(self, request: AskRequest) -> ElicitResult:
         try:
@@ -103,7 +106,7 @@ class ToolCall:
             raise Timeout(f"no answer: {error}", op="ask") from error
 
     async def _park(self, request: AskRequest) -> ElicitResult:
-        """The request at hand is answered by the question; `answer` goes on here."""
+        """Answer the current request with the question, and wait until `answer` delivers the reply."""
         assert self._question is not None
         self._answer = asyncio.get_running_loop().create_future()
         self._question.set_result(request)
@@ -113,13 +116,13 @@ class ToolCall:
         except TimeoutError as error:
             raise Timeout("no answer came in time", op="ask") from error
 
-    def answer(self, ctx: Context, said: ElicitResult) -> None:
+    def answer(self, ctx: Context, reply: ElicitResult) -> None:
         self.ctx = ctx
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(said)
+            self._answer.set_result(reply)
 
 
-class Parked:
+class ParkedCalls:
     """Calls of one client that wait for its user's answer."""
 
     def __init__(self) -> None:
@@ -128,20 +131,20 @@ class Parked:
     def put(self, call: ToolCall, request: AskRequest) -> InputRequiredResult:
         state = secrets.token_urlsafe(18)
         self._calls[state] = call
-        while len(self._calls) > MOST_PARKED:
+        while len(self._calls) > MAX_PARKED:
             self._calls.pop(next(iter(self._calls))).task.cancel()
         asked = ElicitRequest(params=ElicitRequestFormParams(message=_text(request), requested_schema=_CHOICES))
         return InputRequiredResult(input_requests={QUESTION: asked}, request_state=state)
 
     def take(self, ctx: Context, params: CallToolRequestParams) -> ToolCall:
-        """The call that this request goes on with; only the same call can be gone on with."""
+        """Return the parked call that this request resumes. Its tool and arguments must be the same."""
         call = self._calls.pop(params.request_state or "", None)
-        if call is None or call.asked != (params.name, params.arguments or {}):
+        if call is None or call.requested != (params.name, params.arguments or {}):
             if call is not None:
                 call.task.cancel()
             raise MCPError(code=INVALID_PARAMS, message="no call waits for this answer: call the tool again")
-        said = (params.input_responses or {}).get(QUESTION)
-        call.answer(ctx, said if isinstance(said, ElicitResult) else ElicitResult(action="cancel"))
+        reply = (params.input_responses or {}).get(QUESTION)
+        call.answer(ctx, reply if isinstance(reply, ElicitResult) else ElicitResult(action="cancel"))
         return call
 
     async def end(self) -> None:
@@ -152,7 +155,7 @@ class Parked:
 
 
 async def ask(request: AskRequest) -> Answer:
-    """For `Tools`: asks the user of whoever made the call."""
+    """Ask the user of the client whose call is running. `Tools` uses this as its `ask`."""
     return await _current.get().ask(request)
 
 
@@ -161,8 +164,8 @@ def _text(request: AskRequest) -> str:
     return f"{request.question}{why}"
 
 
-def _decided(said: ElicitResult) -> Answer:
-    if said.action != "accept":
+def _decision(reply: ElicitResult) -> Answer:
+    if reply.action != "accept":
         return Answer.DENY
-    decision = (said.content or {}).get("decision")
+    decision = (reply.content or {}).get("decision")
     return Answer(decision) if isinstance(decision, str) and decision in set(Answer) else Answer.DENY

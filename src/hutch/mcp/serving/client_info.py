@@ -1,4 +1,4 @@
-"""Who the client is: its name, and whether its user can be asked. Said once in a handshake, or in every request."""
+"""The client's name, and whether its user can be asked. Clients send them in the handshake or in every request."""
 
 import re
 from collections.abc import Mapping
@@ -16,30 +16,30 @@ UNNAMED = "client"
 
 class Client(NamedTuple):
     name: str
-    """In the letters that a session's name, and a table of permissions, can have."""
+    """Name in characters that session names and permission tables allow."""
     can_ask: bool
-    """Whether it shows its user a question (elicitation)."""
+    """Whether it can show its user a question (elicitation)."""
 
 
 def client_of(ctx: Context) -> Client:
-    """Of the request at hand; in a handshake it stands in the request itself."""
+    """Return the client of a request. In a handshake the request itself names it."""
     params = ctx.params or {}
     if ctx.method == "initialize":
-        return Client(plain(_name(params.get("clientInfo"))), _form(params.get("capabilities")))
+        return Client(normalised_name(_name(params.get("clientInfo"))), _form(params.get("capabilities")))
     known = ctx.session.client_params
     meta = params.get("_meta")
-    told = known.client_info.name if known is not None else _name(_entry(meta, CLIENT_INFO_META_KEY))
-    return Client(plain(told), _can_ask(ctx.session.client_capabilities))
+    name = known.client_info.name if known is not None else _name(_entry(meta, CLIENT_INFO_META_KEY))
+    return Client(normalised_name(name), _can_ask(ctx.session.client_capabilities))
 
 
-def plain(name: str) -> str:
-    """`Claude Code` is `claude-code`."""
+def normalised_name(name: str) -> str:
+    """Return a normalised name: `Claude Code` becomes `claude-code`."""
     return re.sub(r"[^a-z0-9_.]+", "-", name.lower()).strip("-.")[:MAX_NAME] or UNNAMED
 
 
 def _can_ask(capabilities: ClientCapabilities | None) -> bool:
     elicitation = capabilities.elicitation if capabilities is not None else None
-    # An empty object is what clients say that were written before there were several modes: forms.
+    # An empty object comes from clients that are older than the choice of modes. It means forms.
     return elicitation is not None and (elicitation.form is not None or elicitation.url is None)
 
 

@@ -1,4 +1,4 @@
-"""Schemas and results of our tools as the protocol's own: text, structured content, pictures, hints."""
+"""Converts schemas and results of our tools to types of the protocol: text, structured content, pictures and hints."""
 
 import base64
 from collections.abc import Mapping
@@ -6,34 +6,33 @@ from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool, ToolAnnotations
 
-from hutch.model.spec import Mount, Workspace
-from hutch.model.spec_arguments import ask
-from hutch.model.spec_kinds import MountMode, NetworkMode
+from hutch.model.arguments import ask
+from hutch.model.spec import Mount, MountMode, NetworkMode, Workspace
 from hutch.policy.profiles import Profile
 from hutch.tools import ToolResult
 
 _ENDS_BOXES = frozenset({"box_lifecycle"})
 
 
-class World(NamedTuple):
-    """What the tools can reach beyond a box that can be thrown away: clients decide by it when to ask their user."""
+class Exposure(NamedTuple):
+    """What the tools can reach beyond a disposable box. Clients use it to decide when to ask their user."""
 
     host_files: bool = False
-    """The box works in a directory of this machine, and may write there."""
+    """The box may write to a directory of this machine."""
     open: bool = False
     """The box has a network."""
 
 
-def world_of(spec: Mapping[str, Any], profile: Profile) -> World:
-    """Of the boxes that a client's configuration asks for, with what their profile adds."""
+def exposure_of(spec: Mapping[str, Any], profile: Profile) -> Exposure:
+    """Return the exposure of boxes with this spec, including what their profile adds."""
     asked = ask(**spec)
     places: tuple[Workspace | Mount, ...] = (asked.workspace or profile.workspace, *asked.mounts, *profile.mounts)
     host_files = any(each.mode is MountMode.RW and each.source != "own" for each in places)
-    return World(host_files=host_files, open=(asked.network or profile.network) is not NetworkMode.OFF)
+    return Exposure(host_files=host_files, open=(asked.network or profile.network) is not NetworkMode.OFF)
 
 
-def tool_of(schema: Mapping[str, Any], world: World) -> Tool:
-    """`schema` as `Tools.schemas("mcp")` gives it."""
+def tool_of(schema: Mapping[str, Any], exposure: Exposure) -> Tool:
+    """Convert a schema of `Tools.schemas("mcp")`."""
     read_only = bool(schema["annotations"]["readOnlyHint"])
     return Tool(
         name=schema["name"],
@@ -42,8 +41,8 @@ def tool_of(schema: Mapping[str, Any], world: World) -> Tool:
         output_schema=schema.get("outputSchema"),
         annotations=ToolAnnotations(
             read_only_hint=read_only,
-            destructive_hint=not read_only and (world.host_files or schema["name"] in _ENDS_BOXES),
-            open_world_hint=not read_only and world.open,
+            destructive_hint=not read_only and (exposure.host_files or schema["name"] in _ENDS_BOXES),
+            open_world_hint=not read_only and exposure.open,
         ),
     )
 

@@ -1,7 +1,7 @@
-"""Which session a client works in: by its scope, so that a restarted one finds its box and a second live one another.
+"""Chooses the Hutch session of an MCP client by its scope, so that a restarted client finds its box again.
 
-A scope is a client's name and the directory it works in, or a name that somebody chose. Whoever comes while it is taken
-gets the scope's next place: a session, and so a box, of its own.
+A scope is the client's name with its working directory, or a name that the user chose. A client that comes while the
+scope is in use gets the next slot: a session, and so a box, of its own.
 """
 
 import fcntl
@@ -13,75 +13,75 @@ from typing import NamedTuple, Protocol
 from hutch.config import directories
 from hutch.errors import QuotaExceeded
 
-MOST_PLACES = 64
-"""Live clients of one scope."""
+MAX_SLOTS = 64
+"""Most live clients of one scope."""
 
 
-class Place(NamedTuple):
-    """A place in a scope, taken until it is left."""
+class Slot(NamedTuple):
+    """A slot of a scope, held until it is released."""
 
     session: str
     number: int
-    """1: the scope's own box. Above: others were there first."""
+    """Slot 1 has the scope's own box. Higher numbers mean that other clients came first."""
 
 
-class Places(Protocol):
-    """Who sits where."""
+class Slots(Protocol):
+    """Assigns slots to clients."""
 
-    def take(self, scope: str) -> Place: ...
+    def acquire(self, scope: str) -> Slot: ...
 
-    def leave(self, place: Place) -> None: ...
+    def release(self, slot: Slot) -> None: ...
 
 
 def scope_of(client: str, directory: str) -> str:
-    """For a person to recognise, and never the same for two directories."""
+    """Return a readable scope that differs for different directories."""
     digest = hashlib.sha256(directory.encode("utf-8", "surrogateescape")).hexdigest()[:12]
-    return f"{client}@{_word(os.path.basename(directory.rstrip('/')))}-{digest}"
+    return f"{client}@{_safe_word(os.path.basename(directory.rstrip('/')))}-{digest}"
 
 
-def named(scope: str) -> str:
-    """A scope somebody chose, as part of a session's name."""
-    word = _word(scope)
+def scope_name(scope: str) -> str:
+    """Return a scope that the user chose in characters that a session name allows."""
+    word = _safe_word(scope)
     return word if word == scope else f"{word}-{hashlib.sha256(scope.encode('utf-8', 'replace')).hexdigest()[:12]}"
 
 
-def session_of(scope: str, number: int) -> str:
+def session_name(scope: str, number: int) -> str:
     return f"mcp/{scope}" if number == 1 else f"mcp/{scope}#{number}"
 
 
-def _word(text: str) -> str:
+def _safe_word(text: str) -> str:
     return "".join(c if c.isascii() and (c.isalnum() or c in "._-@") else "-" for c in text)[:48]
 
 
-class PlacesOfProcess:
-    """For a server, whose clients all come to one process."""
+class ProcessSlots:
+    """Slots for a server, whose clients all connect to one process."""
 
     def __init__(self) -> None:
         self._taken: set[str] = set()
 
-    def take(self, scope: str) -> Place:
-        for number in range(1, MOST_PLACES + 1):
-            session = session_of(scope, number)
+    def acquire(self, scope: str) -> Slot:
+        for number in range(1, MAX_SLOTS + 1):
+            session = session_name(scope, number)
             if session not in self._taken:
                 self._taken.add(session)
-                return Place(session, number)
-        raise _full(scope)
+                return Slot(session, number)
+        raise _no_slot_error(scope)
 
-    def leave(self, place: Place) -> None:
-        self._taken.discard(place.session)
+    def release(self, slot: Slot) -> None:
+        self._taken.discard(slot.session)
 
 
-class PlacesOfMachine:
-    """For processes that know nothing of each other: a lock on a file, which the kernel drops with its process."""
+class MachineSlots:
+    """Slots for unrelated processes: locks on files, which the kernel releases when a process ends."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._locks: dict[str, int] = {}
 
-    def take(self, scope: str) -> Place:
+    def acquire(self, scope: str) -> Slot:
         directories.make(self._directory)
-        for number in range(1, MOST_PLACES + 1):
-            session = session_of(scope, number)
+        for number in range(1, MAX_SLOTS + 1):
+            session = session_name(scope, number)
             name = hashlib.sha256(session.encode()).hexdigest()[:24]
             lock = os.open(self._directory / name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             try:
@@ -90,15 +90,15 @@ class PlacesOfMachine:
                 os.close(lock)
                 continue
             self._locks[session] = lock
-            return Place(session, number)
-        raise _full(scope)
+            return Slot(session, number)
+        raise _no_slot_error(scope)
 
-    def leave(self, place: Place) -> None:
-        if (lock := self._locks.pop(place.session, None)) is not None:
+    def release(self, slot: Slot) -> None:
+        if (lock := self._locks.pop(slot.session, None)) is not None:
             os.close(lock)
 
 
-def _full(scope: str) -> QuotaExceeded:
+def _no_slot_error(scope: str) -> QuotaExceeded:
     return QuotaExceeded(
-        f"{MOST_PLACES} clients of the scope {scope} are there already", op="mcp", remedy="choose another scope"
+        f"{MAX_SLOTS} clients of the scope {scope} are there already", op="mcp", remedy="choose another scope"
     )

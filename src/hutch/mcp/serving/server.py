@@ -1,4 +1,4 @@
-"""A desk given to the official SDK: which method of the protocol is which method of the desk."""
+"""Connects client sessions to the official SDK: maps methods of the protocol to methods of the session."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -24,84 +24,84 @@ from mcp_types.version import MODERN_PROTOCOL_VERSIONS
 from hutch import __version__
 from hutch.errors import HutchError
 from hutch.mcp.serving.client_info import Client, Context, client_of
-from hutch.mcp.serving.client_session import Desk
+from hutch.mcp.serving.client_session import ClientSession
 from hutch.mcp.serving.render import result_of
 from hutch.tools.result import error_result
 
 TITLE = "Hutch: isolated boxes"
-CHANGES = NotificationOptions(tools_changed=True)
+NOTIFICATIONS = NotificationOptions(tools_changed=True)
 
-MakeDesk = Callable[[Client], Awaitable[Desk]]
-FindDesk = Callable[[Context], Awaitable[Desk]]
+OpenSession = Callable[[Client], Awaitable[ClientSession]]
+FindSession = Callable[[Context], Awaitable[ClientSession]]
 
 
-class OneDesk:
-    """For a connection that is one client's: its desk is made when it says its name, and closed with the connection."""
+class ConnectionSession:
+    """The client session of one connection, opened when the client says its name and closed with the connection."""
 
-    def __init__(self, make: MakeDesk) -> None:
+    def __init__(self, make: OpenSession) -> None:
         self._make = make
-        self._desk: Desk | None = None
+        self._session: ClientSession | None = None
 
-    async def __call__(self, ctx: Context) -> Desk:
-        if self._desk is None:
+    async def __call__(self, ctx: Context) -> ClientSession:
+        if self._session is None:
             made = await self._make(client_of(ctx))
-            if self._desk is not None:  # two first requests at once
+            if self._session is not None:  # Two first requests came at once.
                 await made.close()
-                return self._desk
-            self._desk = made
-        return self._desk
+                return self._session
+            self._session = made
+        return self._session
 
     async def close(self) -> None:
-        if self._desk is not None:
-            await self._desk.close()
+        if self._session is not None:
+            await self._session.close()
 
 
-def server_on(desk_of: FindDesk) -> Server[Any]:
-    """The SDK's server, whose tools are those of the desk at which the caller sits."""
+def server_for(find_session: FindSession) -> Server[Any]:
+    """Return an SDK server that serves the tools of the session that `find_session` returns."""
     bus = InMemorySubscriptionBus()
 
-    async def seated(ctx: Context) -> Desk:
-        desk = await desk_of(ctx)
+    async def find(ctx: Context) -> ClientSession:
+        client_session = await find_session(ctx)
         session = ctx.session
 
-        async def tell() -> None:
+        async def announce() -> None:
             if session.protocol_version in MODERN_PROTOCOL_VERSIONS:
                 await bus.publish(ToolsListChanged())
             else:
                 await session.send_tool_list_changed()
 
-        desk.changed = tell
-        return desk
+        client_session.on_tools_changed = announce
+        return client_session
 
     async def list_tools(ctx: Context, _: PaginatedRequestParams | None) -> ListToolsResult:
         try:
-            return ListToolsResult(tools=await (await seated(ctx)).list())
+            return ListToolsResult(tools=await (await find(ctx)).list())
         except HutchError:
-            return ListToolsResult(tools=[])  # the instructions say why
+            return ListToolsResult(tools=[])  # The instructions say why.
 
     async def call_tool(ctx: Context, params: CallToolRequestParams) -> CallToolResult | InputRequiredResult:
         try:
-            desk = await seated(ctx)
+            client_session = await find(ctx)
         except HutchError as error:
             return result_of(error_result(error))
-        return await desk.call(ctx, params)
+        return await client_session.call(ctx, params)
 
     async def list_resources(ctx: Context, _: PaginatedRequestParams | None) -> ListResourcesResult:
-        return ListResourcesResult(resources=(await _protocol(seated(ctx))).sent.list())
+        return ListResourcesResult(resources=(await _or_protocol_error(find(ctx))).sent_files.list())
 
     async def read_resource(ctx: Context, params: ReadResourceRequestParams) -> ReadResourceResult:
-        return await (await _protocol(seated(ctx))).sent.read(params.uri)
+        return await (await _or_protocol_error(find(ctx))).sent_files.read(params.uri)
 
     async def instruct(ctx: Context, call_next: CallNext) -> HandlerResult:
-        """What a client is told at the start depends on who it is."""
+        """Add the instructions, which depend on the client."""
         result = await call_next(ctx)
         if ctx.method not in ("initialize", "server/discover") or not isinstance(result, dict):
             return result
         try:
-            told = await (await seated(ctx)).instructions()
+            text = await (await find(ctx)).instructions()
         except HutchError as error:
-            told = f"Hutch cannot be used now: {error.message}. {error.remedy}".strip()
-        return {**result, "instructions": told}
+            text = f"Hutch cannot be used now: {error.message}. {error.remedy}".strip()
+        return {**result, "instructions": text}
 
     server: Server[Any] = Server(
         "hutch", version=__version__, title=TITLE, on_list_tools=list_tools, on_call_tool=call_tool,
@@ -111,13 +111,13 @@ def server_on(desk_of: FindDesk) -> Server[Any]:
     return server
 
 
-async def _protocol(seat: Awaitable[Desk]) -> Desk:
-    """Where no result can hold the error, it is one of the protocol."""
+async def _or_protocol_error(found: Awaitable[ClientSession]) -> ClientSession:
+    """Convert an error to one of the protocol, for methods whose results cannot hold it."""
     try:
-        return await seat
+        return await found
     except HutchError as error:
         raise MCPError(code=INTERNAL_ERROR, message=error.message) from error
 
 
 def options_of(server: Server[Any]) -> InitializationOptions:
-    return server.create_initialization_options(CHANGES)
+    return server.create_initialization_options(NOTIFICATIONS)

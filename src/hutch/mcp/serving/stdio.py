@@ -1,7 +1,7 @@
-"""`hutch mcp` on standard input and output: one client, one desk, until its end of the pipe is closed.
+"""`hutch mcp` on standard input and output: one client session until the client closes its pipe.
 
-The SDK's own transport reads in a thread that no signal can end, and takes lines of any length. This one is the event
-loop's, bounded, and faster by the switches between threads.
+The SDK's own transport reads in a thread that no signal can end, and accepts lines of any length. This one runs on the
+event loop, is bounded, and saves the switches between threads.
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from mcp.types import jsonrpc_message_adapter
 from pydantic import ValidationError
 
 from hutch.logs import log
-from hutch.mcp.serving.server import MakeDesk, OneDesk, options_of, server_on
+from hutch.mcp.serving.server import ConnectionSession, OpenSession, options_of, server_for
 
-LONGEST_LINE = 64 << 20
-"""A longer message is not read: whoever sends it wants our memory."""
+MAX_LINE = 64 << 20
+"""Longer messages are skipped, since they could exhaust our memory."""
 
 _log = log("mcp")
 
@@ -27,11 +27,11 @@ Incoming = SessionMessage | Exception
 Write = Callable[[bytes], Awaitable[None]]
 
 
-async def serve(make: MakeDesk) -> None:
-    """Until standard input ends."""
-    desk = OneDesk(make)
-    server = server_on(desk)
-    lines, write = await _wires()
+async def serve(make: OpenSession) -> None:
+    """Serve until standard input ends."""
+    session = ConnectionSession(make)
+    server = server_for(session)
+    lines, write = await _open_pipes()
     to_server, reading = anyio.create_memory_object_stream[Incoming](0)
     writing, from_server = anyio.create_memory_object_stream[SessionMessage](0)
     tasks = (asyncio.create_task(_read(lines, to_server)), asyncio.create_task(_write(from_server, write)))
@@ -41,7 +41,7 @@ async def serve(make: MakeDesk) -> None:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await desk.close()
+        await session.close()
 
 
 async def _read(lines: AsyncIterator[bytes], to_server: MemoryObjectSendStream[Incoming]) -> None:
@@ -64,15 +64,18 @@ async def _write(from_server: MemoryObjectReceiveStream[SessionMessage], write: 
             try:
                 await write(data)
             except (BrokenPipeError, ConnectionResetError):
-                return  # the client is gone; that its other pipe ends too will be seen
+                return  # The client is gone. The reader will see the end of its other pipe.
 
 
 # --- the pipes --------------------------------------------------------------------------------------------------------
 
 
-async def _wires() -> tuple[AsyncIterator[bytes], Write]:
-    """Lines from standard input and a way to standard output, both on descriptors of our own. What anybody else here
-    reads or prints, a child process or a library, goes past them: the protocol would not bear it."""
+async def _open_pipes() -> tuple[AsyncIterator[bytes], Write]:
+    """Return lines of standard input and a writer for standard output, both on descriptors of our own.
+
+    Descriptors 0 and 1 are redirected, so that a child process or library that reads or prints cannot disturb the
+    protocol.
+    """
     own_in, own_out = os.dup(0), os.dup(1)
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -81,17 +84,17 @@ async def _wires() -> tuple[AsyncIterator[bytes], Write]:
     return await _lines(own_in), await _writer(own_out)
 
 
-def _can_wait(descriptor: int) -> bool:
-    """Whether the event loop can wait for it: epoll(7) takes no regular file and no /dev/null, which never block."""
+def _is_pollable(descriptor: int) -> bool:
+    """Return whether epoll(7) accepts the descriptor. It refuses regular files and /dev/null, which never block."""
     mode = os.fstat(descriptor).st_mode
     return not stat.S_ISREG(mode) and (not stat.S_ISCHR(mode) or os.isatty(descriptor))
 
 
 async def _lines(descriptor: int) -> AsyncIterator[bytes]:
-    reader = asyncio.StreamReader(limit=LONGEST_LINE)
-    if not _can_wait(descriptor):
+    reader = asyncio.StreamReader(limit=MAX_LINE)
+    if not _is_pollable(descriptor):
         with os.fdopen(descriptor, "rb") as whole:
-            reader.feed_data(await asyncio.to_thread(whole.read, LONGEST_LINE))
+            reader.feed_data(await asyncio.to_thread(whole.read, MAX_LINE))
         reader.feed_eof()
     else:
         file = os.fdopen(descriptor, "rb", buffering=0)
@@ -104,20 +107,20 @@ async def _split(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     while True:
         try:
             line = await reader.readline()
-        except ValueError:  # what was read of it is dropped; the rest follows
+        except ValueError:  # The part that was read is dropped, and the rest follows.
             too_long = True
             continue
         if not line:
             return
         if too_long:
-            _log.warning("a message was too long to be read", most=LONGEST_LINE)
+            _log.warning("a message was too long to be read", most=MAX_LINE)
             too_long = False
             continue
         yield line
 
 
 async def _writer(descriptor: int) -> Write:
-    if not _can_wait(descriptor):
+    if not _is_pollable(descriptor):
 
         async def into_file(data: bytes) -> None:
             with memoryview(data) as rest:

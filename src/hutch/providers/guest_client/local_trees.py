@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 async def packed(path: str) -> AsyncIterator[bytes]:
     """The stream of a file or tree of this machine; close it by name, because it has descriptors open."""
-    blocks = pack(await _in_thread(_open_source, path), path)
+    blocks = pack(await _open_in_thread(_open_source, path), path)
     try:
         while (block := await _in_thread(_next_block, blocks)) is not None:
             yield block
@@ -38,7 +38,7 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     if not name:
         raise Invalid(f"cannot copy to {path!r}: it has no name", remedy="name the file or directory to make")
     into = posixpath.basename(source.rstrip("/"))
-    directory = await _in_thread(_open_parent, parent)
+    directory = await _open_in_thread(_open_parent, parent)
     into = "" if into in (".", "..") else into
     unpacker = Unpacker(directory, name, into, max_bytes=most, max_entries=entries_of(most))
     try:
@@ -83,6 +83,18 @@ def _open_parent(parent: str) -> int:
 def _next_block(blocks: Generator[bytes | None, None, None]) -> bytes | None:
     """The next bytes to send; None at the end."""
     return next((block for block in blocks if block), None)
+
+
+async def _open_in_thread(function: Callable[[str], int], path: str) -> int:
+    """The descriptor that `function` opens. It is closed again if the caller is cancelled meanwhile."""
+    opened: list[int] = []
+    try:
+        await _in_thread(lambda: opened.append(function(path)))
+    except asyncio.CancelledError:
+        for descriptor in opened:
+            os.close(descriptor)
+        raise
+    return opened[0]
 
 
 async def _in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -1,4 +1,4 @@
-"""A running native box: a linked instance with the counters, freezer and limits of its control group."""
+"""A running native box: a guest instance with the counters, freezer and limits of its control group."""
 
 import asyncio
 import os
@@ -10,14 +10,13 @@ from hutch.linux import cgroup_files
 from hutch.linux.cgroups import Group, GroupLimits
 from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
 from hutch.model.results import Result, Usage
-from hutch.model.spec import EffectiveSpec
+from hutch.model.spec import CheckedMount, EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.network import uplink_name
 from hutch.providers.native.watch.files import WatchedFiles
@@ -61,8 +60,8 @@ class GroupFacts:
         )
 
 
-class NativeInstance(LinkedInstance):
-    """Implements what `LinkedInstance` leaves to the engine."""
+class NativeInstance(GuestInstance):
+    """Implements what `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -115,7 +114,7 @@ class NativeInstance(LinkedInstance):
         self._watchdogs.note_activity(self.record.box_id)
         return await super().run(command)
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         if excess := await self._watchdogs.over_limit(self.record.box_id):
             raise full(excess, "start")
         self._watchdogs.note_activity(self.record.box_id)

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from hutch.errors import Invalid, Refused, Unsupported
 from hutch.linux.cgroups import GroupLimits
 from hutch.model.limits import Limits
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
+from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
 from hutch.providers.native.rootfs.images import Image
 from hutch.providers.native.rootfs.root import HOME, WORKSPACE

@@ -15,7 +15,7 @@ from hutch import __version__
 from hutch.errors import HutchError, Unavailable
 from hutch.linux import cgroups, identity, landlock
 from hutch.model.capabilities import Capabilities, Missing, Pause
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import NetworkMode
 from hutch.providers.native import obstacles

@@ -16,8 +16,7 @@ from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
 from hutch.model.limits import EnforcedBy, Limits
-from hutch.model.mounts import CheckedMount
-from hutch.model.spec import EffectiveSpec, NetworkMode, Order
+from hutch.model.spec import CheckedMount, EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.guest_client.link import Link
 from hutch.providers.native import cleanup, obstacles, orders, probe

@@ -1,63 +1,75 @@
-"""MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
+"""MCP servers in boxes, for each owner: reached through the gateway, one by one, or by WebSocket."""
 
 import asyncio
-from collections.abc import Mapping
+import threading
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
-from hutch.errors import Gone, HutchError, Invalid, NotFound
+from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.access.views import all_shown, condition
 from hutch.keeper.boxes.records import LOCAL_OWNER
-from hutch.keeper.keeper import Keeper
-from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.volumes import Volumes
+from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
-from hutch.model.boxes import BoxInfo, VolumeInfo
-from hutch.model.receipts import Detail
-from hutch.model.spec_arguments import ask
+from hutch.model.arguments import ask
+from hutch.model.boxes import BoxInfo
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
-from hutch.server.handlers import mcp_sdk
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
 if TYPE_CHECKING:
-    from hutch.mcp.hosting.gateway import Front
+    from hutch.mcp.hosting.gateway import Endpoint
     from hutch.mcp.hosting.hosted import Hosted
-    from hutch.mcp.serving.http import HttpSessions, Opened, Visitor
+    from hutch.mcp.serving.http import HttpSessions, McpCaller, OpenedServer
 
 SESSION = "mcp-hosting"
-"""Holds the leases of all hosted servers' boxes; the same after a restart."""
+"""The session that holds the leases of all hosted servers' boxes; it is the same after a restart."""
+_importing = threading.Lock()
+"""Lets one thread at a time import the SDK: its packages import each other, and two threads that begin at different
+ends would find half-initialised modules."""
 
 
-class OwnerBoxes:
-    """One owner's boxes and volumes, as `hutch.mcp.hosting` needs them."""
+async def load_sdk() -> None:
+    """Import the MCP SDK, an extra that takes a second to import, in a thread; Unavailable if it is not installed."""
+    try:
+        await asyncio.to_thread(_import_sdk)
+    except ImportError as error:
+        raise Unavailable(
+            f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
+        ) from error
+
+
+def _import_sdk() -> None:
+    with _importing:
+        import hutch.mcp.hosting.hosted
+        import hutch.mcp.serving.http_sessions  # noqa: F401
+
+
+class OwnerHost(OwnerView):
+    """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs.
+
+    Its receipts name no session: each is written for whoever called the hosted tool.
+    """
 
     def __init__(self, service: Service, owner: str) -> None:
+        super().__init__(service.keeper, owner)
         self._service = service
-        self._owner = owner
-        self.volumes = OwnerVolumes(service.keeper.volumes, owner)
-        self.receipts = OwnerReceipts(service.keeper.receipts, owner)
 
     @property
     def config(self) -> Config:
         return self._service.config
 
-    @property
-    def _keeper(self) -> Keeper:
-        return self._service.keeper
-
     async def create(self, /, *, key: str = "", **spec: Any) -> BoxHandle:
-        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self._owner, key=key)
+        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self.owner, key=key)
         return BoxHandle(self._keeper, live, SESSION)
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
-        return await all_shown(self._keeper, self._owner)
+        return await all_shown(self._keeper, self.owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        with bound_by(UNBOUND):  # the box is the MCP server's own: the caller's rights do not matter
+        with bound_by(UNBOUND):  # The box belongs to the MCP server, so the caller's rights do not apply.
             try:
                 await self._keeper.acquire(box_id, SESSION)
             except Gone:
@@ -68,43 +80,15 @@ class OwnerBoxes:
         return await condition(self._keeper, self._keeper.boxes(), self._service.started_at)
 
 
-class OwnerReceipts:
-    """Calls of hosted tools, on record in the name of whoever asked: the door has said who that is."""
-
-    def __init__(self, receipts: Receipts, owner: str) -> None:
-        self._receipts = receipts
-        self._owner = owner
-
-    async def note(
-        self, box_id: str, op: str, details: Mapping[str, Detail] | None = None, *, error: str = "",
-        duration_ms: float = 0.0,
-    ) -> None:  # fmt: skip
-        await self._receipts.note(
-            box_id, op, dict(details or {}), owner=self._owner, error=error, duration_ms=duration_ms
-        )  # fmt: skip
-
-
-class OwnerVolumes:
-    def __init__(self, volumes: Volumes, owner: str) -> None:
-        self._volumes = volumes
-        self._owner = owner
-
-    async def create(self, name: str) -> VolumeInfo:
-        return (await self._volumes.create(name, self._owner)).shown()
-
-    async def remove(self, name: str) -> None:
-        await self._volumes.remove(name, self._owner)
-
-
 class Hostings:
-    """The `Hosted` of each owner, made when it is needed first."""
+    """The `Hosted` of each owner, created at its first use."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._opening: dict[str, asyncio.Task[Hosted]] = {}
 
     async def start(self) -> None:
-        """Bring up the eager servers of everybody who has any (B32). Nobody waits for it."""
+        """Start the servers of all owners that are configured to start with Hutch; this runs in the background."""
         for owner in await asyncio.to_thread(self._owners):
             try:
                 await self.of(owner)
@@ -127,11 +111,11 @@ class Hostings:
 
     async def _open(self, owner: str) -> "Hosted":
         config = self._service.config
-        await mcp_sdk.load()
+        await load_sdk()
         from hutch.mcp.hosting.hosted import Hosted
 
         hosted = Hosted(
-            OwnerBoxes(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
+            OwnerHost(self._service, owner), settings=config.mcp, origin=config.origin("mcp"),
             directory=registry.directory(config.state_dir, owner), include_configured=owner == LOCAL_OWNER,
             rights=self._service.rights_of(owner),
         )  # fmt: skip
@@ -144,7 +128,7 @@ class Hostings:
 
 
 class HostedMount:
-    """An endpoint of streamable HTTP: `/mcp/gateway`, or `/mcp/servers/{name}`."""
+    """A streamable-HTTP endpoint: `/mcp/gateway` or `/mcp/servers/{name}`."""
 
     def __init__(self, hostings: Hostings, service: Service) -> None:
         self._hostings = hostings
@@ -152,45 +136,45 @@ class HostedMount:
         self._sessions: dict[tuple[str, str, str], HttpSessions] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        from hutch.mcp.serving.http import VISITOR
+        from hutch.mcp.serving.http import MCP_CALLER
 
-        visitor: Visitor = scope[VISITOR]
-        name, box_id = visitor.params.get("name", ""), visitor.query.get("box", "")
-        if unknown := sorted(visitor.query.keys() - {"box"}):
-            raise Invalid(f"{unknown[0]!r} means nothing here", remedy="`box` names a conversation's box")
-        key = (visitor.owner, name, box_id)
+        mcp_caller: McpCaller = scope[MCP_CALLER]
+        name, box_id = mcp_caller.params.get("name", ""), mcp_caller.query.get("box", "")
+        if unknown := sorted(mcp_caller.query.keys() - {"box"}):
+            raise Invalid(f"the query parameter {unknown[0]!r} is unknown", remedy="`box` names a conversation's box")
+        key = (mcp_caller.owner, name, box_id)
         if key not in self._sessions:
-            front = await self._front(visitor.owner, name, box_id)
-            self._sessions.setdefault(key, self._made(front, visitor.owner, name))
-        hosted = await self._hostings.of(visitor.owner)
+            endpoint = await self._endpoint(mcp_caller.owner, name, box_id)
+            self._sessions.setdefault(key, self._http_sessions(endpoint, mcp_caller.owner, name))
+        hosted = await self._hostings.of(mcp_caller.owner)
         if name and not box_id:
-            await hosted.ready(name)  # its own words (instructions, version) go into the handshake
-            hosted.front(name)
+            await hosted.ready(name)  # The MCP handshake contains the server's own instructions and version.
+            hosted.endpoint(name)
         await self._sessions[key](scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
 
-    def _made(self, front: "Front", owner: str, name: str) -> "HttpSessions":
-        from hutch.mcp.serving.http import HttpSessions, Opened
+    def _http_sessions(self, endpoint: "Endpoint", owner: str, name: str) -> "HttpSessions":
+        from hutch.mcp.serving.http import HttpSessions, OpenedServer
 
-        async def opened(_: "Visitor") -> "Opened":
+        async def opened(_: "McpCaller") -> "OpenedServer":
             async def closed() -> None:
                 return None
 
-            return Opened(front.server, closed)
+            return OpenedServer(endpoint.server, closed)
 
-        return HttpSessions(opened, front.server)
+        return HttpSessions(opened, endpoint.server)
 
-    async def _front(self, owner: str, name: str, box_id: str) -> "Front":
+    async def _endpoint(self, owner: str, name: str, box_id: str) -> "Endpoint":
         hosted = await self._hostings.of(owner)
         box = await conversation_box(self._service, owner, box_id) if box_id else None
-        return hosted.front(name, box) if name else hosted.gateway_front(box)
+        return hosted.endpoint(name, box) if name else hosted.gateway_endpoint(box)
 
 
 async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:
-    """The box of a conversation, which its servers share (B10)."""
+    """The box of a conversation, which its MCP servers share."""
     live = await service.keeper.live(box_id)
     if live.record.owner != owner:
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
-    return BoxHandle(service.keeper, live, SESSION)  # beside whoever holds it: its lease is not ours to extend
+    return BoxHandle(service.keeper, live, SESSION)  # It is used beside its holder, whose lease is not extended.

@@ -9,7 +9,7 @@ from msgspec import Meta
 from hutch.api import Box
 from hutch.errors import Conflict, HutchError, Invalid, NotFound, Refused, Unsupported
 from hutch.model.boxes import BoxInfo
-from hutch.model.spec_kinds import Retention
+from hutch.model.spec import Retention
 from hutch.policy.permissions import Others
 from hutch.tools.arguments import missing_argument
 from hutch.tools.builtin.answers import BoxLifecycleAnswer, BoxQueryAnswer

@@ -114,7 +114,7 @@ def _tool(skills: Skills, info: SkillInfo, its: SkillTool) -> Tool:
 
         async def work(box: Box) -> ToolResult:
             place = await skills.prepare(info.name, box)
-            command = tool_call.words(info, its, place, box.spec)
+            command = tool_call.command_line(info, its, place, box.spec)
             running = box.exec(command, env=place.env, stdin=json.dumps(given), keep_output=kept)
             result = await call.with_progress(running, f"running {its.name}")
             text, structured = render(result, kept)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hutch.errors import EngineError, HutchError, Invalid, NotFound, Refused
 from hutch.images.settings import ImageSettings
 from hutch.model.images import ImageDefaults
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.providers.native.rootfs import skeleton
 
 if TYPE_CHECKING:
@@ -104,12 +104,12 @@ class Images:
         from hutch.images.manifests import Stored
 
         store = self._store()
-        with store.adding():
+        with store.lock_shared():
             # A restored box keeps the image it had, whatever the name refers to by now.
-            held = uses.of(store, box_id)
+            held = uses.find(store, box_id)
             stored = Stored(name=held.name, manifest=held.image) if held else store.find(name)
             image = self._load(stored)[0]
-            uses.mark(store, box_id, stored, places)
+            uses.record(store, box_id, stored, places)
         return image
 
     def _load(self, stored: "Stored") -> tuple[Image, ImageDefaults]:

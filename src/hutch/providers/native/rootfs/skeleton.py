@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from hutch.linux import kernel
 from hutch.linux.identity import USER
-from hutch.model.digests import digest
+from hutch.model.ids import digest
 from hutch.providers.native.rootfs.root import DEVICES, HOME
 
 # No directory that a box writes to is among them. To rename an entry of a directory that exists in a lower layer too,

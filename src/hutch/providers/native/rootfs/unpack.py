@@ -10,9 +10,9 @@ from typing import BinaryIO
 from hutch.errors import Invalid
 from hutch.host_files import opened, opened_by_user
 from hutch.images.layers import unpack as unpacking
-from hutch.images.layers.decompression import Unpacked
+from hutch.images.layers.decompression import DecompressedStream
 from hutch.images.settings import Bounds
-from hutch.model.mounts import CheckedMount
+from hutch.model.spec import CheckedMount
 from hutch.providers.native.rootfs.prepared import prepared
 
 
@@ -33,7 +33,7 @@ def unpack(archive: str, cache: str, bounds: Bounds | None = None, place: Checke
         try:
             with prepared(final) as draft:
                 # `docker export` writes no whiteouts, so a file with such a name is an ordinary file.
-                unpacking.unpack(Unpacked(packed, bounds), draft, bounds, layered=False)
+                unpacking.unpack(DecompressedStream(packed, bounds), draft, bounds, layered=False)
                 packed.check(digest)
         except Invalid as error:
             raise Invalid(f"{archive}: {error.message}", op="create", remedy=error.remedy) from error
