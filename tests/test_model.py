@@ -120,7 +120,7 @@ def test_an_adjustment_reads_as_a_sentence() -> None:
 
 @given(records(EffectiveSpec))
 def test_a_spec_as_shown_has_the_names_of_its_secrets_only(spec: Record) -> None:
-    """Lesson 37."""
+    """A spec as shown has the names of its secrets only (lesson 37)."""
     assert isinstance(spec, EffectiveSpec)
     shown = spec.shown()
     assert shown.secrets.keys() == spec.secrets.keys()

@@ -28,7 +28,7 @@ from hutch.logs import log
 from hutch.model.ids import BoxId
 
 if TYPE_CHECKING:
-    from hutch.server.embedded import EmbeddedServer
+    from hutch.server.run import EmbeddedServer
 
 SUCCESSION_SECONDS = 0.02
 """Interval between checks whether a lost process has ended, so that its socket path can be taken over."""
@@ -185,7 +185,7 @@ class Sockets:
     def _serve(self, listening: socket.socket) -> None:
         """Serve the first connection. The server is loaded only now, because most processes never need it."""
         asyncio.get_running_loop().remove_reader(listening)
-        from hutch.server.embedded import EmbeddedServer
+        from hutch.server.run import EmbeddedServer
 
         if self._server is None:
             self._server = EmbeddedServer(self._keeper)

@@ -14,7 +14,7 @@ from hutch import Hutch
 from hutch.client.launch import LaunchedHutch
 from hutch.errors import HutchError
 from hutch.model.status import Condition
-from tests.cli.calling import boxes
+from tests.cli.cli_process import boxes
 from tests.client.conftest import QUICK
 from tests.server.serving import until
 

@@ -202,7 +202,7 @@ class Keeper:
         await self.pool.stop()
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
-            self.receipts.left(live.record)
+            self.receipts.record_left(live.record)
         await self._let_go()
 
     async def detach(self) -> None:
@@ -216,12 +216,12 @@ class Keeper:
                     continue
                 if live.instance is not None:
                     await live.instance.close()
-                self.receipts.left(live.record)
+                self.receipts.record_left(live.record)
         await self._let_go()
 
     async def _let_go(self) -> None:
         await self.engines.close()
-        await losses.tell(self.states, await self.receipts.close())
+        await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False
