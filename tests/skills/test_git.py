@@ -118,7 +118,7 @@ def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: S
     with pytest.raises(NotFound):
         store.install(ME, Git(str(tmp_path / "none"), local=True))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Invalid, match="git could not"):
+    with pytest.raises(Invalid, match="git failed"):
         store.install(ME, Git(str(tmp_path / "empty"), local=True))
 
 
