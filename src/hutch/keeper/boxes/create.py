@@ -114,9 +114,7 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await run_uncancelled(
-                    self._skills.on_destroyed(record)
-                )  # no record exists, but its mounts do
+                await run_uncancelled(self._skills.on_destroyed(record))  # no record exists, but its mounts do
             raise
         return live, order
 
