@@ -21,6 +21,8 @@ from tests.cli.conftest import Home
 from tests.cli.test_terminals import on_terminal
 from tests.keeper.making import record
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_box_made_by_one_process_is_used_by_others(home: Home) -> None:
     """Create, exec with streams and exit code, files stay, output is put away, destroy."""

@@ -3,8 +3,12 @@
 import json
 import signal
 
+import pytest
+
 from tests.cli.cli_process import TIMEOUT, read_until, started
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_events_as_they_were_and_as_they_come(home: Home) -> None:

@@ -12,6 +12,8 @@ from tests.cli.cli_process import HUTCH, TIMEOUT, read_until, set_size
 from tests.cli.conftest import Home
 from tests.images.registry_server import Server, directory, image, serving, small, tar_of
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:

@@ -3,8 +3,12 @@
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.cli.cli_process import TIMEOUT
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 KEEP = 2.0
 """Seconds without use after which a box of these tests ends."""

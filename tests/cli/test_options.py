@@ -12,6 +12,8 @@ from tests.cli.cli_process import hutch
 from tests.providers import rootfs
 from tests.providers.native.network.stage import play
 
+pytestmark = pytest.mark.slow
+
 PROFILE = """\
 [profiles.mine]
 inherits = "offline_readonly"

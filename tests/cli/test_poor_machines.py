@@ -15,6 +15,8 @@ import pytest
 from tests.cli.cli_process import HUTCH
 from tests.leaks import leaving_no_trace
 
+pytestmark = pytest.mark.slow
+
 # In namespaces of its own the program changes what it likes about its machine: a small disk, a bound of namespaces, no
 # control groups, no tun device.
 POOR = """

@@ -4,8 +4,12 @@ import json
 import sqlite3
 from pathlib import Path
 
+import pytest
+
 from tests.cli.cli_process import hutch
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_box_is_told_by_its_receipts(home: Home) -> None:

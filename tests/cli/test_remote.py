@@ -24,6 +24,8 @@ from tests.cli.test_box import (
 from tests.cli.test_left_boxes import KEEP, at_work, test_every_command_says_that_a_box_was_destroyed
 from tests.server.serving import Server, serving
 
+pytestmark = pytest.mark.slow
+
 __all__ = [
     "test_a_box_made_by_one_process_is_used_by_others",
     "test_a_job_outlives_the_process_that_started_it",

@@ -4,8 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from hutch.client.remote import RemoteHutch
 from tests.cli.cli_process import TIMEOUT, hutch, read_until, started
+
+pytestmark = pytest.mark.slow
 
 
 def settings(top: Path) -> dict[str, str]:

@@ -11,6 +11,8 @@ import pytest
 from tests.cli.cli_process import TIMEOUT, read_until, started
 from tests.leaks import leaving_no_trace
 
+pytestmark = pytest.mark.slow
+
 
 def ready(process: subprocess.Popen[bytes]) -> int:
     """Its output's descriptor, once the command has said that it listens."""

@@ -7,7 +7,11 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from tests.cli.cli_process import TIMEOUT, hutch, read_until, set_size, started
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager

@@ -1,6 +1,10 @@
 """`hutch volume …`: a directory that several boxes share and that outlives them."""
 
+import pytest
+
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_volume_outlives_the_boxes_that_share_it(home: Home) -> None:

@@ -27,8 +27,7 @@ def store(tmp_path: Path) -> SkillStore:
 
 
 def test_versions_by_content(store: SkillStore, tmp_path: Path) -> None:
-    """The same content is the same version, whatever its owner, times or modes, so there are no duplicates (lesson
-    40)."""
+    """The same content is the same version, whatever its owner, times or modes: no duplicates (lesson 40)."""
     place = skill(tmp_path, a="1", b__c="#!/bin/sh\n")
     first, before = store.install(ME, Directory(str(place)))
     assert (before, first.versions, first.files) == ("", 1, 3)
@@ -138,7 +137,7 @@ def test_edits_keep_everything_else(store: SkillStore, tmp_path: Path) -> None:
     assert {file.path: file.executable for file in store.files(ME, "demo")} == {
         "SKILL.md": False, "docs/a.md": False, "run": True
     }  # fmt: skip
-    with pytest.raises(Conflict, match="by now"):
+    with pytest.raises(Conflict, match="is now at"):
         store.change_files(ME, "demo", {"a": b""}, expect=first.digest)
     third, _ = store.change_files(ME, "demo", {"docs/a.md": None})
     assert third.digest == first.digest

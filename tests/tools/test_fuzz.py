@@ -22,6 +22,8 @@ from tests import proofs
 from tests.tools.answer_schema import check_answer
 from tests.tools.fuzz_strategies import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
 
+pytestmark = pytest.mark.slow
+
 CALLS_EACH = 20
 PROVEN = 20_000
 CODES = {*HutchError.by_code, "not_read"} - {"internal", "box_broken", "engine", "unavailable"}

@@ -17,8 +17,8 @@ GAP = "gap"
 LEFT = "box.left"
 GONE = "box.gone"
 
-DAYBOOK = "daybook-"
-"""Prefix of the ids of owner logs: chains of operations that concern no box."""
+OWNER_LOG = "daybook-"
+"""Prefix of the ids of owner logs: the chains of what concerns no box, one for each owner and day."""
 
 
 NOTES = ("tool.", "mcp.", "note.")
