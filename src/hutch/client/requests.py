@@ -188,28 +188,28 @@ class Server:
                 if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
                     del self.held_leases[session, box_id]
 
-    def add_handle(self, session: str, box_id: str, lease: Lease) -> None:
+    def add_handle(self, session: str, box_id: str, lease: Lease, grant: int = 0) -> None:
         """Register one more handle on a box, whose lease is kept alive from now on."""
         held = self.held_leases.get((session, box_id))
         if held is None:
             held = self.held_leases[session, box_id] = HeldLease()
         held.acquired_at = lease.acquired_at
         held.count += 1
+        held.grant = max(held.grant, grant)
         if lease.seconds and lease.seconds / 3 < self.heartbeat.interval_sec:
             self.heartbeat.interval_sec = lease.seconds / 3
         self.heartbeat.start()
         self.heartbeat.beat_now()
 
-    def drop_handle(self, session: str, box_id: str) -> bool:
-        """Remove one handle. Return whether it was the last of this session."""
+    def drop_handle(self, session: str, box_id: str) -> "HeldLease | None":
+        """Remove one handle. Return the lease if it was the last handle of this session."""
         held = self.held_leases.get((session, box_id))
         if held is None:
-            return False
+            return None
         held.count -= 1
         if held.count:
-            return False
-        del self.held_leases[session, box_id]
-        return True
+            return None
+        return self.held_leases.pop((session, box_id))
 
     async def close(self) -> None:
         self._closed = True
@@ -245,11 +245,13 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 class HeldLease:
     """The lease of one session on one box, and how many handles use it."""
 
-    __slots__ = ("acquired_at", "count")
+    __slots__ = ("acquired_at", "count", "grant")
 
     def __init__(self) -> None:
         self.acquired_at = 0.0
         self.count = 0
+        self.grant = 0
+        """The number of the server's latest grant of the box, which a release names."""
 
 
 def _query(given: Mapping[str, object]) -> str:
