@@ -14,7 +14,7 @@ from hutch import Hutch
 from hutch.client.launch import LaunchedHutch
 from hutch.errors import HutchError
 from hutch.model.status import Condition
-from tests.cli.calling import boxes
+from tests.cli.cli_process import boxes
 from tests.client.conftest import QUICK
 from tests.server.serving import until
 
@@ -46,7 +46,7 @@ async def test_a_private_server() -> None:
 
 
 async def test_it_is_started_again() -> None:
-    """A child that was killed comes back, and its boxes with it; the client goes on."""
+    """A killed child is started again with its boxes, and the client continues."""
     async with Hutch.launch(rhythm=QUICK) as hutch, hutch.box() as box:
         await box.files.write("f", "kept")
         first = child_of(hutch)

@@ -16,9 +16,9 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace
 from hutch.providers.base import InstanceRecord
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.verdicts import BoxFacts, Counters
+from hutch.providers.guest_client.verdicts import Counters, CounterSource
 
 _BODY = """
 import json, os, resource, socket, sys
@@ -76,8 +76,7 @@ class GuestProcess:
 
 @contextlib.contextmanager
 def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestProcess]:
-    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test
-    cannot."""
+    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It also ends by itself."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -87,14 +86,14 @@ def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestPro
             listener.bind(str(directory / "guest"))
             listener.listen(16)
             spill = os.open(directory / "spill", os.O_RDONLY | os.O_DIRECTORY) if spilling else -1
-            told = {
+            guest_options = {
                 "workdir": str(directory / "workspace"),
                 "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": name},
                 "orphan_grace": 60.0,
                 **options,
             }
             process = subprocess.Popen(
-                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(told)],
+                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(guest_options)],
                 pass_fds=[fd for fd in (listener.fileno(), spill) if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )
@@ -140,9 +139,11 @@ SPEC = EffectiveSpec(
 
 
 @contextlib.asynccontextmanager
-async def instance_of(guest: GuestProcess, facts: BoxFacts | None = None, **more: Any) -> AsyncIterator[LinkedInstance]:
+async def instance_of(
+    guest: GuestProcess, facts: CounterSource | None = None, **more: Any
+) -> AsyncIterator[GuestInstance]:
     record = InstanceRecord(provider="linked", box_id=BoxId("box"), keeper="test")
-    made = LinkedInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
+    made = GuestInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
     try:
         yield made
     finally:

@@ -66,7 +66,7 @@ def test_a_layout_as_directory_as_tar_and_packed(store: Store, tmp_path: Path) -
 
 def test_a_layout_with_only_a_tag_needs_a_name(store: Store, tmp_path: Path) -> None:
     files = layout(image(tar_of(("f", {}))), "1.0")
-    with pytest.raises(Invalid, match="how its image is called"):
+    with pytest.raises(Invalid, match="does not name its image"):
         import_stream(store, io.BytesIO(packed(files)))
     assert content(store) == NOTHING
     assert import_stream(store, io.BytesIO(packed(files)), "mine")[0].stored.name.endswith("mine:latest")

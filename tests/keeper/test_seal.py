@@ -70,7 +70,7 @@ def test_a_key_is_made_once_private_and_never_replaced(tmp_path: Path) -> None:
         _ = StateKey(tmp_path / "no" / "state.key").id
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
     seal = Seal(StateKey())
     if request.param == "sqlite":

@@ -96,9 +96,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_refused_with_the_reason(tmp_path: Path, name: str) -> None:
-    make, told = HOSTILE[name]
+    make, reason = HOSTILE[name]
     store = SkillStore(tmp_path / "skills")
-    with pytest.raises(HutchError, match=told):
+    with pytest.raises(HutchError, match=reason):
         store.install("me", Zip("sent.zip", make()))
     _nothing_is_left(tmp_path)
     assert store.all("me") == ()
@@ -107,7 +107,7 @@ def test_refused_with_the_reason(tmp_path: Path, name: str) -> None:
 def test_the_same_name_twice(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
         data = zipped(good(), ("demo/a", b"1"), ("demo/a", b"2"))
-    with pytest.raises(Refused, match="stands twice"):
+    with pytest.raises(Refused, match="twice"):
         SkillStore(tmp_path / "skills").install("me", Zip("sent.zip", data))
     _nothing_is_left(tmp_path)
 

@@ -55,7 +55,7 @@ async def test_the_whole_life_through_the_client(server: Server, tmp_path: Path)
         assert [each.group for each in await hutch.skills.bindings()] == ["pipeline"]
         with pytest.raises(FileMissing):
             await hutch.skills.read_file("demo", "none")
-        with pytest.raises(Invalid, match="no place to ask"):
+        with pytest.raises(Invalid, match="no source to check"):
             await hutch.skills.upgrade("demo")
         await hutch.skills.create("other", "Another.", "# Other")
         await hutch.skills.remove("demo")

@@ -59,21 +59,21 @@ def test_ours_may_stand_under_metadata() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "problem"),
     [
         (b"name: a\n", "does not begin"),
         (b"---\nname: a\n", "no closing line"),
         (b"---\n- a\n---\n", "not a list of"),
-        (b"---\nname: Bad_Name\ndescription: x\n---\n", "no name for a skill"),
-        (b"---\nname: a--b\ndescription: x\n---\n", "no name for a skill"),
+        (b"---\nname: Bad_Name\ndescription: x\n---\n", "not a valid skill name"),
+        (b"---\nname: a--b\ndescription: x\n---\n", "not a valid skill name"),
         (b"---\nname: a\n---\n", "`description` must be text"),
         (b"---\nname: a\ndescription: ''\n---\n", "not empty"),
         (b"---\nname: a\ndescription: " + b"x" * 1025 + b"\n---\n", "1024 are allowed"),
-        (b"---\nname: a\nname: b\ndescription: x\n---\n", "stands twice"),
+        (b"---\nname: a\nname: b\ndescription: x\n---\n", "is given twice"),
         (b"---\na: &x [1]\nb: *x\n---\n", "aliases"),
         (b"---\nname: !!python/object/apply:os.system ['true']\ndescription: x\n---\n", "not valid YAML"),
         (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: t}]}\n---\n", "command"),
-        (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: T, command: [x]}]}\n---\n", "no name for a tool"),
+        (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: T, command: [x]}]}\n---\n", "not a valid tool name"),
         (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: t, command: [../x]}]}\n---\n", "out of the skill"),
         (b"---\nname: a\ndescription: x\nhutch: {permissions: {network: maybe}}\n---\n", "permissions"),
         (b"---\nname: a\ndescription: x\nhutch: {permissions: {paths: [../etc]}}\n---\n", "not plain"),
@@ -84,8 +84,8 @@ def test_ours_may_stand_under_metadata() -> None:
         (b"---\n" + b"a: 1\n" * 20_000 + b"---\n", "more than"),
     ],
 )
-def test_what_is_wrong_is_told_by_name(content: bytes, told: str) -> None:
-    with pytest.raises(Invalid, match=told):
+def test_errors_name_the_field(content: bytes, problem: str) -> None:
+    with pytest.raises(Invalid, match=problem):
         parse(content)
 
 

@@ -22,6 +22,8 @@ from tests import proofs
 from tests.tools.answer_schema import check_answer
 from tests.tools.fuzz_strategies import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
 
+pytestmark = pytest.mark.slow
+
 CALLS_EACH = 20
 PROVEN = 20_000
 CODES = {*HutchError.by_code, "not_read"} - {"internal", "box_broken", "engine", "unavailable"}
@@ -120,7 +122,7 @@ def _picture(directory: Path) -> list[tuple[str, int, int, bytes]]:
 
 
 def _strangers(places: list[str]) -> list[str]:
-    """What calls have made on the host, anywhere in these places."""
+    """Return what calls have created on the host in these directories."""
     found = []
     for place in places:
         for top, directories, files in os.walk(place):

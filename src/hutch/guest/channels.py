@@ -44,8 +44,7 @@ Operation = Callable[["Guest", "Channel", Fields], None]
 
 MAX_CHANNELS = 4096
 MAX_BACKLOG = 1 << 20
-"""Unsent bytes above which a connection's requests are not read, so that a keeper that never reads cannot fill the box.
-"""
+"""Unsent bytes above which requests are not read, so that a keeper that never reads cannot fill the box."""
 
 _received = bytearray(1 << 16)
 _received_view = memoryview(_received)
@@ -308,7 +307,7 @@ class Connection:
             fields = decode(payload)
             name = fields["op"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ProtocolError("a request that is no JSON object with an op") from error
+            raise ProtocolError("a request that is not a JSON object with an op") from error
         channel = Channel(self, number)
         if len(self.channels) >= MAX_CHANNELS:
             channel.fail(Failure("quota", f"{MAX_CHANNELS} requests are open on this connection"))

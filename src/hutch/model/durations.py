@@ -1,4 +1,4 @@
-"""Times as people write and read them, in one place: "90", "90s", "5m", "1h30m" in; "1h30m" out (P17)."""
+"""Durations as people write and read them: "90", "90s", "5m" and "1h30m" are parsed, "1h30m" is written."""
 
 import re
 
@@ -9,8 +9,8 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _PARTS = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
-def seconds(text: str) -> float:
-    """Raises Invalid for whatever is not a time; nothing is guessed."""
+def parse_seconds(text: str) -> float:
+    """Parse a duration to seconds. Raises Invalid for anything else; nothing is guessed."""
     plain = text.strip()
     if re.fullmatch(_NUMBER, plain):
         return float(plain)
@@ -22,10 +22,10 @@ def seconds(text: str) -> float:
     return sum(float(part) * size for part, size in zip(match.groups(), _UNITS.values(), strict=True) if part)
 
 
-def shown(amount: float) -> str:
-    """In its two largest units; below ten seconds with a tenth."""
+def format_seconds(amount: float) -> str:
+    """Write seconds in their two largest units; below ten seconds with a tenth."""
     if amount < 0:
-        return f"-{shown(-amount)}"
+        return f"-{format_seconds(-amount)}"
     if amount < 10 and amount != int(amount):
         return f"{amount:.1f}s"
     rest = int(amount)

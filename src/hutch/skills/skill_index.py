@@ -164,7 +164,7 @@ class Groups(Record, frozen=True, kw_only=True):
 def check_group(group: str) -> str:
     if not is_name(group) or group in (EVERY_SKILL, NO_SKILL) or group.startswith("box-"):
         raise Invalid(
-            f"{group[:80]!r} is no name for a group of skills",
+            f"{group[:80]!r} is not a valid name for a group of skills",
             remedy=f"letters, digits, dot, dash, underscore; not {EVERY_SKILL}, {NO_SKILL} or box-…",
             details={"field": "skills"},
         )
@@ -172,8 +172,7 @@ def check_group(group: str) -> str:
 
 
 def digests_in_use(root: Path) -> set[str]:
-    """Return the digests of every version of every owner. A file that cannot be read is an error, so that nothing
-    is removed by mistake."""
+    """Return the digests of all versions of all owners. An unreadable file is an error, so that nothing is lost."""
     used: set[str] = set()
     for path in root.glob(f"*/skills/*{_SUFFIX}"):
         if path.name.startswith("."):

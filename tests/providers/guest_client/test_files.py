@@ -27,7 +27,7 @@ from hutch.errors import (
     Unavailable,
 )
 from hutch.model.files import Change, FileKind
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 
 
@@ -49,7 +49,7 @@ def guest(shared_guest: GuestProcess) -> Iterator[GuestProcess]:
 @asynccontextmanager
 async def files_of(guest: GuestProcess) -> AsyncIterator[Files]:
     async with guest.link() as link:
-        yield LinkedFiles(answering(link), lambda _: 1 << 40)
+        yield GuestFiles(answering(link), lambda _: 1 << 40)
 
 
 def sparse(path: Path, size: int) -> None:

@@ -1,4 +1,4 @@
-"""`LinkedInstance` over a real guest: verdicts from counters, broken connections, dead guests, other users."""
+"""`GuestInstance` over a real guest: verdicts from counters, broken connections, dead guests, other users."""
 
 import asyncio
 import os

@@ -169,8 +169,7 @@ class Append:
 
 
 class Edit:
-    """Replaces an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text, then the
-    new."""
+    """Replaces an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is old text, then new text."""
 
     def __init__(self, request: Request, workdir: str) -> None:
         self._path = request_path(request)
@@ -260,7 +259,7 @@ def _no_match(path: str, found: int) -> Failure:
             count=0,
         )  # fmt: skip
     return Failure(
-        "no_match", f"the text is {found} times in {path!r}, not once",
+        "no_match", f"the text occurs {found} times in {path!r}, not once",
         remedy="give more of the text around it, or use replace_all", count=found,
     )  # fmt: skip
 

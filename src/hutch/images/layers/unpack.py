@@ -42,8 +42,7 @@ class UnpackResult(NamedTuple):
 
 
 def unpack(stream: DecompressedStream, draft: str, bounds: Bounds, *, layered: bool = True) -> UnpackResult:
-    """Unpack into the empty directory `draft`, which only we can enter. With `layered`, OCI's deletion names take
-    effect."""
+    """Unpack into the empty directory `draft`, which only we can enter. `layered` enables OCI's deletion names."""
     top = os.open(draft, _OPEN)
     try:
         work = _Unpacker(Reader(stream), top, bounds, layered)
@@ -85,8 +84,7 @@ class _Unpacker:
                     self._extract(entry, name)
                 elif entry.kind == entries.DIRECTORY:
                     self._defer_metadata("", entry)
-            # This comes last: a directory without write permission could not be filled, and filling it changes its
-            # time.
+            # This comes last: a read-only directory could not be filled, and filling it changes its time.
             for name in sorted(self._directories, reverse=True):
                 self._set_metadata(name, self._directories[name])
         finally:
@@ -132,8 +130,7 @@ class _Unpacker:
             raise Invalid(f"the archive replaces a file by a directory: {name!r}")
 
     def _defer_metadata(self, name: str, entry: Entry) -> None:
-        """Set a directory's metadata at the end, but its attributes now: those of a million directories would fill
-        the memory."""
+        """Set a directory's metadata at the end, but its attributes now: a million of them would fill the memory."""
         if entry.xattrs:
             _set_attributes(self._enter(name), entry)
         self._directories[name] = entry._replace(xattrs={})
@@ -168,7 +165,7 @@ class _Unpacker:
             found = _lstat(source, name) if name else None
             if found is None or stat.S_ISDIR(found.st_mode) or _is_deletion(found):
                 raise Invalid(
-                    f"the archive links {entry.name!r} to {entry.target!r}, which is no file of the same layer"
+                    f"the archive links {entry.name!r} to {entry.target!r}, which is not a file of the same layer"
                 )
             os.link(name, last, src_dir_fd=source, dst_dir_fd=here[1], follow_symlinks=False)
         finally:
@@ -303,5 +300,5 @@ def _over_limit(what: str, setting: str) -> Refused:
 
 def _unpack_error(error: OSError) -> EngineError | Invalid:
     if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ):
-        return Invalid(f"not a readable archive: a name that no file can have ({error.strerror})")
+        return Invalid(f"not a readable archive: an impossible file name ({error.strerror})")
     return EngineError(f"the image could not be unpacked: {error.strerror}", remedy="look at the disk of state_dir")

@@ -8,6 +8,7 @@ import asyncio
 import json
 from typing import Any, cast
 
+from hutch import http1
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 from hutch.providers.guest_client.link import Link
@@ -15,7 +16,6 @@ from hutch.providers.guest_client.link import Link
 _FRAME = 8
 _STDOUT = 1
 _STDERR = 2
-_HEAD_LIMIT = 1 << 16
 _KEPT = 2000
 TIMEOUT = 30.0
 
@@ -27,7 +27,7 @@ class Hijacked(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.agreed: asyncio.Future[None] = self._loop.create_future()
         self.link: Link | None = None
-        self.complaint = b""
+        self.stderr = b""
         """What was written in place of a greeting, and the end of what the program wrote to stderr."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -81,12 +81,15 @@ class Hijacked(asyncio.Protocol):
     def _read_head(self) -> None:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._buffer) > _HEAD_LIMIT:
+            if len(self._buffer) > http1.MAX_HEAD:
                 self._refuse(EngineError("the engine's answer to an exec has no end", op="exec"))
             return
         head, self._buffer = bytes(self._buffer[:end]), self._buffer[end + 4 :]
-        words = head.split(b"\r\n", 1)[0].split(None, 2)
-        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        try:
+            status = http1.parse_head(head).status
+        except http1.ProtocolError as error:
+            self._refuse(EngineError(f"the engine's answer to an exec is no HTTP: {error}", op="exec"))
+            return
         if status not in (101, 200):
             self._refuse(EngineRefused(status, _message(bytes(self._buffer)) or f"exec: {status}", "exec"))
             return
@@ -108,10 +111,10 @@ class Hijacked(asyncio.Protocol):
             if self._stream == _STDOUT:
                 if not link.hello:
                     # Why an exec could not be started is written where its output would have been.
-                    self.complaint = (self.complaint + piece)[-_KEPT:]
+                    self.stderr = (self.stderr + piece)[-_KEPT:]
                 _feed(link, piece)
             elif self._stream == _STDERR:
-                self.complaint = (self.complaint + piece)[-_KEPT:]
+                self.stderr = (self.stderr + piece)[-_KEPT:]
             start += len(piece)
             self._left -= len(piece)
         self._buffer += data[start:]
