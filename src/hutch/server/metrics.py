@@ -13,19 +13,12 @@ from itertools import accumulate
 import hutch
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.keeper import Keeper
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, EventCause
 from hutch.model.receipts import Receipt
 
 BUCKETS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 
 _KINDS = {"created": "created", "claimed": "claimed", "adopted": "adopted"}
-_ENDS = (
-    ("destroyed by", "call"), ("idle", "idle"), ("nobody used it", "idle"), ("lived its time", "ttl"),
-    ("creation", "creation_failed"), ("its created hook", "creation_failed"), ("replaced", "replaced"),
-    ("its keeper closed", "shutdown"), ("lost", "lost"), ("left half made", "lost"), ("pruned", "lost"),
-)  # fmt: skip
-"""How the reason of an end begins, and which kind of end that is."""
-_FAILED_CHECK = "health check failed"
 
 
 class Histogram:
@@ -72,9 +65,8 @@ class Metrics:
         if name := _KINDS.get(event.kind):
             self.boxes[name, profile] += 1
         elif event.kind == "gone":
-            ends = (kind for begin, kind in _ENDS if event.reason.startswith(begin))
-            self.cleaned[next(ends, "other"), profile] += 1
-        elif event.kind == "state" and event.reason.startswith(_FAILED_CHECK):
+            self.cleaned[event.cause, profile] += 1
+        elif event.cause == EventCause.HEALTH_CHECK:
             self.boxes["health_check_failures", profile] += 1
 
     def ended(self, receipt: Receipt) -> None:

@@ -13,7 +13,6 @@ import uvicorn
 from hutch import logs, telemetry
 from hutch.config import Config, announcement, directories
 from hutch.errors import ConfigError
-from hutch.keeper.access.views import condition
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.store.open_store import open_ledger, open_store
@@ -271,7 +270,7 @@ async def _tell_rights(service: Service, tell: Told) -> None:
 
 async def _what_is_there(service: Service, path: str, url: str, first_key: str) -> Ready:
     config, keeper = service.config, service.keeper
-    found = await condition(keeper, (), service.started_at)
+    found = await keeper.views.status((), service.started_at)
     isolation = (
         (await keeper.engines.current_capabilities(found.provider)).isolation if config.enabled else Isolation.NONE
     )

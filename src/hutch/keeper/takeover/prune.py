@@ -22,6 +22,7 @@ from hutch.keeper.store.store import Store
 from hutch.keeper.takeover import keeper_locks
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.takeover.reconcile import at_work
+from hutch.model.boxes import EventCause
 from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.providers.base import InstanceRecord, Leftover
@@ -136,7 +137,7 @@ class _Pruner:
         if record.state is not State.STOPPING:
             record = await states.change(record, State.STOPPING, reason=reason)
         await self._engines.provider(record.instance.provider).destroy(record.instance)
-        await states.forget(record, reason)
+        await states.forget(record, reason, EventCause.LOST)
 
     async def _box(self, box_id: str, end: Callable[[], Awaitable[None]]) -> Leftover:
         if self._dry_run:

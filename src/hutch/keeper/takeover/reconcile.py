@@ -18,6 +18,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.logs import log
+from hutch.model.boxes import EventCause
 from hutch.model.durations import shown
 from hutch.model.results import JobState
 from hutch.model.spec import Retention
@@ -82,7 +83,7 @@ class Reconciler:
         if kept and record.state in (State.STOPPING, State.ERROR):
             return await self._finish_stop(record, "its keeper died")
         if record.state in _HALF_MADE:
-            await self._finish_end(record, "left half made by a keeper that died")
+            await self._finish_end(record, "left half made by a keeper that died", EventCause.LOST)
             return None
         if record.state is State.STOPPED:
             return Live(record)
@@ -100,8 +101,8 @@ class Reconciler:
             live.instance = await attach_with_clocks(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
-                return await self._finish_stop(record, _lost(record, gone))
-            await self._finish_end(record, _lost(record, gone))
+                return await self._finish_stop(record, _lost(record, gone)[0])
+            await self._finish_end(record, *_lost(record, gone))
             return None
         except Unavailable as error:
             if record.state is not State.UNKNOWN:
@@ -132,11 +133,11 @@ class Reconciler:
         await self._engines.provider(record.instance.provider).stop(record.instance)
         return Live(await self._states.change(record, State.STOPPED, reason=reason))
 
-    async def _finish_end(self, record: BoxRecord, reason: str) -> None:
+    async def _finish_end(self, record: BoxRecord, reason: str, cause: EventCause) -> None:
         if record.state is not State.STOPPING:
-            record = await self._states.change(record, State.STOPPING, reason=reason, doomed=True)
+            record = await self._states.change(record, State.STOPPING, reason=reason, cause=cause, doomed=True)
         await self._engines.provider(record.instance.provider).destroy(record.instance)
-        await self._states.forget(record, reason)
+        await self._states.forget(record, reason, cause)
 
     async def _sweep_engines(self) -> None:
         """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store; and what
@@ -172,8 +173,8 @@ async def at_work(engines: Engines, record: BoxRecord) -> bool:
         await instance.close()
 
 
-def _lost(record: BoxRecord, gone: NotFound) -> str:
-    """Why a box that should run does not: its own clock ended it, or we do not know what did."""
+def _lost(record: BoxRecord, gone: NotFound) -> tuple[str, EventCause]:
+    """Return why a box that should run does not: its own clock ended it, or something unknown did."""
     if record.left_at and not record.is_waiting(time.time()):
-        return f"nobody used it for {shown(record.grace_sec)}"
-    return f"lost: {gone.message}"
+        return f"nobody used it for {shown(record.grace_sec)}", EventCause.IDLE
+    return f"lost: {gone.message}", EventCause.LOST

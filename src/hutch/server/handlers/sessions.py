@@ -8,7 +8,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
-from hutch.keeper.access.views import shown
+from hutch.keeper.access.views import box_info
 from hutch.model.arguments import ask
 from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
@@ -137,7 +137,7 @@ async def working(call: Call, body: dict[str, Any]) -> Reply:
     """The box this session works in: its current one, else the owner's default, else a new one of this spec."""
     caller = call.caller
     live, notes = await call.keeper.sessions.find_or_create(caller.session, asked(body), caller.owner)
-    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+    return Reply(FoundBox(box=box_info(live.record, live), notes=notes))
 
 
 async def get_default(call: Call, query: DefaultQuery) -> Reply:
@@ -163,7 +163,7 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     spec = spec.but(labels={**spec.labels, "scope": place.shown})
     live, notes = await call.keeper.box_for_key(spec, place.key, caller.session, caller.owner)
     note_client(call, live)
-    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+    return Reply(FoundBox(box=box_info(live.record, live), notes=notes))
 
 
 def asked(body: dict[str, Any]) -> Spec:
