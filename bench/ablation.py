@@ -117,7 +117,7 @@ def _variant(context: Context, name: str) -> contextlib.AbstractAsyncContextMana
 
 def _in_thread(store: SqliteStore) -> SqliteStore:
     """The same store with every piece of work left to its thread."""
-    store._do = partial(store._writer.do, long=True)  # type: ignore[method-assign]
+    store._do = partial(store._writer.do, long=True)
     return store
 
 
@@ -158,8 +158,7 @@ def _below(pid: int) -> Iterator[list[int]]:
         if entry.isdigit():
             with contextlib.suppress(FileNotFoundError, ProcessLookupError):
                 stats[int(entry)] = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
-    wanted = {pid}
-    found = True
+    wanted, found = {pid}, {pid}
     while found:
         found = {child for child, fields in stats.items() if int(fields[1]) in wanted} - wanted
         wanted |= found

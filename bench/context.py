@@ -17,6 +17,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.store import Store
+from hutch.providers.base import Provider
 from hutch.providers.native.provider import NativeProvider
 
 
@@ -40,7 +41,7 @@ class Context:
         `store` takes the place of the usual one; `without` names optimisations that the native engine leaves out.
         """
         config = Config.load(state_dir=str(self.state), run_dir=str(self.run), max_boxes=0, **settings)
-        given = {}
+        given: dict[str, Provider] = {}
         if without:
             given["native"] = NativeProvider(state_dir=self.state, run_dir=self.run, without=without)
         keeper = Keeper(config, store or self.store(), Engines(config, given))

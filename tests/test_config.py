@@ -72,7 +72,7 @@ def test_every_setting_can_come_from_the_environment(tmp_path: Path) -> None:
             "HUTCH_STATE_KEY_FILE": "/k",
         },
     )  # fmt: skip
-    assert not config.enabled, "B20"
+    assert not config.enabled
     assert (config.state_dir, config.run_dir) == (Path("/s"), Path("/r"))
     assert config.mount_roots == (Path("/srv/a"), tmp_path / "rel")
     assert config.mount_refused == (Path("/srv/a/no"),)
@@ -184,7 +184,7 @@ def test_a_file_that_is_not_text_or_not_readable_is_an_error(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("mode", [0o666, 0o660])
 def test_a_file_that_others_can_write_is_refused(tmp_path: Path, mode: int, rootless: bool) -> None:
-    """Lesson 44: also a named one, and the user's own; group-writable ones if the group is another's."""
+    """Also a named one, and the user's own; group-writable ones if the group is another's (lesson 44)."""
     if rootless and mode == 0o660:
         pytest.skip("giving a file to another group needs root")
     own = tmp_path / "home" / ".config" / "hutch" / "hutch.toml"
@@ -210,7 +210,7 @@ def test_a_strangers_file_is_refused(tmp_path: Path, rootless: bool) -> None:
 
 
 def test_a_file_of_the_working_directory_counts_once_it_is_accepted(tmp_path: Path) -> None:
-    """Lesson 44: by its digest, until a byte of it changes; what is ignored is known to the configuration."""
+    """By its digest, until a byte of it changes; what is ignored is known to the configuration (lesson 44)."""
     home, file = {"HOME": str(tmp_path / "home")}, tmp_path / "hutch.toml"
     own = tmp_path / "home" / ".config" / "hutch"
     own.mkdir(parents=True)
@@ -252,7 +252,7 @@ limits . pids = 3
 
 
 def test_profiles_of_the_file_are_resolved(tmp_path: Path) -> None:
-    """B16: chosen in configuration, user-defined."""
+    """Chosen in configuration, user-defined (B16)."""
     text = """
 profile = "team"
 [profiles.team]
@@ -272,7 +272,7 @@ memory_mb = 2048
 
 
 def test_rights_of_owners_are_read_and_checked(tmp_path: Path) -> None:
-    """Lesson 45: what an operator writes for keys, and the line of what makes no sense."""
+    """What an operator writes for keys, and the line of what makes no sense (lesson 45)."""
     text = 'profile = "mine"\n[profiles.mine]\nlocked = ["network"]\n[rights."*"]\nroot = true\n'
     config = load(
         tmp_path, f'{text}[rights.acme]\nprofiles = ["code"]\nactions = ["create"]\nmaxima = {{ cpus = 2 }}\n'

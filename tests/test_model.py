@@ -66,6 +66,7 @@ def by_type(hint: object) -> st.SearchStrategy[object]:
     return st.from_type(hint)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_record_survives_json(record: type[Record]) -> None:
     @given(records(record))
@@ -84,6 +85,7 @@ def test_every_record_is_frozen_and_strict(record: type[Record]) -> None:
         record.from_plain({"no_such_field": 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.__name__)
 def test_every_record_of_a_newer_release_is_read(record: type[Record]) -> None:
     """What another release wrote has fields that this one does not know, at any depth: the rest is read."""
@@ -118,7 +120,7 @@ def test_an_adjustment_reads_as_a_sentence() -> None:
 
 @given(records(EffectiveSpec))
 def test_a_spec_as_shown_has_the_names_of_its_secrets_only(spec: Record) -> None:
-    """Lesson 37."""
+    """A spec as shown has the names of its secrets only (lesson 37)."""
     assert isinstance(spec, EffectiveSpec)
     shown = spec.shown()
     assert shown.secrets.keys() == spec.secrets.keys()

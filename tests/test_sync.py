@@ -85,7 +85,7 @@ def test_sessions_watches_and_trees_without_await() -> None:
 
 
 def test_a_remote_box_without_await() -> None:
-    """Issue 4.3: the remote form, sync."""
+    """The remote form, sync."""
     with serving() as server, Hutch(server.announcement["url"], key=server.key("user", "sync")) as hutch:
         with hutch.box() as box:
             assert box.exec("echo hi").stdout == "hi\n"

@@ -72,7 +72,7 @@ def test_an_exporter_that_is_not_there_is_told_with_its_remedy() -> None:
 
 
 async def test_spans_of_creation_commands_and_files(spans: InMemorySpanExporter) -> None:
-    """Issue 4.5: a box's creation step by step, exec, file operations; errors by their code."""
+    """A box's creation step by step, exec, file operations; errors by their code."""
     async with Hutch(store="memory") as hutch:
         async with hutch.box(memory_mb=64) as box:
             await box.exec("exit 2")
@@ -94,7 +94,7 @@ async def test_spans_of_creation_commands_and_files(spans: InMemorySpanExporter)
 
 
 async def test_a_span_tells_an_error_by_its_code_alone(spans: InMemorySpanExporter) -> None:
-    """Lesson 37: what an error quotes (here a directory's name) is in no span: no message, no stack."""
+    """What an error quotes (here a directory's name) is in no span: no message, no stack (lesson 37)."""
     async with Hutch(store="memory") as hutch:
         with pytest.raises(HutchError, match="correct-horse-battery"):
             await hutch.create(image="dir:/no/correct-horse-battery")
@@ -140,7 +140,7 @@ def collecting() -> Iterator[tuple[str, type[Collector]]]:
 
 
 def test_a_server_sends_spans_below_its_callers_own() -> None:
-    """Issue 4.5: the real exporter, configured by OTEL_* alone; `traceparent` is followed."""
+    """The real exporter, configured by OTEL_* alone; `traceparent` is followed."""
     with collecting() as (url, collector):
         with serving(OTEL_EXPORTER_OTLP_ENDPOINT=url) as server:
             assert "spans are sent by otlp" in server.log.read_text()

@@ -140,6 +140,6 @@ def test_what_was_open_is_closed_and_said(server: Upgraded) -> None:
     assert (server.state / "state.key").stat().st_mode & 0o777 == 0o600
     text = server.log.read_text()
     assert "others could look into a directory" in text
-    assert "kept in the open by an earlier release, are sealed now" in text
+    assert "environments that an earlier release kept in plain text are sealed now" in text
     assert "no root and no private ranges beyond their profile, and no image pulled" in text, "keys had no bounds then"
     assert os.path.exists(server.state / "first-key")

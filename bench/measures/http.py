@@ -18,6 +18,7 @@ from bench.numbers import Goal, Number, Summary, at_least_times, at_most_times, 
 from bench.peers.loopback import loopback
 from hutch import Hutch
 from hutch.api import Box
+from hutch.keeper.embedded import Hutch as Embedded
 
 MB = 10**6
 FILE = 100 * MB
@@ -92,7 +93,7 @@ async def served(context: Context, name: str) -> AsyncIterator[Served]:
         log.close()
 
 
-async def _creates(context: Context, hutch: Hutch, embedded: Hutch) -> Number:
+async def _creates(context: Context, hutch: Hutch, embedded: Embedded) -> Number:
     """Until the box has answered; its first command is another request."""
     samples = await interleave(
         [
@@ -106,7 +107,7 @@ async def _creates(context: Context, hutch: Hutch, embedded: Hutch) -> Number:
     )
 
 
-async def _claims(context: Context, hutch: Hutch, embedded: Hutch) -> Number:
+async def _claims(context: Context, hutch: Hutch, embedded: Embedded) -> Number:
     async def claim() -> float:
         await _full_pool(context)
         return await _create(hutch, profile=POOLED)
@@ -122,7 +123,7 @@ async def _claims(context: Context, hutch: Hutch, embedded: Hutch) -> Number:
     return Number("http_claim", what, "ms", ours, {IN_PROCESS: theirs}, (at_most_times(0.6, IN_PROCESS),))
 
 
-async def _create(hutch: Hutch, **spec: str) -> float:
+async def _create(hutch: Hutch | Embedded, **spec: str) -> float:
     start = perf_counter()
     box = await hutch.create(**spec)
     taken = perf_counter() - start

@@ -51,7 +51,7 @@ class HutchError(Exception):
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def to_wire(self) -> dict[str, Detail]:
-        """The JSON form that crosses every boundary: guest, HTTP, MCP."""
+        """Return the JSON form that crosses every boundary: guest, HTTP, MCP."""
         return {
             "code": self.code,
             "message": self.message,
@@ -64,7 +64,7 @@ class HutchError(Exception):
 
     @staticmethod
     def of(wire: Mapping[str, Any]) -> "HutchError":
-        """The error as the class that was raised; an unknown code becomes a plain HutchError that keeps it."""
+        """Rebuild an error as the class that was raised; an unknown code becomes a plain HutchError that keeps it."""
         code = str(wire.get("code") or "internal")
         kind = HutchError.by_code.get(code, HutchError)
         retry_after = wire.get("retry_after")
@@ -80,7 +80,7 @@ class HutchError(Exception):
         )
 
 
-# --- what the caller asked for -------------------------------------------------------------------------------
+# --- requests -------------------------------------------------------------------------------------------------
 
 
 class Invalid(HutchError, ValueError):
@@ -108,13 +108,13 @@ class Gone(NotFound):
 
 
 class Refused(HutchError, PermissionError):
-    """Policy says no: a mount outside the allow-list, a locked field, a grade that is too weak."""
+    """Policy does not allow it: a mount outside the allow-list, a missing right, a limit that is not enforced."""
 
     code = "refused"
 
 
 class Unauthenticated(HutchError, PermissionError):
-    """A server does not know who asks: no key, or one that opens nothing."""
+    """A server got no key, or one that is not valid."""
 
     code = "unauthenticated"
 
@@ -126,13 +126,13 @@ class Unsupported(HutchError):
 
 
 class Conflict(HutchError):
-    """The box is in a state, or of a spec, that excludes the request."""
+    """The state or the spec of the box excludes the request."""
 
     code = "conflict"
 
 
 class QuotaExceeded(HutchError):
-    """The owner or the machine has no room; details carry limit and use."""
+    """The owner's quota or the machine's capacity is used up; details carry limit and use."""
 
     code = "quota"
     retryable = True
@@ -161,7 +161,7 @@ class EngineError(HutchError):
 
 
 class BoxBroken(HutchError):
-    """The guest is dead or speaks nonsense; the box is kept for inspection."""
+    """The guest is dead or broke the protocol; the box is kept for inspection."""
 
     code = "box_broken"
 
@@ -176,7 +176,7 @@ _NOT_RUNNABLE: dict[tuple[Detail, Detail], str] = {
     ("pipes", None): "end background processes, or raise limits.open_files",
     ("process", None): "end background processes, or raise limits.pids and limits.memory_mb",
 }
-"""What to do, by what was wrong and the kernel's reason. The guest says only the latter two."""
+"""Remedies, by what was wrong and the kernel's reason, which is all that the guest reports."""
 
 
 class NotRunnable(HutchError):
@@ -198,14 +198,14 @@ class Timeout(HutchError, TimeoutError):
 
 
 class ServerFailed(HutchError):
-    """An MCP server could not be started, or ended; details name the server and the phase (B36)."""
+    """An MCP server could not be started, or ended; details name the server and the phase."""
 
     code = "mcp_server"
     retryable = True
 
 
 class LeaseLost(HutchError):
-    """Another session took the box; this handle is of an older epoch."""
+    """Another session took the box; this handle has an older epoch."""
 
     code = "lease_lost"
 
@@ -260,7 +260,7 @@ class FileTooLarge(HutchError):
 
 
 class NoMatch(HutchError):
-    """`edit` found the text not at all, or not exactly as often as expected; details carry the count."""
+    """`edit` did not find the text, or found it more often than expected; details carry the count."""
 
     code = "no_match"
 

@@ -1,4 +1,4 @@
-"""The public `Hutch`: embedded, or a client of a server. Which one is chosen here, and nothing else."""
+"""The public `Hutch`, and the decision who keeps the boxes: this process, or a server whose client it then is."""
 
 import os
 import socket
@@ -21,8 +21,8 @@ T = TypeVar("T")
 A = TypeVar("A")
 
 
-def _passed(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate["Hutch", P], T]:
-    """The method of that name on the chosen form, with the signature that `hutch.api` gives it."""
+def _forwarded(method: Callable[Concatenate[A, P], T]) -> Callable[Concatenate["Hutch", P], T]:
+    """Forward a method to the chosen form, with the signature that `hutch.api` gives it."""
     name = method.__name__
 
     def call(self: "Hutch", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -39,13 +39,13 @@ class Hutch:
     server's client, and the server's configuration counts. `Hutch("http://host:7300", key=…)`, `Hutch("https://…",
     key=…, ca=…)` and `Hutch("unix:/path")` are clients, with the same methods.
 
-    `session` names who holds the leases; `told` is called when a server is lost and when it is back; `keeper` is one
-    that the application has made itself. All other keyword arguments are fields of the configuration (`state_dir=`,
-    `provider=`, `enabled=`, ...); they win over `hutch.toml` and `HUTCH_*`.
+    `session` names the holder of the leases; `told` is called when a server is lost and when it is back; `keeper` is a
+    keeper that the application has made itself. All other keyword arguments are fields of the configuration
+    (`state_dir=`, `provider=`, `enabled=`, ...); they win over `hutch.toml` and `HUTCH_*`.
     """
 
     config: Config
-    """Of this process; a server has its own."""
+    """The configuration of this process; a server has its own."""
 
     def __init__(
         self, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
@@ -62,7 +62,7 @@ class Hutch:
         cls, state_dir: str | os.PathLike[str] | None = None, *, session: str = "", rhythm: "Rhythm | None" = None,
         told: "ConnectionListener | None" = None, **configuration: Any,
     ) -> Self:  # fmt: skip
-        """A private server as a child of this process, on a Unix socket, and its client (B22).
+        """Make a client of a private server, which is a child of this process on a Unix socket.
 
         The child is started when the object is entered or first used, ends with this process, and is started again if
         it dies. If it cannot be started nothing is raised: `status()` says why. Without `state_dir` its boxes and
@@ -71,14 +71,14 @@ class Hutch:
         from hutch.client.disabled import OffHutch
         from hutch.client.launch import LaunchedHutch
 
-        made = cls.__new__(cls)
-        config = made.config = Config.load(**configuration)
+        hutch = cls.__new__(cls)
+        config = hutch.config = Config.load(**configuration)
         if not config.enabled:
-            made._inner = OffHutch(config.origin("enabled"))
+            hutch._inner = OffHutch(config.origin("enabled"))
         else:
             home = Path(state_dir) if state_dir is not None else None
-            made._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, on_change=told)
-        return made
+            hutch._inner = LaunchedHutch(home, configuration, session=session, rhythm=rhythm, on_change=told)
+        return hutch
 
     async def __aenter__(self) -> Self:
         await self._inner.__aenter__()
@@ -91,35 +91,35 @@ class Hutch:
 
     @property
     def session(self) -> str:
-        """Who holds the leases that this object acquires."""
+        """The session that holds the leases which this object acquires."""
         return cast(str, self._inner.session)
 
     def for_session(self, name: str) -> "Hutch":
-        """The same boxes through the eyes of another session. Closing it closes nothing."""
+        """Return a view for another session. Closing it closes nothing."""
         view = Hutch.__new__(Hutch)
         view.config = self.config
         view._inner = self._inner.for_session(name)
         return view
 
-    box = _passed(api.Hutch.box)
-    create = _passed(api.Hutch.create)
-    box_for = _passed(api.Hutch.box_for)
-    import_box = _passed(api.Hutch.import_box)
-    attach = _passed(api.Hutch.attach)
-    observe = _passed(api.Hutch.observe)
-    find = _passed(api.Hutch.find)
-    boxes = _passed(api.Hutch.boxes)
-    destroy = _passed(api.Hutch.destroy)
-    current = _passed(api.Hutch.current)
-    switch = _passed(api.Hutch.switch)
-    working = _passed(api.Hutch.working)
-    leave = _passed(api.Hutch.leave)
-    default = _passed(api.Hutch.default)
-    set_default = _passed(api.Hutch.set_default)
-    events = _passed(api.Hutch.events)
-    providers = _passed(api.Hutch.providers)
-    status = _passed(api.Hutch.status)
-    close = _passed(api.Hutch.close)
+    box = _forwarded(api.Hutch.box)
+    create = _forwarded(api.Hutch.create)
+    box_for = _forwarded(api.Hutch.box_for)
+    import_box = _forwarded(api.Hutch.import_box)
+    attach = _forwarded(api.Hutch.attach)
+    observe = _forwarded(api.Hutch.observe)
+    find = _forwarded(api.Hutch.find)
+    boxes = _forwarded(api.Hutch.boxes)
+    destroy = _forwarded(api.Hutch.destroy)
+    current = _forwarded(api.Hutch.current)
+    switch = _forwarded(api.Hutch.switch)
+    working = _forwarded(api.Hutch.working)
+    leave = _forwarded(api.Hutch.leave)
+    default = _forwarded(api.Hutch.default)
+    set_default = _forwarded(api.Hutch.set_default)
+    events = _forwarded(api.Hutch.events)
+    providers = _forwarded(api.Hutch.providers)
+    status = _forwarded(api.Hutch.status)
+    close = _forwarded(api.Hutch.close)
 
     @property
     def volumes(self) -> api.Volumes:
@@ -196,7 +196,7 @@ def _embedded(keeper: "Keeper", session: str) -> Any:
 
 
 def found_key(config: Config) -> str:
-    """From HUTCH_KEY, else from the file that `key_file` names; never from a command line, where others can see it."""
+    """Read the key from HUTCH_KEY or `key_file`; never from a command line, where other users can see it."""
     if key := os.environ.get("HUTCH_KEY", "").strip():
         return key
     if config.key_file is None:

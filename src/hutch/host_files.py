@@ -1,11 +1,11 @@
-"""The one opener of host files: by descriptor, name by name, and no link is followed (lesson 43).
+"""Opening host files for a caller: by descriptor, one name at a time, without following links.
 
-Whoever reads, copies or uploads files of this machine for a caller asks `policy.mounts.check_source` first, which says
-which inode was allowed, and opens that inode here. What lies below it is reached from its descriptor, one name after
-the other: a link in the tree is seen as a link, and a directory that somebody swaps for one while we walk is refused.
-So neither a link nor a race leads out of what was checked.
+Code that reads, copies or uploads files of this machine for a caller first asks `policy.mounts.check_source`, which
+returns the inode that is allowed, and opens that inode here. Everything below is opened relative to its descriptor, so
+a link in the tree is not followed, and a directory that is swapped for a link meanwhile is refused. Neither a link nor
+a race leads out of the tree that was checked.
 
-This is openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS, spelled out, because older kernels have no openat2.
+openat2(2) with RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS would do the same, but older kernels do not have it.
 """
 
 import errno
@@ -19,18 +19,18 @@ from hutch.errors import FileMissing, FileTooLarge, Refused
 from hutch.model.spec import CheckedMount
 
 MOST_DEPTH = 128
-"""Levels of directories: each costs an open descriptor while it is walked."""
+"""Most levels of directories; each needs an open descriptor while it is walked."""
 _STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: what was a file when it was looked at may be a pipe now, and opening one waits for its writer.
+# O_NONBLOCK: a file may have been replaced by a pipe since it was checked, and opening a pipe waits for a writer.
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _NO_ENTRY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 class Found(NamedTuple):
-    """Something in a tree that is no directory: a file, or a link or special file that nobody opens."""
+    """An entry of a tree that is no directory: a file, or a link or special file, which is never opened."""
 
     name: str
-    """From the tree's top, with slashes."""
+    """Path from the top of the tree, with slashes."""
     facts: os.stat_result
 
     @property
@@ -43,46 +43,48 @@ class Found(NamedTuple):
 
 
 class Tree:
-    """An open file or directory of the host, and what lies below it. Blocking: for threads."""
+    """An open file or directory of the host, and what lies below it. Its calls block, so use it in threads."""
 
     def __init__(self, descriptor: int, path: str) -> None:
         self.descriptor = descriptor
         self.path = path
-        """For messages: nothing is opened by it."""
+        """For messages only; nothing is opened by it."""
 
     @property
     def is_directory(self) -> bool:
         return stat.S_ISDIR(os.fstat(self.descriptor).st_mode)
 
     def open(self, name: str = "") -> int:
-        """A descriptor of a regular file below, or of the file that this is. FileMissing, or Refused for anything
-        else, also if a link stands on the way."""
+        """Open a regular file below, or this file itself.
+
+        Raises FileMissing, and Refused for anything but a regular file and for a link in the path.
+        """
         descriptor = self._descend(name, _READ) if name else os.dup(self.descriptor)
         if stat.S_ISREG(os.fstat(descriptor).st_mode):
             return descriptor
         os.close(descriptor)
-        raise Refused(f"{self._told(name)} is not a regular file", details={"path": self._told(name)})
+        raise Refused(f"{self._full_path(name)} is not a regular file", details={"path": self._full_path(name)})
 
     def read(self, name: str = "", *, most: int) -> bytes:
-        """A file's content, however it grows meanwhile; FileTooLarge past `most` bytes."""
+        """Read a file, even if it grows meanwhile. Raises FileTooLarge past `most` bytes."""
         with open(self.open(name), "rb") as file:
             file.seek(0)
             data = file.read(most + 1)
         if len(data) > most:
-            raise FileTooLarge(f"{self._told(name)} has more than {most} bytes", details={"limit": most})
+            raise FileTooLarge(f"{self._full_path(name)} has more than {most} bytes", details={"limit": most})
         return data
 
     @contextmanager
     def below(self, name: str) -> Iterator["Tree"]:
-        """A directory in this tree; without a name, its top."""
-        inner = Tree(self._descend(name or ".", _READ | os.O_DIRECTORY), self._told(name))
+        """Open a directory in this tree; without a name, its top."""
+        inner = Tree(self._descend(name or ".", _READ | os.O_DIRECTORY), self._full_path(name))
         try:
             yield inner
         finally:
             os.close(inner.descriptor)
 
     def has_file(self, name: str) -> bool:
-        """Whether there is a regular file of that name, itself and not through a link."""
+        """Tell whether there is a regular file of that name, not reached through a link."""
         try:
             os.close(self.open(name))
         except (FileMissing, Refused):
@@ -90,7 +92,7 @@ class Tree:
         return True
 
     def names(self, name: str = "") -> list[str]:
-        """What a directory holds, sorted; nothing if there is none."""
+        """List a directory, sorted; empty if there is none."""
         try:
             with self.below(name) as inner:
                 return sorted(os.listdir(inner.descriptor))
@@ -98,7 +100,7 @@ class Tree:
             return []
 
     def directories(self, name: str = "") -> list[str]:
-        """Names of the directories in one, sorted; links to some are none."""
+        """List the directories in a directory, sorted; links are left out."""
         try:
             with self.below(name) as inner:
                 return [each for each in inner.names() if inner._is_directory(each)]
@@ -112,14 +114,14 @@ class Tree:
             return False
 
     def walk(self, *, left_out: frozenset[str] = frozenset(), depth: int = MOST_DEPTH) -> Iterator[Found]:
-        """All that is no directory, in the order of names; directories of the names `left_out` are not entered, and
-        files of these names not told."""
+        """Yield all entries that are no directories, sorted by name. Files and directories named in `left_out` are
+        skipped."""
         yield from self._walk(self.descriptor, "", left_out, depth)
 
     def _walk(self, directory: int, prefix: str, left_out: frozenset[str], depth: int) -> Iterator[Found]:
         if depth < 0:
             raise Refused(
-                f"{self._told(prefix)} lies deeper than we go", remedy="copy what is needed to a flatter tree"
+                f"{self._full_path(prefix)} lies deeper than we go", remedy="copy what is needed to a flatter tree"
             )
         for name in sorted(os.listdir(directory)):
             if name in left_out:
@@ -151,22 +153,24 @@ class Tree:
         finally:
             os.close(here)
 
-    def _step(self, directory: int, name: str, flags: int, told: str) -> int:
+    def _step(self, directory: int, name: str, flags: int, shown: str) -> int:
         try:
             return os.open(name, flags, dir_fd=directory)
         except FileNotFoundError as error:
-            raise FileMissing(f"{self._told(told)} does not exist", details={"path": self._told(told)}) from error
+            raise FileMissing(
+                f"{self._full_path(shown)} does not exist", details={"path": self._full_path(shown)}
+            ) from error
         except OSError as error:
             why = "a link, or was replaced" if error.errno in _NO_ENTRY else f"not to be read ({error.strerror})"
-            raise Refused(f"{self._told(told)} is {why}", details={"path": self._told(told)}) from error
+            raise Refused(f"{self._full_path(shown)} is {why}", details={"path": self._full_path(shown)}) from error
 
-    def _told(self, name: str) -> str:
+    def _full_path(self, name: str) -> str:
         return os.path.join(self.path, name).rstrip("/")
 
 
 @contextmanager
 def opened(place: CheckedMount) -> Iterator[Tree]:
-    """What policy has allowed, and nothing that has come to its place since."""
+    """Open what policy has allowed; Refused if it was replaced since."""
     tree = Tree(_open_real(place.real), place.real)
     try:
         facts = os.fstat(tree.descriptor)
@@ -179,8 +183,8 @@ def opened(place: CheckedMount) -> Iterator[Tree]:
 
 @contextmanager
 def opened_by_user(path: str) -> Iterator[Tree]:
-    """A path of the person who runs this process, with that person's rights: links in the path itself mean what they
-    mean to everybody; below it none is followed. Never for a path that came over the network."""
+    """Open a path with the rights of the person who runs this process: links in the path itself are followed, links
+    below it are not. Never use it for a path that came over the network."""
     try:
         tree = Tree(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
     except FileNotFoundError as error:
@@ -194,7 +198,7 @@ def opened_by_user(path: str) -> Iterator[Tree]:
 
 
 def _open_real(path: str) -> int:
-    """A path that policy has resolved: there is no link in it, unless one was put there since."""
+    """Open a path that policy has resolved, and refuse a link that was put there since."""
     root = Tree(os.open("/", _STEP | os.O_DIRECTORY), "/")
     try:
         return root._descend(path.strip("/"), _READ)

@@ -1,9 +1,9 @@
 """`SharedHutch`: processes that embed Hutch on one state directory share the boxes of their conversations.
 
-Each process keeps the boxes that it made. A box of another live process is used through that process: every one
-listens on a Unix socket below the run directory, named after its keeper, and loads a server when the first other
-process connects. When a process ends, one of those that were connected takes its socket's place and takes over its
-boxes as they are asked for, so a handle goes on working: it only reconnects. Where yet another process adopted the
+Each process keeps the boxes that it created, and other processes use them through it: every process listens on a Unix
+socket below the run directory, named after its keeper, and loads a server when the first other process connects. When
+a process ends, one of those that were connected listens on its socket path instead and takes over its boxes as they
+are asked for, so a handle only has to reconnect. Where yet another process adopted the
 box before, the handle follows it there.
 """
 
@@ -23,18 +23,18 @@ from hutch.errors import BoxBusy, HeldElsewhere
 from hutch.keeper.access.leases import PROCESS_SESSION_PREFIX
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.keeper import Keeper
-from hutch.keeper.takeover import keeper_locks
+from hutch.keeper.takeover.liveness import KeeperLock
 from hutch.logs import log
 from hutch.model.ids import BoxId
 
 if TYPE_CHECKING:
-    from hutch.server.embedded import EmbeddedServer
+    from hutch.server.run import EmbeddedServer
 
 SUCCESSION_SECONDS = 0.02
-"""Interval between looks whether a process that was lost has really ended, so that its place can be taken."""
+"""Interval between checks whether a lost process has ended, so that its socket path can be taken over."""
 _RHYTHM = Rhythm(retry_sec=0.05, max_retry_sec=1.0)
-_TRIES = 3
-"""How often a box is looked for that changes hands meanwhile."""
+_ATTEMPTS = 3
+"""Attempts to find a box that changes from process to process meanwhile."""
 
 
 class SharedHutch(EmbeddedHutch):
@@ -43,8 +43,8 @@ class SharedHutch(EmbeddedHutch):
     def __init__(self, *, keeper: Keeper) -> None:
         super().__init__(keeper=keeper)
         self._sockets = Sockets(keeper)
-        self._others: dict[str, Other] = {}
-        """The processes whose boxes this one uses, by their keeper's id."""
+        self._others: dict[str, OtherProcess] = {}
+        """The processes whose boxes this one uses, by the id of their keeper."""
 
     async def _start(self) -> None:
         if not self._started:
@@ -55,10 +55,10 @@ class SharedHutch(EmbeddedHutch):
     async def box_for(
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> AsyncIterator[Any]:
-        """The box of this conversation, whichever process keeps it."""
+        """Find or create the box of this conversation, whichever process keeps it."""
         async with AsyncExitStack() as stack:
             hutch: EmbeddedHutch | RemoteHutch = self
-            tries = _TRIES
+            attempts = _ATTEMPTS
             while True:
                 try:
                     if isinstance(hutch, EmbeddedHutch):
@@ -69,8 +69,8 @@ class SharedHutch(EmbeddedHutch):
                     break
                 except (HeldElsewhere, BoxBusy) as error:
                     session = await self._joint_session(error)
-                    tries -= 1
-                    if not tries or (isinstance(error, BoxBusy) and session == hutch.session):
+                    attempts -= 1
+                    if not attempts or (isinstance(error, BoxBusy) and session == hutch.session):
                         raise
                     hutch = self._other(error) if isinstance(error, HeldElsewhere) else hutch
                     hutch = hutch.for_session(session)
@@ -108,11 +108,11 @@ class SharedHutch(EmbeddedHutch):
         self._others.clear()
         await self._sockets.drain()
         await super().close()
-        # Last, so that nobody takes the place of a process that still keeps its boxes.
+        # Last, so that no process takes over while this one still keeps its boxes.
         self._sockets.close()
 
     def _other(self, elsewhere: HeldElsewhere) -> RemoteHutch:
-        """A client of the process that keeps the box, in this session."""
+        """Return a client of the process that keeps the box, for this session."""
         keeper = str(elsewhere.details.get("keeper", ""))
         other = self._others.get(keeper)
         if other is None:
@@ -123,15 +123,15 @@ class SharedHutch(EmbeddedHutch):
                     remedy="pip install 'hutch[server]': processes then use each other's boxes",
                 ) from elsewhere  # fmt: skip
             if not path.exists():
-                raise elsewhere  # a keeper that serves nobody: a command of `hutch`, or one on another machine
-            other = self._others[keeper] = Other(keeper, self._sockets, lambda moved: self._other(moved).server)
+                raise elsewhere  # a keeper that serves no others: a command of `hutch`, or one on another machine
+            other = self._others[keeper] = OtherProcess(keeper, self._sockets, lambda moved: self._other(moved).server)
         return other.hutch.for_session(self.session)
 
     async def _joint_session(self, error: HeldElsewhere | BoxBusy) -> str:
-        """The session under which a conversation's box is used that another process holds.
+        """Return the session for a conversation's box that another process holds.
 
-        Sessions that nobody named are one for its sake: two workers of a program may answer two messages of one chat at
-        once, as two tasks of one process may.
+        Two unnamed sessions count as one here: two workers of a program may answer two messages of one chat at once,
+        as two tasks of one process may.
         """
         record = await self._keeper.store.get(BoxId(str(error.details.get("box", ""))))
         # The lease may have ended with the process that kept the box before, and other handles may go on with it.
@@ -142,33 +142,33 @@ class SharedHutch(EmbeddedHutch):
 
 
 class Sockets:
-    """Where this process is reached by others: its own socket, and those of ended processes whose place it took."""
+    """The sockets on which other processes reach this one: its own, and those of ended processes that it replaced."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._home = keeper.config.run_dir / "processes"
         self._listening: dict[Path, socket.socket] = {}
-        self._claims: list[keeper_locks.Claim] = []
+        self._claims: list[KeeperLock] = []
         self._server: EmbeddedServer | None = None
 
     def path(self, keeper: str) -> Path:
         return self._home / keeper
 
     def open(self) -> None:
-        """Listen for other processes, and remove what ended ones have left."""
-        self.take_place(self._keeper.id)
+        """Listen for other processes, and remove the sockets of ended ones."""
+        self.take_over(self._keeper.id)
         for path in self._home.iterdir():
             if path.is_socket() and path not in self._listening:
-                # Under its lock: another process may be about to take the same place.
+                # Under its lock: another process may be about to take over the same path.
                 with suppress(BlockingIOError):
-                    claim = keeper_locks.Claim(self._home, path.name, wait=False)
+                    claim = KeeperLock(self._home, path.name, wait=False)
                     path.unlink(missing_ok=True)
                     claim.release()
 
-    def take_place(self, keeper: str) -> bool:
-        """Listen at that keeper's path; False if another process does."""
+    def take_over(self, keeper: str) -> bool:
+        """Listen on that keeper's path; False if another process does."""
         try:
-            claim = keeper_locks.Claim(self._home, keeper, wait=False)
+            claim = KeeperLock(self._home, keeper, wait=False)
         except BlockingIOError:
             return False
         self._claims.append(claim)
@@ -183,9 +183,9 @@ class Sockets:
         return True
 
     def _serve(self, listening: socket.socket) -> None:
-        """The first connection has come. The server is loaded only now: most processes never need it."""
+        """Serve the first connection. The server is loaded only now, because most processes never need it."""
         asyncio.get_running_loop().remove_reader(listening)
-        from hutch.server.embedded import EmbeddedServer
+        from hutch.server.run import EmbeddedServer
 
         if self._server is None:
             self._server = EmbeddedServer(self._keeper)
@@ -195,7 +195,7 @@ class Sockets:
         return not await self._keeper.liveness.alive(keeper)
 
     async def drain(self) -> None:
-        """Let the requests of other processes end, and take no more."""
+        """Let the requests of other processes end, and accept no more."""
         loop = asyncio.get_running_loop()
         for listening in self._listening.values():
             loop.remove_reader(listening)
@@ -212,8 +212,8 @@ class Sockets:
         self._claims.clear()
 
 
-class Other:
-    """Another process whose boxes this one uses; when that process ends, this one may take its place."""
+class OtherProcess:
+    """Another process whose boxes this one uses; when it ends, this one may listen on its path instead."""
 
     def __init__(self, keeper: str, sockets: Sockets, elsewhere: Callable[[HeldElsewhere], Server]) -> None:
         self._keeper = keeper
@@ -231,9 +231,9 @@ class Other:
             self._succession = asyncio.create_task(self._succeed(), name="hutch-succession")
 
     async def _succeed(self) -> None:
-        """Until the connection is back: take the place of the process once it has ended."""
+        """Until the connection is back, try to listen on the path of the process once it has ended."""
         while True:
-            if await self._sockets.has_ended(self._keeper) and self._sockets.take_place(self._keeper):
+            if await self._sockets.has_ended(self._keeper) and self._sockets.take_over(self._keeper):
                 log("shared").info("took the place of a process that ended", keeper=self._keeper)
                 return
             await asyncio.sleep(SUCCESSION_SECONDS)

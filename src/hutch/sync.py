@@ -1,7 +1,7 @@
 """The same API without `await`: `from hutch.sync import Hutch`.
 
-One background thread runs the event loop; every call hands its coroutine over and waits. Signatures are those of the
-protocols in `hutch.api`, taken from there, so that the two forms cannot drift apart.
+One background thread runs the event loop; every call passes its coroutine to it and waits. The signatures are taken
+from the protocols in `hutch.api`, so that the two forms cannot differ.
 """
 
 import asyncio
@@ -36,11 +36,11 @@ class Portal:
 
     @property
     def forked(self) -> bool:
-        """Whether this is a child of the process that has the thread."""
+        """Whether this process is a fork of the one that has the thread."""
         return os.getpid() != self._process
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Its result; an interrupt (Ctrl-C) cancels the work and waits for its cleanup."""
+        """Run a coroutine and return its result; an interrupt (Ctrl-C) cancels it."""
         if self.forked:
             work.close()
             raise Conflict(
@@ -90,7 +90,7 @@ class _Wrapper(Protocol):
 def _blocking(
     method: Callable[Concatenate[A, P], Coroutine[Any, Any, T]],
 ) -> Callable[Concatenate[_Wrapper, P], T]:
-    """The method of that name on the wrapped object, waited for."""
+    """Call the method of that name on the wrapped object, and wait for it."""
     name = method.__name__
 
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -101,10 +101,10 @@ def _blocking(
     return call
 
 
-def _giving(
+def _wrapping(
     wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Coroutine[Any, Any, Any]]
 ) -> Callable[Concatenate[_Wrapper, P], W]:
-    """The same, for a method whose answer has to be wrapped too."""
+    """Do the same for a method whose result has to be wrapped too."""
     name = method.__name__
 
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
@@ -114,10 +114,10 @@ def _giving(
     return call
 
 
-def _making(
+def _wrapping_now(
     wrapper: Callable[[Portal, Any], W], method: Callable[Concatenate[A, P], Any]
 ) -> Callable[Concatenate[_Wrapper, P], W]:
-    """What the method makes at once, wrapped."""
+    """Wrap the result of a method that does not wait."""
     name = method.__name__
 
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> W:
@@ -130,7 +130,7 @@ def _making(
 def _streaming(
     method: Callable[Concatenate[A, P], AsyncIterator[T]],
 ) -> Callable[Concatenate[_Wrapper, P], Iterator[T]]:
-    """The asynchronous iterator of that name, as an ordinary one."""
+    """Turn the asynchronous iterator of that name to an ordinary one."""
     name = method.__name__
 
     def call(self: _Wrapper, /, *args: P.args, **kwargs: P.kwargs) -> Iterator[T]:
@@ -180,13 +180,13 @@ class Files:
     remove = _blocking(api.Files.remove)
     glob = _blocking(api.Files.glob)
     grep = _blocking(api.Files.grep)
-    watch = _making(Watch, api.Files.watch)
+    watch = _wrapping_now(Watch, api.Files.watch)
     copy_in = _blocking(api.Files.copy_in)
     copy_out = _blocking(api.Files.copy_out)
 
 
 class Job:
-    """A process as a resource; see `hutch.api.Job`."""
+    """A command that runs in a box; see `hutch.api.Job`."""
 
     def __init__(self, portal: Portal, inner: api.Job) -> None:
         self._portal = portal
@@ -246,10 +246,10 @@ class Box:
         return self._inner.notes
 
     exec = _blocking(api.Box.exec)
-    stream = _making(Stream, api.Box.stream)
-    start = _giving(Job, api.Box.start)
+    stream = _wrapping_now(Stream, api.Box.stream)
+    start = _wrapping(Job, api.Box.start)
     jobs = _blocking(api.Box.jobs)
-    job = _giving(Job, api.Box.job)
+    job = _wrapping(Job, api.Box.job)
     forget = _blocking(api.Box.forget)
     usage = _blocking(api.Box.usage)
     info = _blocking(api.Box.info)
@@ -279,7 +279,7 @@ class Volumes:
 
 
 class Receipts:
-    """What was done to boxes, on record; see `hutch.api.Receipts`."""
+    """The record of what was done to boxes; see `hutch.api.Receipts`."""
 
     def __init__(self, portal: Portal, inner: api.Receipts) -> None:
         self._portal = portal
@@ -293,7 +293,7 @@ class Receipts:
 
 
 class Questions:
-    """What agents want to do and somebody has to decide; see `hutch.api.Questions`."""
+    """Questions of agents that a person has to decide; see `hutch.api.Questions`."""
 
     def __init__(self, portal: Portal, inner: api.Questions) -> None:
         self._portal = portal
@@ -333,7 +333,7 @@ class Skills:
     bind = _blocking(api.Skills.bind)
 
     def save(self, name: str, box: Box, path: str = "") -> SkillInfo:
-        """What was edited in a box as a new version."""
+        """Make a new version of what was edited in a box."""
         return self._portal.run(self._inner.save(name, box._inner, path))
 
     def prepare(self, name: str, box: Box) -> SkillPlace:
@@ -349,16 +349,16 @@ class Hutch:
 
     @classmethod
     def launch(cls, *args: Any, **options: Any) -> Self:
-        """A private server as a child of this process, and its client; see `hutch.Hutch.launch`."""
-        made = cls.__new__(cls)
-        made._set(Portal(), AsyncHutch.launch(*args, **options), borrowed=False)
-        return made
+        """Make a client of a private server, which is a child of this process; see `hutch.Hutch.launch`."""
+        hutch = cls.__new__(cls)
+        hutch._set(Portal(), AsyncHutch.launch(*args, **options), borrowed=False)
+        return hutch
 
     def _set(self, portal: Portal, inner: AsyncHutch, *, borrowed: bool) -> None:
         self._portal = portal
         self._inner = inner
         self._borrowed = borrowed
-        """A view for another session: whoever made it closes."""
+        """Whether this is a view for another session, which closes nothing."""
 
     def __enter__(self) -> Self:
         self._portal.run(self._inner.__aenter__())
@@ -372,14 +372,14 @@ class Hutch:
         return self._inner.session
 
     def for_session(self, name: str) -> "Hutch":
-        """The same boxes through the eyes of another session. Closing it closes nothing."""
+        """Return a view for another session. Closing it closes nothing."""
         view = Hutch.__new__(Hutch)
         view._set(self._portal, self._inner.for_session(name), borrowed=True)
         return view
 
     @contextmanager
     def box(self, **spec: Any) -> Iterator[Box]:
-        """A new box, destroyed at exit."""
+        """Create a box that is destroyed at exit."""
         box = self.create(**spec)
         try:
             yield box
@@ -390,24 +390,24 @@ class Hutch:
     def box_for(
         self, template: str, /, *, kind: str = "", spec: Mapping[str, Any] | None = None, **values: object
     ) -> Iterator[Box]:
-        """The box of this conversation: found, or made from `spec`. Leaving releases it and does not destroy it."""
+        """Find the box of this conversation, or create it from `spec`. Leaving releases it and does not destroy it."""
         found = self._inner.box_for(template, kind=kind, spec=spec, **values)
-        box = self._portal.run(_entered(found))
+        box = self._portal.run(_enter(found))
         try:
             yield Box(self._portal, box)
         finally:
-            self._portal.run(_left(found))
+            self._portal.run(_leave(found))
 
-    create = _giving(Box, api.Hutch.create)
-    import_box = _giving(Box, api.Hutch.import_box)
-    attach = _giving(Box, api.Hutch.attach)
-    observe = _giving(Box, api.Hutch.observe)
+    create = _wrapping(Box, api.Hutch.create)
+    import_box = _wrapping(Box, api.Hutch.import_box)
+    attach = _wrapping(Box, api.Hutch.attach)
+    observe = _wrapping(Box, api.Hutch.observe)
     find = _blocking(api.Hutch.find)
     boxes = _blocking(api.Hutch.boxes)
     destroy = _blocking(api.Hutch.destroy)
     current = _blocking(api.Hutch.current)
-    switch = _giving(Box, api.Hutch.switch)
-    working = _giving(Box, api.Hutch.working)
+    switch = _wrapping(Box, api.Hutch.switch)
+    working = _wrapping(Box, api.Hutch.working)
     leave = _blocking(api.Hutch.leave)
     default = _blocking(api.Hutch.default)
     set_default = _blocking(api.Hutch.set_default)
@@ -437,9 +437,9 @@ class Hutch:
             self._portal.close()
 
 
-async def _entered(found: AbstractAsyncContextManager[T]) -> T:
+async def _enter(found: AbstractAsyncContextManager[T]) -> T:
     return await found.__aenter__()
 
 
-async def _left(found: AbstractAsyncContextManager[T]) -> None:
+async def _leave(found: AbstractAsyncContextManager[T]) -> None:
     await found.__aexit__(None, None, None)

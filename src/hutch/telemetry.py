@@ -1,7 +1,7 @@
-"""OpenTelemetry, for whoever has it: spans of requests, of a box's creation step by step, of operations on boxes.
+"""OpenTelemetry spans: of requests, of the steps of a box's creation, of operations on boxes.
 
-Off, and nothing of it imported, unless `OTEL_*` names an exporter or the application has loaded OpenTelemetry itself.
-`pip install 'hutch[otel]'`. Only the standard environment configures it.
+It is off, and OpenTelemetry is not imported, unless `OTEL_*` names an exporter or the application has loaded it. Only
+the standard environment variables configure it. It needs `pip install 'hutch[otel]'`.
 """
 
 import os
@@ -11,19 +11,19 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 on = False
-"""Whether spans are made. Read before each of the calls below, so that being off costs nothing."""
+"""Whether spans are made. Callers read it first, so that it costs nothing while it is off."""
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 _ASKED = ("OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 _NAMES = {"otlp": "otlp_proto_http"}
-"""What the environment calls an exporter, and what its package calls it."""
+"""Maps the name of an exporter in the environment to its name in its package."""
 _tracer: Any = None
 _own: Any = None
-"""The tracer provider that we made, and have to end."""
+"""The tracer provider that we made and have to shut down."""
 
 
 def configured(environ: Mapping[str, str]) -> bool:
-    """Whether the environment asks for spans to be sent anywhere."""
+    """Tell whether the environment asks for spans."""
     if environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return False
     return environ.get("OTEL_TRACES_EXPORTER", "") != "none" and any(environ.get(name) for name in _ASKED)
@@ -36,8 +36,10 @@ def join() -> None:
 
 
 def set_up(environ: Mapping[str, str] | None = None) -> str:
-    """For a process of ours: exporters as the environment names them. What was done, in words for the log; empty:
-    nothing was asked for."""
+    """Set up the exporters that the environment names, for a process of ours.
+
+    Returns a sentence for the log; empty if nothing was asked for.
+    """
     environ = os.environ if environ is None else environ
     if not configured(environ):
         return ""
@@ -47,7 +49,7 @@ def set_up(environ: Mapping[str, str] | None = None) -> str:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         return f"no spans are sent: {error} (fix: pip install 'hutch[otel]')"
-    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES go first; the SDK reads them itself.
+    # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES win; the SDK reads them itself.
     named = environ.get("OTEL_SERVICE_NAME") or "service.name=" in environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     provider = TracerProvider(resource=Resource.create({} if named else {"service.name": "hutch"}))
     names = [name.strip() for name in environ.get("OTEL_TRACES_EXPORTER", "otlp").split(",") if name.strip()]
@@ -63,7 +65,7 @@ def set_up(environ: Mapping[str, str] | None = None) -> str:
 
 
 def use(provider: Any) -> None:
-    """Make spans with this tracer provider; None: with the process's own."""
+    """Make spans with this tracer provider; None for the one of the process."""
     global on, _tracer
     from opentelemetry import trace
 
@@ -72,7 +74,7 @@ def use(provider: Any) -> None:
 
 
 def off() -> None:
-    """Send what waits, and make no more spans."""
+    """Send the remaining spans, and make no more."""
     global on, _tracer, _own
     provider, on, _tracer, _own = _own, False, None, None
     if provider is not None:
@@ -80,12 +82,12 @@ def off() -> None:
 
 
 def request(headers: Mapping[str, str]) -> AbstractContextManager[Any]:
-    """The span of a request, below the caller's own if its `traceparent` tells of one. None while off."""
+    """Open the span of a request, below the caller's if it sent a `traceparent`; None while off."""
     return _request(headers) if on else _NOTHING
 
 
 def served(span: Any, op: str, status: int, request: str) -> None:
-    """What is known of a request at its end; `span` is what `request` gave."""
+    """Add what is known at the end of a request; `span` is what `request` returned."""
     if span is None:
         return
     method, _, route = op.partition(" ")
@@ -105,12 +107,12 @@ def served(span: Any, op: str, status: int, request: str) -> None:
 
 
 def step(name: str, **attributes: str) -> AbstractContextManager[Any]:
-    """A part of something larger, whose span it is below."""
+    """Open a span below the current one for one step."""
     return _span(name, attributes=attributes) if on else _NOTHING
 
 
 def start(name: str, attributes: Mapping[str, str]) -> Any:
-    """A span below the current one, that does not become current: what it tells of may go on between other things."""
+    """Start a span that does not become current, because its work may be interleaved with other work."""
     return _tracer.start_span(name, attributes=dict(attributes))
 
 
@@ -137,7 +139,7 @@ def _request(headers: Mapping[str, str]) -> Iterator[Any]:
 
 @contextmanager
 def _span(name: str, **options: Any) -> Iterator[Any]:
-    """A current span. An error in it is told by its code or kind alone: OpenTelemetry would add its message and a
+    """Open a current span. Only the code or class of an error is recorded: OpenTelemetry would add its message and a
     stack, which may quote a command, a path or a secret."""
     with _tracer.start_as_current_span(
         name, record_exception=False, set_status_on_exception=False, **options

@@ -6,9 +6,9 @@ import re
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from tests.agents.desk import Desk, Host
+from tests.agents.agent_tools import AgentTools, Host
 
-Task = Callable[[Desk, Host, Path], Awaitable[None]]
+Task = Callable[[AgentTools, Host, Path], Awaitable[None]]
 
 
 def exit_code(text: str) -> int:
@@ -23,101 +23,101 @@ def output(text: str) -> str:
     return text.rpartition("\n[")[0]
 
 
-async def shell(desk: Desk, command: str, **more: object) -> str:
-    text = await desk.use("exec", command=command, **more)
+async def shell(tools: AgentTools, command: str, **more: object) -> str:
+    text = await tools.use("exec", command=command, **more)
     assert exit_code(text) == 0, text
     return output(text)
 
 
-async def repository(desk: Desk, host: Host, scratch: Path) -> None:
+async def repository(tools: AgentTools, host: Host, scratch: Path) -> None:
     """Edit a repository and run its tests."""
-    await desk.use(
+    await tools.use(
         "write", path="repo/calc.py", content="def mean(values):\n    return sum(values) / len(values) + 1\n"
     )
-    await desk.use(
+    await tools.use(
         "write",
         path="repo/test_calc.py",
         content="import unittest\nfrom calc import mean\n\n\nclass Mean(unittest.TestCase):\n"
         "    def test_mean(self):\n        self.assertEqual(mean([1, 2, 3]), 2)\n\n    def test_empty(self):\n"
         "        self.assertEqual(mean([]), 0)\n",
     )
-    has_git = exit_code(await desk.use("exec", command="command -v git")) == 0
+    has_git = exit_code(await tools.use("exec", command="command -v git")) == 0
     if has_git:
         await shell(
-            desk, "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm first", cwd="repo"
+            tools, "git init -q . && git add . && git -c user.name=a -c user.email=a@b commit -qm first", cwd="repo"
         )
     run = {"command": "python3 -m unittest -q", "cwd": "repo"}
-    first = await desk.use("exec", **run)
+    first = await tools.use("exec", **run)
     assert exit_code(first) == 1
     found = re.search(r'File "(/workspace/repo/calc\.py)", line (\d+)', first)
     assert found, first
-    shown = await desk.use("read", path=found[1], numbered=True)
+    shown = await tools.use("read", path=found[1], numbered=True)
     broken = re.search(rf"^ *{found[2]}\t( *)(return .*)$", shown, re.MULTILINE)
     assert broken, shown
     fixed = "return sum(values) / len(values) if values else 0"
-    await desk.use("edit", path=found[1], old=broken[2], new=fixed)
-    assert exit_code(await desk.use("exec", **run)) == 0
+    await tools.use("edit", path=found[1], old=broken[2], new=fixed)
+    assert exit_code(await tools.use("exec", **run)) == 0
     if has_git:
-        diff = await shell(desk, "git diff --stat; git diff", cwd="repo")
+        diff = await shell(tools, "git diff --stat; git diff", cwd="repo")
         assert "1 file changed" in diff
         assert f"+    {fixed}" in diff
 
 
-async def long_build(desk: Desk, host: Host, scratch: Path) -> None:
+async def long_build(tools: AgentTools, host: Host, scratch: Path) -> None:
     """A build that takes longer than a call, in a job."""
     script = (
         "for i in $(seq 1 30); do echo step $i of 30; sleep 0.05; done; echo warning: old >&2; echo built > artifact"
     )
-    started = await desk.use("job", action="start", command=script, name="build")
+    started = await tools.use("job", action="start", command=script, name="build")
     job = re.search(r"job (\S+) started", started)
     assert job, started
     seen: list[str] = []
     while True:
-        text = await desk.use("job", action="read", job=job[1], wait=10)
+        text = await tools.use("job", action="read", job=job[1], wait=10)
         seen += re.findall(r"^step \d+ of 30$", text, re.MULTILINE)
         if "ended" in text.splitlines()[-1] and "more are there" not in text:
             break
     assert seen == [f"step {n} of 30" for n in range(1, 31)]
-    ended = await desk.use("job", action="wait", job=job[1])
+    ended = await tools.use("job", action="wait", job=job[1])
     assert exit_code(ended) == 0
     assert "warning: old" in ended
-    assert (await desk.use("read", path="artifact")).startswith("built")
-    assert "build" in await desk.use("job", action="list")
+    assert (await tools.use("read", path="artifact")).startswith("built")
+    assert "build" in await tools.use("job", action="list")
 
 
-async def find_and_fix(desk: Desk, host: Host, scratch: Path) -> None:
+async def find_and_fix(tools: AgentTools, host: Host, scratch: Path) -> None:
     """Find every place by grep, and fix it."""
     for path in ("lib/a.py", "lib/deep/er/b.py", "tests/t.py"):
-        await desk.use("write", path=path, content=f"# {path}\ndef recieve():\n    return recieve\n")
-    await desk.use("write", path="lib/clean.py", content="def receive():\n    pass\n")
-    assert "lib/deep/er/b.py" in await desk.use("glob", pattern="lib/**/*.py")
-    found = await desk.use("grep", pattern=r"\brecieve\b", glob="**/*.py")
+        await tools.use("write", path=path, content=f"# {path}\ndef recieve():\n    return recieve\n")
+    await tools.use("write", path="lib/clean.py", content="def receive():\n    pass\n")
+    assert "lib/deep/er/b.py" in await tools.use("glob", pattern="lib/**/*.py")
+    found = await tools.use("grep", pattern=r"\brecieve\b", glob="**/*.py")
     hits = re.findall(r"^([^:\s]+):(\d+):", found, re.MULTILINE)
     assert len(hits) == 6
     for path in sorted({path for path, _ in hits}):
-        await desk.use("read", path=path)
-        changed = await desk.use("edit", path=path, old="recieve", new="receive", replace_all=True)
+        await tools.use("read", path=path)
+        changed = await tools.use("edit", path=path, old="recieve", new="receive", replace_all=True)
         assert "2 places" in changed
-    assert "no line matches" in await desk.use("grep", pattern="recieve")
+    assert "no line matches" in await tools.use("grep", pattern="recieve")
 
 
-async def binary_files(desk: Desk, host: Host, scratch: Path) -> None:
+async def binary_files(tools: AgentTools, host: Host, scratch: Path) -> None:
     """Read bytes, change one, write them back; look at a picture."""
     make = "import struct, sys; sys.stdout.buffer.write(b'HTCH' + struct.pack('<I', 7) + bytes(range(256)) * 100)"
-    await shell(desk, f'python3 -c "{make}" > data.bin; cp data.bin original.bin')
-    whole, page = b"", await desk.use("read", path="data.bin")
+    await shell(tools, f'python3 -c "{make}" > data.bin; cp data.bin original.bin')
+    whole, page = b"", await tools.use("read", path="data.bin")
     while True:
         assert "binary" in page.splitlines()[0]
         whole += base64.b64decode(page.splitlines()[1])
         more = re.search(r'unit="bytes", offset=(\d+)\)', page)
         if more is None:
             break
-        page = await desk.use("read", path="data.bin", unit="bytes", offset=int(more[1]))
+        page = await tools.use("read", path="data.bin", unit="bytes", offset=int(more[1]))
     assert whole[:4] == b"HTCH"
     changed = whole[:4] + (8).to_bytes(4, "little") + whole[8:]
-    await desk.use("write", path="data.bin", content_base64=base64.b64encode(changed).decode())
-    assert await shell(desk, "cmp -l original.bin data.bin | wc -l") == "1"
-    assert hashlib.sha256(changed).hexdigest() in await shell(desk, "sha256sum data.bin")
+    await tools.use("write", path="data.bin", content_base64=base64.b64encode(changed).decode())
+    assert await shell(tools, "cmp -l original.bin data.bin | wc -l") == "1"
+    assert hashlib.sha256(changed).hexdigest() in await shell(tools, "sha256sum data.bin")
     picture = (
         "import struct, zlib\n\n\ndef chunk(kind, data):\n"
         "    return struct.pack('>I', len(data)) + kind + data + struct.pack('>I', zlib.crc32(kind + data))\n\n\n"
@@ -125,43 +125,43 @@ async def binary_files(desk: Desk, host: Host, scratch: Path) -> None:
         "body = chunk(b'IDAT', zlib.compress(b'\\0\\xff\\0\\0')) + chunk(b'IEND', b'')\n"
         "open('dot.png', 'wb').write(b'\\x89PNG\\r\\n\\x1a\\n' + head + body)\n"
     )
-    await desk.use("write", path="draw.py", content=picture)
-    await shell(desk, "python3 draw.py")
-    shown = await desk.call("read", path="dot.png")
+    await tools.use("write", path="draw.py", content=picture)
+    await shell(tools, "python3 draw.py")
+    shown = await tools.call("read", path="dot.png")
     assert "image/png" in shown.text
     assert all(data.startswith(b"\x89PNG") for data in shown.pictures)
 
 
-async def old_encodings(desk: Desk, host: Host, scratch: Path) -> None:
+async def old_encodings(tools: AgentTools, host: Host, scratch: Path) -> None:
     """CRLF and Latin-1 files keep every byte that was not to be changed."""
-    await shell(desk, r"printf 'name = caf\xe9\r\nprice = 5\r\n\r\nend\r\n' > menu.ini; cp menu.ini before.ini")
-    shown = await desk.use("read", path="menu.ini")
+    await shell(tools, r"printf 'name = caf\xe9\r\nprice = 5\r\n\r\nend\r\n' > menu.ini; cp menu.ini before.ini")
+    shown = await tools.use("read", path="menu.ini")
     assert "name = café\nprice = 5\n\nend" in shown
     assert "latin-1" in shown
     assert "CRLF" in shown
-    await desk.use("edit", path="menu.ini", old="name = café\nprice = 5", new="name = café crème\nprice = 6")
-    dump = await shell(desk, "od -An -v -tx1 menu.ini | tr -d ' \\n'")
+    await tools.use("edit", path="menu.ini", old="name = café\nprice = 5", new="name = café crème\nprice = 6")
+    dump = await shell(tools, "od -An -v -tx1 menu.ini | tr -d ' \\n'")
     assert bytes.fromhex(dump) == b"name = caf\xe9 cr\xe8me\r\nprice = 6\r\n\r\nend\r\n"
-    refused = await desk.call("edit", path="menu.ini", old="price = 6", new="price = 6 €")
+    refused = await tools.call("edit", path="menu.ini", old="price = 6", new="price = 6 €")
     assert refused.failed
     assert "latin-1" in refused.text
     # Writing back what was read, with the old text put back, gives the very same bytes.
-    shown = await desk.use("read", path="menu.ini")
+    shown = await tools.use("read", path="menu.ini")
     lines = [line for line in shown.split("\n") if not line.startswith("[note")]
     text = "\n".join(lines).replace(" crème", "").replace("price = 6", "price = 5") + "\n"
-    await desk.use("write", path="menu.ini", content=text)
-    assert exit_code(await desk.use("exec", command="cmp before.ini menu.ini")) == 0
+    await tools.use("write", path="menu.ini", content=text)
+    assert exit_code(await tools.use("exec", command="cmp before.ini menu.ini")) == 0
 
 
-async def long_log(desk: Desk, host: Host, scratch: Path) -> None:
+async def long_log(tools: AgentTools, host: Host, scratch: Path) -> None:
     """A log of 5 MB, read to its end page by page."""
     lines = 75_000
     script = (
         f"for n in range({lines}):\n    state = 'ERROR code=4711' if n == 41234 else 'ok'\n"
         "    print(f'{n:06d} ' + 'lorem ipsum ' * 5 + state)\n"
     )
-    await desk.use("write", path="noise.py", content=script)
-    text = await desk.use("exec", command="python3 noise.py")
+    await tools.use("write", path="noise.py", content=script)
+    text = await tools.use("exec", command="python3 noise.py")
     assert exit_code(text) == 0
     assert "ERROR code=" not in text  # neither at the beginning nor at the end
     size = re.search(r"of ([\d,]+) bytes left out", text)
@@ -172,41 +172,41 @@ async def long_log(desk: Desk, host: Host, scratch: Path) -> None:
     handle, whole = notice[1], text[: text.index("[… ")]
     offset: int | None = int(notice[2])
     while offset is not None:
-        page = await desk.use("read", path=handle, offset=offset)
+        page = await tools.use("read", path=handle, offset=offset)
         body, cut, rest = page.rpartition("\n[more follows: ")
         whole += (body if cut else page) + "\n"
         following = re.search(r"offset=(\d+)\)", rest) if cut else None
         offset = int(following[1]) if following else None
     assert whole.count("\n") == lines
-    assert hashlib.sha256(whole.encode()).hexdigest() in await shell(desk, "python3 noise.py | sha256sum")
+    assert hashlib.sha256(whole.encode()).hexdigest() in await shell(tools, "python3 noise.py | sha256sum")
     error = next(line for line in whole.split("\n") if "ERROR" in line)
     assert error.startswith("041234")
 
 
-async def two_boxes(desk: Desk, host: Host, scratch: Path) -> None:
+async def two_boxes(tools: AgentTools, host: Host, scratch: Path) -> None:
     """A second box, and a file copied from the first one."""
-    await shell(desk, "seq 1 100000 > numbers.txt; rm -rf only-here; mkdir only-here")
-    current = re.search(r"^([a-z0-9]{20})\b", await desk.use("box_query", action="current"))
+    await shell(tools, "seq 1 100000 > numbers.txt; rm -rf only-here; mkdir only-here")
+    current = re.search(r"^([a-z0-9]{20})\b", await tools.use("box_query", action="current"))
     assert current
     first = current[1]
-    made = re.search(r"box ([a-z0-9]{20}) was created", await desk.use("box_lifecycle", action="create", name="lab"))
+    made = re.search(r"box ([a-z0-9]{20}) was created", await tools.use("box_lifecycle", action="create", name="lab"))
     assert made
     second = made[1]
-    assert (await desk.call("read", path="numbers.txt")).failed
-    copied = await desk.use("box_operation", action="copy_file", source_box=first, source_path="numbers.txt")
+    assert (await tools.call("read", path="numbers.txt")).failed
+    copied = await tools.use("box_operation", action="copy_file", source_box=first, source_path="numbers.txt")
     assert "588,895 bytes" in copied
-    assert await shell(desk, "tail -1 numbers.txt; ls -d only-here 2>/dev/null || echo alone") == "100000\nalone"
-    await shell(desk, "python3 -c 'print(sum(map(int, open(\"numbers.txt\"))))' > sum.txt")
-    await desk.use("box_lifecycle", action="switch", box=first)
-    await desk.use(
+    assert await shell(tools, "tail -1 numbers.txt; ls -d only-here 2>/dev/null || echo alone") == "100000\nalone"
+    await shell(tools, "python3 -c 'print(sum(map(int, open(\"numbers.txt\"))))' > sum.txt")
+    await tools.use("box_lifecycle", action="switch", box=first)
+    await tools.use(
         "box_operation", action="copy_file", source_box="lab", source_path="sum.txt", target_path="in/sum.txt"
     )
-    assert (await desk.use("read", path="in/sum.txt")).splitlines()[0] == "5000050000"
-    await desk.use("box_lifecycle", action="destroy", box=second)
-    assert second not in await desk.use("box_query", action="list")
+    assert (await tools.use("read", path="in/sum.txt")).splitlines()[0] == "5000050000"
+    await tools.use("box_lifecycle", action="destroy", box=second)
+    assert second not in await tools.use("box_query", action="list")
 
 
-async def skill(desk: Desk, host: Host, scratch: Path) -> None:
+async def skill(tools: AgentTools, host: Host, scratch: Path) -> None:
     """Find a skill, do what its instructions say, and use the tool that it brings."""
     package = scratch / "roman-numerals"
     (package / "scripts").mkdir(parents=True)
@@ -226,52 +226,52 @@ async def skill(desk: Desk, host: Host, scratch: Path) -> None:
     (package / "scripts" / "one.py").write_text(one)
     (package / "scripts" / "one.py").chmod(0o755)
     await host.install_skill(str(package))
-    listed = await desk.use("list_skills")
+    listed = await tools.use("list_skills")
     assert "roman-numerals: Writes numbers as Roman numerals." in listed
-    assert "roman-numerals" in await desk.prompt()
-    body = await desk.use("activate_skill", name="roman-numerals")
+    assert "roman-numerals" in await tools.prompt()
+    body = await tools.use("activate_skill", name="roman-numerals")
     command = re.search(r"`(python3 [^`]+)`", body)
     assert command, body
-    assert await shell(desk, command[1].replace("NUMBER", "29")) == "XXIX"
-    brought = next(spec for spec in await desk.tools() if spec.name.endswith("to_roman"))
+    assert await shell(tools, command[1].replace("NUMBER", "29")) == "XXIX"
+    brought = next(spec for spec in await tools.tools() if spec.name.endswith("to_roman"))
     assert brought.schema["required"] == ["number"]
-    assert output(await desk.use(brought.name, number=14)) == "XIV"
-    refused = await desk.call("write", path="/workspace/.skills/roman-numerals/SKILL.md", content="mine")
+    assert output(await tools.use(brought.name, number=14)) == "XIV"
+    refused = await tools.call("write", path="/workspace/.skills/roman-numerals/SKILL.md", content="mine")
     assert refused.failed
 
 
-async def attachment(desk: Desk, host: Host, scratch: Path) -> None:
+async def attachment(tools: AgentTools, host: Host, scratch: Path) -> None:
     """A file comes with the message, another one goes out with the answer."""
     await host.give({"Umsätze 2024.csv": "stadt;wert\r\nKöln;3\r\nBonn;4\r\n".encode("latin-1")})
-    path = (await desk.use("glob", pattern="inbox/**/*.csv")).splitlines()[0]
-    shown = await desk.use("read", path=path)
+    path = (await tools.use("glob", pattern="inbox/**/*.csv")).splitlines()[0]
+    shown = await tools.use("read", path=path)
     total = sum(int(number) for number in re.findall(r"^\w+;(\d+)$", shown, re.MULTILINE))
-    await desk.use("write", path="report.txt", content=f"total: {total}\n")
-    assert "will reach the user" in await desk.use("send_file", path="report.txt", name="../Bericht?.txt")
+    await tools.use("write", path="report.txt", content=f"total: {total}\n")
+    assert "will reach the user" in await tools.use("send_file", path="report.txt", name="../Bericht?.txt")
     assert await host.collect() == {"Bericht_.txt": b"total: 7\n"}
     assert await host.collect() == {}
 
 
-async def recovery(desk: Desk, host: Host, scratch: Path) -> None:
+async def recovery(tools: AgentTools, host: Host, scratch: Path) -> None:
     """Out of memory, then out of time; both times the answer says why, and the work is done another way."""
-    await desk.use("write", path="kept.txt", content="kept\n")
+    await tools.use("write", path="kept.txt", content="kept\n")
     greedy = 'print(len(bytes(4 << 30).replace(bytes(1), b"x")))'
-    text = await desk.use("exec", command=f"python3 -c '{greedy}'")
+    text = await tools.use("exec", command=f"python3 -c '{greedy}'")
     assert text.splitlines()[-1].startswith("[oom"), text
     limit = re.search(r"memory limit of (\d+) MB", text)
     assert limit, text
     piece = int(limit[1]) // 4
     frugal = f"print(sum(len(bytes({piece} << 20).strip()) for _ in range(8)))"
-    assert await shell(desk, f"python3 -c '{frugal}'", timeout=100) == str(8 * (piece << 20))
+    assert await shell(tools, f"python3 -c '{frugal}'", timeout=100) == str(8 * (piece << 20))
     slow = "sleep 1.5; echo finally"
-    text = await desk.use("exec", command=slow, timeout=0.5)
+    text = await tools.use("exec", command=slow, timeout=0.5)
     assert text.splitlines()[-1].startswith("[timeout"), text
     assert "job" in text.splitlines()[-1]
-    job = re.search(r"job (\S+) started", await desk.use("job", action="start", command=slow))
+    job = re.search(r"job (\S+) started", await tools.use("job", action="start", command=slow))
     assert job
-    ended = await desk.use("job", action="wait", job=job[1], wait=60)
+    ended = await tools.use("job", action="wait", job=job[1], wait=60)
     assert output(ended) == "finally"
-    assert (await desk.use("read", path="kept.txt")).startswith("kept")
+    assert (await tools.use("read", path="kept.txt")).startswith("kept")
 
 
 TASKS: dict[str, Task] = {

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hutch import Hutch
-from tests.agents.mcp_flavour import McpDesk, McpHost
+from tests.agents.mcp_agent import McpHost, McpTools
 from tests.agents.tasks import TASKS
-from tests.mcp.serving.connecting import over_http, stdio
+from tests.mcp.serving.clients import over_http, stdio
 from tests.server.serving import Server, serving
 
 ON_STDIO = ("repository", "attachment")
@@ -29,7 +29,7 @@ async def test_an_agent_does_the_task_over_http(task: str, server: Server, tmp_p
     key = server.key("user", owner(task))
     async with Hutch(server.announcement["url"], key=key) as hutch:
         async with over_http(server, key, "?scope=desk")("auto") as client:
-            await TASKS[task](McpDesk(client), McpHost(hutch, "mcp/desk"), tmp_path)
+            await TASKS[task](McpTools(client), McpHost(hutch, "mcp/desk"), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -40,4 +40,4 @@ async def test_an_agent_does_the_task_on_stdio(task: str, server: Server, tmp_pa
     scope = f"desk-{owner(task)}"
     async with Hutch(f"unix:{server.run}/server.sock") as hutch:
         async with stdio(server.top, "--scope", scope)("legacy") as client:
-            await TASKS[task](McpDesk(client), McpHost(hutch, f"mcp/{scope}"), tmp_path)
+            await TASKS[task](McpTools(client), McpHost(hutch, f"mcp/{scope}"), tmp_path)

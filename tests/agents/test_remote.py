@@ -7,7 +7,7 @@ import pytest
 
 from hutch import Hutch
 from hutch.tools import Tools
-from tests.agents.flavours import AnthropicDesk, ToolsHost
+from tests.agents.dispatcher_agents import AnthropicTools, ToolsHost
 from tests.agents.tasks import TASKS
 from tests.server.serving import Server, serving
 
@@ -26,5 +26,5 @@ def server() -> Iterator[Server]:
 async def test_an_agent_does_the_task_on_a_server(task: str, server: Server, tmp_path: Path) -> None:
     async with Hutch(f"unix:{server.run}/server.sock") as hutch:
         tools = Tools(hutch)
-        await TASKS[task](AnthropicDesk(tools), ToolsHost(tools), tmp_path)
+        await TASKS[task](AnthropicTools(tools), ToolsHost(tools), tmp_path)
         await tools.close()

@@ -1,5 +1,5 @@
 """One suite for every form of Hutch: embedded, over a Unix socket, over TCP. The same tests, the same types, the same
-errors (DESIGN §3, issue 4.3)."""
+errors."""
 
 import os
 from collections.abc import AsyncIterator, Iterator

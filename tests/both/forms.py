@@ -6,4 +6,4 @@ from contextlib import AbstractAsyncContextManager
 from hutch import Hutch
 
 Open = Callable[..., AbstractAsyncContextManager[Hutch]]
-PATIENCE = 30.0
+TIMEOUT = 30.0

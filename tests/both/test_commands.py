@@ -19,11 +19,11 @@ from hutch.model.boxes import BoxInfo
 from hutch.model.results import Cause, JobInfo, JobState, Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
-from tests.both.forms import PATIENCE, Open
+from tests.both.forms import TIMEOUT, Open
 
 
 async def test_a_box_and_its_commands(open_hutch: Open, rootless: bool) -> None:
-    """DESIGN §3: create, exec in all its forms, the result whatever the command did, gone at the end."""
+    """Create, exec in all its forms, the result whatever the command did, gone at the end."""
     async with open_hutch() as hutch:
         async with hutch.box(memory_mb=200, labels={"a": "b"}) as box:
             assert isinstance(box.spec, EffectiveSpec)
@@ -125,10 +125,10 @@ async def test_jobs(open_hutch: Open) -> None:
     async with open_hutch() as hutch, hutch.box() as box:
         job = await box.start("cat; echo bye >&2", name="cat")
         await job.write("one\n")
-        chunk = await job.read(wait=PATIENCE)
+        chunk = await job.read(wait=TIMEOUT)
         assert (chunk.data, chunk.cursor, chunk.eof) == (b"one\n", 4, False)
         await job.write(b"two\n")
-        assert (await job.read(wait=PATIENCE)).data == b"two\n", "it goes on where the last read ended"
+        assert (await job.read(wait=TIMEOUT)).data == b"two\n", "it goes on where the last read ended"
         assert (await job.read(1, limit=2)).data == b"ne"
         info = await job.info()
         assert isinstance(info, JobInfo)
@@ -136,7 +136,7 @@ async def test_jobs(open_hutch: Open) -> None:
         with pytest.raises(Conflict):
             await box.forget(job.id)
         await job.close_stdin()
-        result = await job.wait(PATIENCE)
+        result = await job.wait(TIMEOUT)
         assert (result.stdout, result.stderr, result.exit_code) == ("one\ntwo\n", "bye\n", 0)
         again = await box.job(job.id)
         got = [piece async for piece in again.follow(stdout=4)]
@@ -148,10 +148,10 @@ async def test_jobs(open_hutch: Open) -> None:
         shell = await box.start(
             "trap 'stty size; exit 5' USR1; stty size; while :; do sleep 0.01; done", pty=True, rows=11, cols=22
         )
-        assert b"11 22" in (await shell.read(wait=PATIENCE)).data
+        assert b"11 22" in (await shell.read(wait=TIMEOUT)).data
         await shell.resize(33, 44)
         await shell.signal(10)
-        assert (await shell.wait(PATIENCE)).exit_code == 5
-        assert b"33 44" in (await shell.read(wait=PATIENCE)).data
+        assert (await shell.wait(TIMEOUT)).exit_code == 5
+        assert b"33 44" in (await shell.read(wait=TIMEOUT)).data
         with pytest.raises(Invalid):
             await job.read(stream="stdin")

@@ -16,7 +16,7 @@ from hutch.errors import (
     NoMatch,
 )
 from hutch.model.files import Edited, FileInfo, FileKind, GrepResult, Matches
-from tests.both.forms import PATIENCE, Open
+from tests.both.forms import TIMEOUT, Open
 
 ODD = b"odd \xff\xfe name".decode("utf-8", "surrogateescape")
 
@@ -146,7 +146,7 @@ async def test_a_watch(open_hutch: Open) -> None:
             await box.exec(["touch", ODD])
             seen: list[tuple[str, str]] = []
             while (ODD, "created") not in seen:
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(TIMEOUT):
                     change = await anext(changes)
                 seen.append((change.path, change.kind))
             assert ("d", "created") in seen

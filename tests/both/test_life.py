@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from hutch.errors import Gone, Invalid
-from tests.both.forms import PATIENCE, Open
+from tests.both.forms import TIMEOUT, Open
 
 
 async def test_the_time_left_counts_the_idle_clock(open_hutch: Open) -> None:
-    """B13, B41: `remaining_sec` is what the first clock leaves, idle or ttl; use winds the idle clock up again."""
+    """`remaining_sec` is what the first clock leaves, idle or ttl; use winds the idle clock up again (B13, B41)."""
     async with open_hutch() as hutch:
         async with hutch.box(idle_timeout_sec=500) as box:
             left = (await box.info()).remaining_sec
@@ -22,12 +22,12 @@ async def test_the_time_left_counts_the_idle_clock(open_hutch: Open) -> None:
 
 
 async def test_an_idle_box_shows_how_its_time_runs_out(open_hutch: Open) -> None:
-    """B13: once nobody holds it the idle clock runs, and everybody sees it run."""
+    """Once nobody holds it the idle clock runs, and everybody sees it run (B13)."""
     async with open_hutch() as hutch:
         box = await hutch.create(idle_timeout_sec=500)
         await box.release()
         first = (await hutch.find(box.id)).remaining_sec
-        async with asyncio.timeout(PATIENCE):
+        async with asyncio.timeout(TIMEOUT):
             while True:
                 now = (await hutch.find(box.id)).remaining_sec
                 assert first is not None and now is not None
@@ -38,7 +38,7 @@ async def test_an_idle_box_shows_how_its_time_runs_out(open_hutch: Open) -> None
 
 
 async def test_a_task_has_a_box_of_each_kind(open_hutch: Open) -> None:
-    """S2, lesson 49: `{kind}:{user}:{task}` through the door its users use."""
+    """`{kind}:{user}:{task}` through the door its users use (S2) (lesson 49)."""
     async with open_hutch() as hutch:
         ids = []
         for kind in ("app", "execution", "app"):
@@ -56,7 +56,7 @@ async def test_a_task_has_a_box_of_each_kind(open_hutch: Open) -> None:
 
 
 async def test_a_handle_on_a_destroyed_box_says_so(open_hutch: Open) -> None:
-    """P4: "has been destroyed", whoever asks for what; nothing that is stale."""
+    """ "has been destroyed", whoever asks for what; nothing that is stale (P4)."""
     async with open_hutch() as hutch:
         box = await hutch.create()
         await box.destroy()
@@ -71,7 +71,7 @@ async def test_a_handle_on_a_destroyed_box_says_so(open_hutch: Open) -> None:
 
 
 async def test_a_box_that_another_session_destroyed_is_gone_too(open_hutch: Open) -> None:
-    """P4: the handle was never closed, and its box ended all the same."""
+    """The handle was never closed, and its box ended all the same (P4)."""
     async with open_hutch() as hutch:
         box = await hutch.create()
         observed = await hutch.observe(box.id)

@@ -6,12 +6,12 @@ from pathlib import Path
 import uvloop
 
 from hutch import Hutch
-from tests.both.forms import PATIENCE
+from tests.both.forms import TIMEOUT
 from tests.conftest import LOOP
 
 
 def test_an_embedded_hutch_works_on_uvloop(tmp_path: Path) -> None:
-    """DESIGN §3: creation, commands, streams, terminals and files, for the author of a bot behind uvicorn."""
+    """Creation, commands, streams, terminals and files, for the author of a bot behind uvicorn."""
 
     async def use() -> None:
         async with Hutch() as hutch, hutch.box() as box:
@@ -21,14 +21,14 @@ def test_an_embedded_hutch_works_on_uvloop(tmp_path: Path) -> None:
             terminal = await box.start("stty size; cat", pty=True)
             await terminal.write(b"typed\n")
             seen = b""
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 while seen.count(b"typed\r\n") < 2:  # the terminal's echo, and the program's
                     seen = (await terminal.read(0, wait=1.0)).data
             await box.files.write("big", b"y" * 5_000_000)
             assert len(await box.files.read("big")) == 5_000_000
             async with box.files.watch() as changes:
                 await box.files.write("new", "x")
-                async with asyncio.timeout(PATIENCE):
+                async with asyncio.timeout(TIMEOUT):
                     await anext(aiter(changes))
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

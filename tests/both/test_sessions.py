@@ -11,11 +11,11 @@ from hutch.errors import (
     Invalid,
     LeaseLost,
 )
-from tests.both.forms import PATIENCE, Open
+from tests.both.forms import TIMEOUT, Open
 
 
 async def test_leases_between_sessions(open_hutch: Open) -> None:
-    """P6: busy for others, takeover, and an old handle is refused however late it comes."""
+    """Busy for others, takeover, and an old handle is refused however late it comes (P6)."""
     async with open_hutch() as hutch:
         first, second = hutch.for_session("one"), hutch.for_session("two")
         assert (first.session, second.session) == ("one", "two")
@@ -47,7 +47,7 @@ async def test_leases_between_sessions(open_hutch: Open) -> None:
 
 
 async def test_leaving_a_box_that_was_taken_over_does_not_end_it(open_hutch: Open) -> None:
-    """Lesson 5: the old holder's handle is worth nothing, at its end either."""
+    """The old holder's handle is worth nothing, at its end either (lesson 5)."""
     async with open_hutch() as hutch:
         second = hutch.for_session("two")
         async with hutch.for_session("one").box() as box:
@@ -57,13 +57,13 @@ async def test_leaving_a_box_that_was_taken_over_does_not_end_it(open_hutch: Ope
 
 
 async def test_looking_takes_no_lease(open_hutch: Open) -> None:
-    """P8: an observer reads and extends nothing; every change is refused."""
+    """An observer reads and extends nothing; every change is refused (P8)."""
     async with open_hutch() as hutch:
         box = await hutch.create()
         try:
             await box.files.write("f", "seen")
             job = await box.start("echo told; sleep 1000")
-            await job.read(wait=PATIENCE)
+            await job.read(wait=TIMEOUT)
             await box.release()
             before = await hutch.find(box.id)
             seen = await hutch.observe(box.id)
@@ -85,7 +85,7 @@ async def test_looking_takes_no_lease(open_hutch: Open) -> None:
 
 
 async def test_a_conversation_finds_its_box(open_hutch: Open) -> None:
-    """DESIGN §4, lesson 33: each scope has its own box; leaving releases it; a missing value is an error."""
+    """Each scope has its own box; leaving releases it; a missing value is an error (lesson 33)."""
     values = {"chat": 7, "user": os.urandom(4).hex()}
     async with open_hutch() as hutch:
         async with hutch.box_for("{chat}_{user}", spec={"memory_mb": 200}, **values) as box:
@@ -108,7 +108,7 @@ async def test_a_conversation_finds_its_box(open_hutch: Open) -> None:
 
 
 async def test_current_default_and_working(open_hutch: Open) -> None:
-    """P3, P6, P7: a session's current box, the owner's default, and what a call falls through to, with a note."""
+    """A session's current box, the owner's default, and what a call falls through to, with a note (P3, P6, P7)."""
     async with open_hutch() as hutch:
         mine = hutch.for_session(f"s{os.urandom(4).hex()}")
         assert await mine.current() is None

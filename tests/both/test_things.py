@@ -16,12 +16,12 @@ from hutch.model.boxes import Event, VolumeInfo
 from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.model.status import Condition
-from tests.both.forms import PATIENCE, Open
+from tests.both.forms import TIMEOUT, Open
 
 
 async def test_a_temporary_box_becomes_persistent(open_hutch: Open) -> None:
-    """P15, P16: `set_retention` on a live box: same id, lease and files, which now outlive a stop. A job that runs
-    would be ended, so the box stays as it is until nothing runs."""
+    """`set_retention` on a live box: same id, lease and files, which now outlive a stop. A job that runs would be
+    ended, so the box stays as it is until nothing runs (P15, P16)."""
     async with open_hutch() as hutch:
         box = await hutch.create(name=f"n{os.urandom(4).hex()}", idle_timeout_sec=600)
         try:
@@ -33,7 +33,7 @@ async def test_a_temporary_box_becomes_persistent(open_hutch: Open) -> None:
             assert busy.value.remedy and await box.files.read("deep/er/f") == b"\x00kept"
             assert (await box.info()).spec.retention is Retention.TEMPORARY
             await job.signal(9)
-            await job.wait(PATIENCE)
+            await job.wait(TIMEOUT)
             assert await box.change(retention=Retention.PERSISTENT, idle_timeout_sec=500) == ()
             info = await box.info()
             assert (info.spec.retention, info.spec.idle_timeout_sec) == (Retention.PERSISTENT, 500)
@@ -47,7 +47,7 @@ async def test_a_temporary_box_becomes_persistent(open_hutch: Open) -> None:
 
 
 async def test_a_box_that_cannot_become_persistent_says_why_and_goes_on(open_hutch: Open) -> None:
-    """P15: the values of secrets are in no record, so such a box could not come back as it was."""
+    """The values of secrets are in no record, so such a box could not come back as it was (P15)."""
     async with open_hutch() as hutch, hutch.box(secrets={"KEY": "hidden"}) as box:
         await box.files.write("f", "here")
         with pytest.raises(Unsupported, match="secrets") as refused:
@@ -57,7 +57,7 @@ async def test_a_box_that_cannot_become_persistent_says_why_and_goes_on(open_hut
 
 
 async def test_a_box_that_changes(open_hutch: Open) -> None:
-    """B14, P15, P16: names, limits, idle time and retention of a live box; pause; stop and come back."""
+    """Names, limits, idle time and retention of a live box; pause; stop and come back (B14, P15, P16)."""
     name = f"n{os.urandom(4).hex()}"
     async with open_hutch() as hutch:
         async with hutch.box(memory_mb=200) as box:
@@ -87,7 +87,7 @@ async def test_a_box_that_changes(open_hutch: Open) -> None:
 
 
 async def test_volumes_and_events(open_hutch: Open) -> None:
-    """P12: a volume outlives boxes; what happened is told in order."""
+    """A volume outlives boxes; what happened is told in order (P12)."""
     name = f"v{os.urandom(4).hex()}"
     async with open_hutch() as hutch:
         made = await hutch.volumes.create(name)
@@ -160,7 +160,7 @@ async def test_receipts(open_hutch: Open) -> None:
 
 
 async def test_what_there_is(open_hutch: Open) -> None:
-    """B25: the status names state and provider; providers say what they can do."""
+    """The status names state and provider; providers say what they can do (B25)."""
     async with open_hutch() as hutch:
         status = await hutch.status()
         assert (status.state, status.available, status.provider) == (Condition.READY, True, "native")

@@ -32,8 +32,8 @@ async def chats(open_hutch: Open, **granted: Decision) -> AsyncIterator[tuple[Hu
 
 
 async def test_a_conversation_does_not_reach_the_box_of_another(open_hutch: Open) -> None:
-    """P6, B5, lessons 7 and 31: neither id, name nor the beginning of an id leads to a box of another session, held or
-    released; nothing of it is listed, copied or destroyed, and no hint suggests to take it over."""
+    """Neither id, name nor the beginning of an id leads to a box of another session, held or released; nothing of it is
+    listed, copied or destroyed, and no hint suggests to take it over (P6, B5) (lesson 7) (lesson 31)."""
     async with chats(open_hutch) as (hutch, a, b):
         name = os.urandom(4).hex()
         made = await call(a, "box_lifecycle", action="create", name=name)
@@ -68,7 +68,7 @@ async def test_a_conversation_does_not_reach_the_box_of_another(open_hutch: Open
 
 
 async def test_what_the_owner_grants_is_said_to_be_another_s(open_hutch: Open) -> None:
-    """P6: with the rights an agent lists, takes over and destroys; a takeover says whose files those are."""
+    """With the rights an agent lists, takes over and destroys; a takeover says whose files those are (P6)."""
     every = dict.fromkeys(("list_others", "takeover", "destroy_others"), Decision.ALLOW)
     async with chats(open_hutch, **every) as (_, a, b):
         await call(a, "write", path="secret.txt", content="4711")
@@ -87,7 +87,7 @@ async def test_what_the_owner_grants_is_said_to_be_another_s(open_hutch: Open) -
 
 
 async def test_each_right_is_granted_by_itself(open_hutch: Open) -> None:
-    """P6, P15: who may take over may not destroy; who may list may not enter; `ask` asks somebody, about that box."""
+    """Who may take over may not destroy; who may list may not enter; `ask` asks somebody, about that box (P6, P15)."""
     async with chats(open_hutch, takeover=Decision.ASK, list_others=Decision.ALLOW) as (_, a, b):
         box = (await call(a, "exec", command="true")).structured["box"]
         await call(a, "box_lifecycle", action="release")
@@ -109,8 +109,8 @@ async def test_each_right_is_granted_by_itself(open_hutch: Open) -> None:
 
 
 async def test_a_given_box_is_used_and_not_destroyed(open_hutch: Open) -> None:
-    """P3, P12: `Tools(boxes=...)`, the session's current box and the owner's default box are there for it; a box that
-    its session has not made is not its to destroy."""
+    """`Tools(boxes=...)`, the session's current box and the owner's default box are there for it; a box that its
+    session has not made is not its to destroy (P3, P12)."""
     async with open_hutch() as hutch:
         name, session = os.urandom(4).hex(), f"chat-{os.urandom(4).hex()}"
         box = await hutch.create(name=name)
@@ -139,7 +139,7 @@ async def test_a_given_box_is_used_and_not_destroyed(open_hutch: Open) -> None:
 
 
 async def test_a_session_finds_its_own_boxes_again(open_hutch: Open) -> None:
-    """B9: who comes back under the same name has all the boxes it made, the current one and the others."""
+    """Who comes back under the same name has all the boxes it made, the current one and the others (B9)."""
     async with chats(open_hutch) as (hutch, a, _):
         first = (await call(a, "exec", command="true")).structured["box"]
         second = (await call(a, "box_lifecycle", action="create")).structured["box"]["id"]
@@ -152,7 +152,7 @@ async def test_a_session_finds_its_own_boxes_again(open_hutch: Open) -> None:
 
 
 async def test_the_box_before_is_current_again(open_hutch: Open) -> None:
-    """P6, P7: after the second box was destroyed the session works in its first one, also when it came back since."""
+    """After the second box was destroyed the session works in its first one, also when it came back since (P6, P7)."""
     async with chats(open_hutch) as (hutch, a, _):
         first = (await call(a, "exec", command="echo one > which")).structured["box"]
         for returned in (False, True):
@@ -169,7 +169,7 @@ async def test_the_box_before_is_current_again(open_hutch: Open) -> None:
 
 
 async def test_renewing_makes_no_box(open_hutch: Open) -> None:
-    """P6: without a box in hand there is nothing to renew, and none is made to say so."""
+    """Without a box in hand there is nothing to renew, and none is made to say so (P6)."""
     async with chats(open_hutch) as (_, a, _b):
         await call(a, "exec", command="true")
         await call(a, "box_lifecycle", action="release")

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.calling import answer, boxes, hutch
+from tests.cli.cli_process import answer, boxes, hutch
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Home:
     def answer(self, *words: str, **options: Any) -> tuple[int, dict[str, Any]]:
         return answer(*words, env=self.env, **options)
 
-    def told(self, *words: str) -> dict[str, Any]:
+    def json(self, *words: str) -> dict[str, Any]:
         """The JSON object of a command that must succeed."""
         code, plain = self.answer(*words)
         assert code == 0, (words, plain)

@@ -1,4 +1,4 @@
-"""`hutch box …`: boxes that stay between commands, each command a process of its own (issue 3.7)."""
+"""`hutch box …`: boxes that stay between commands, each command a process of its own."""
 
 import asyncio
 import os
@@ -16,21 +16,23 @@ from hutch.keeper.store.store import MemoryStore
 from hutch.model import durations
 from hutch.model.boxes import Event
 from hutch.model.capabilities import Pause
-from tests.cli.calling import PATIENCE, read_until
+from tests.cli.cli_process import TIMEOUT, read_until
 from tests.cli.conftest import Home
 from tests.cli.test_terminals import on_terminal
 from tests.keeper.making import record
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_box_made_by_one_process_is_used_by_others(home: Home) -> None:
-    """Issue 3.7: create, exec with streams and exit code, files stay, output is put away, destroy."""
+    """Create, exec with streams and exit code, files stay, output is put away, destroy."""
     box = home.good("box", "create", "--name", "first").strip()
     done = home.hutch("box", "exec", "first", "--", "sh", "-c", "cat > f; echo err >&2; pwd; exit 7", stdin=b"in\n")
     assert (done.returncode, done.stdout, done.stderr) == (7, b"/workspace\n", b"err\n")
     options = ("--env", "A=1", "--cwd", "/tmp", "--json")
     code, result = home.answer("box", "exec", *options, "first", "sh", "-c", "cat /workspace/f; echo $A $PWD")
     assert (code, result["stdout"], result["box"]["id"]) == (0, "in\n1 /tmp\n", box)
-    assert home.told("box", "jobs", box)["jobs"] == []
+    assert home.json("box", "jobs", box)["jobs"] == []
     assert home.good("box", "destroy", "first").strip() == box
     code, told = home.answer("box", "show", box)
     assert (code, told["error"]["code"]) == (125, "gone")
@@ -52,7 +54,7 @@ def test_a_job_outlives_the_process_that_started_it(home: Home) -> None:
     home.good("box", "create", "--name", "jobs")
     script = "echo out; echo err >&2; read line; echo got $line; exit 5"
     job = home.good("box", "exec", "--detach", "--name", "work", "jobs", "--", "sh", "-c", script).strip()
-    (shown,) = home.told("box", "show", "jobs")["jobs"]
+    (shown,) = home.json("box", "show", "jobs")["jobs"]
     assert (shown["id"], shown["name"], shown["state"]) == (job, "work", "running")
     _wait_for_output(home, "jobs", job, "err\n")
     done = home.hutch("box", "logs", "jobs", "work")
@@ -66,8 +68,8 @@ def test_a_job_outlives_the_process_that_started_it(home: Home) -> None:
 
 
 def _wait_for_output(home: Home, box: str, job: str, wanted: str) -> None:
-    end = time.monotonic() + PATIENCE
-    while wanted not in home.told("box", "logs", box, job)["stderr"]:
+    end = time.monotonic() + TIMEOUT
+    while wanted not in home.json("box", "logs", box, job)["stderr"]:
         assert time.monotonic() < end
 
 
@@ -81,7 +83,7 @@ def test_files_go_in_out_and_across(home: Home, tmp_path: Path) -> None:
     (tree / "link").symlink_to("deep/file")
     home.good("box", "create", "--name", "giver")
     home.good("box", "create", "--name", "taker")
-    assert home.told("box", "cp", str(tree), "giver:")["bytes"] >= 256 * 300
+    assert home.json("box", "cp", str(tree), "giver:")["bytes"] >= 256 * 300
     home.good("box", "cp", "giver:tree", "taker:copy")
     home.good("box", "cp", "giver:tree/run.sh", "taker:copy/deep")
     assert (
@@ -101,8 +103,8 @@ def test_files_go_in_out_and_across(home: Home, tmp_path: Path) -> None:
 
 
 def test_boxes_are_found_by_name_and_by_the_beginning_of_an_id(home: Home) -> None:
-    """B13: every detail, by each way to name the box; a name is one box's."""
-    box = home.told("box", "create", "--name", "named", "--label", "task=42", "--memory", "256", "--ttl", "1h")
+    """Every detail, by each way to name the box; a name is one box's (B13)."""
+    box = home.json("box", "create", "--name", "named", "--label", "task=42", "--memory", "256", "--ttl", "1h")
     for text in (box["id"], box["id"][:6], "named"):
         code, shown = home.answer("box", "show", text)
         assert (code, shown["id"]) == (0, box["id"])
@@ -123,9 +125,9 @@ def test_boxes_are_found_by_name_and_by_the_beginning_of_an_id(home: Home) -> No
 
 
 def test_the_lease_between_sessions(home: Home) -> None:
-    """P6: consecutive commands hold one lease; others are refused until they take over or it is released."""
+    """Consecutive commands hold one lease; others are refused until they take over or it is released (P6)."""
     home.good("box", "create", "--name", "leased")
-    held = home.told("box", "lease", "leased")
+    held = home.json("box", "lease", "leased")
     assert held["lease"]["holder"] == held["session"] == f"cli-{os.getuid()}"
     assert 0 < held["lease"]["lease_expires_in_seconds"] <= 600
     assert held["lease"]["lease_expires_at"] > time.time()
@@ -133,29 +135,29 @@ def test_the_lease_between_sessions(home: Home) -> None:
     done = home.hutch("box", "exec", "--session", "other", "leased", "true")
     assert (done.returncode, b"held by another session" in done.stderr) == (125, True)
     assert home.answer("box", "destroy", "--session", "other", "leased")[1]["errors"][0]["code"] == "busy"
-    assert home.told("box", "takeover", "--session", "other", "leased")["lease"]["holder"] == "other"
+    assert home.json("box", "takeover", "--session", "other", "leased")["lease"]["holder"] == "other"
     assert home.answer("box", "lease", "--renew", "leased")[1]["error"]["code"] == "conflict"
     home.good("box", "release", "--session", "other", "leased")
     home.good("box", "exec", "leased", "true")
-    assert home.told("box", "lease", "--renew", "leased")["lease"]["holder"] == held["session"]
+    assert home.json("box", "lease", "--renew", "leased")["lease"]["holder"] == held["session"]
 
 
 def test_paused_boxes_stand_still_until_they_are_used(home: Home) -> None:
-    """Issue 3.5: a pause outlives its process; looking does not wake, use does. Without a freezer it is refused."""
+    """A pause outlives its process; looking does not wake, use does. Without a freezer it is refused."""
     home.good("box", "create", "--name", "sleepy")
     code, told = home.answer("box", "pause", "sleepy")
-    (native,) = [each for each in home.told("providers")["providers"] if each["provider"] == "native"]
+    (native,) = [each for each in home.json("providers")["providers"] if each["provider"] == "native"]
     if native["pause"] != Pause.FREEZE:
         assert (code, told["error"]["code"]) == (125, "unsupported")
         return
     assert (code, told["state"]) == (0, "paused")
-    assert home.told("box", "show", "sleepy")["state"] == "paused"
+    assert home.json("box", "show", "sleepy")["state"] == "paused"
     assert home.good("box", "exec", "sleepy", "echo", "awake") == "awake\n"
-    assert home.told("box", "resume", "sleepy")["state"] == "running"
+    assert home.json("box", "resume", "sleepy")["state"] == "running"
 
 
 def test_pausing_and_stopping_do_not_point_at_each_other(home: Home) -> None:
-    """Lesson 34: a remedy is something that works here. Without a freezer neither does for a temporary box."""
+    """A remedy is something that works here. Without a freezer neither does for a temporary box (lesson 34)."""
     home.good("box", "create", "--name", "idle")
     stopped = home.answer("box", "stop", "idle")[1]["error"]
     code, paused = home.answer("box", "pause", "idle")
@@ -164,14 +166,14 @@ def test_pausing_and_stopping_do_not_point_at_each_other(home: Home) -> None:
         assert "stop it" not in paused["error"]["remedy"] and "hutch serve" in paused["error"]["remedy"]
         home.good("box", "create", "--name", "kept", "--persistent")
         assert "stop it" in home.answer("box", "pause", "kept")[1]["error"]["remedy"]
-        assert home.told("box", "stop", "kept")["state"] == "stopped"
+        assert home.json("box", "stop", "kept")["state"] == "stopped"
 
 
 def test_a_persistent_box_stops_and_comes_back(home: Home) -> None:
-    """P16: its files are there again with the next use; a temporary box cannot be stopped."""
+    """Its files are there again with the next use; a temporary box cannot be stopped (P16)."""
     home.good("box", "create", "--name", "lasting", "--persistent")
     home.good("box", "exec", "lasting", "--", "sh", "-c", "echo kept > file")
-    assert home.told("box", "stop", "lasting")["state"] == "stopped"
+    assert home.json("box", "stop", "lasting")["state"] == "stopped"
     assert home.good("box", "exec", "lasting", "cat", "file") == "kept\n"
     home.good("box", "create", "--name", "fleeting")
     assert home.answer("box", "stop", "fleeting")[1]["error"]["code"] == "conflict"
@@ -180,7 +182,7 @@ def test_a_persistent_box_stops_and_comes_back(home: Home) -> None:
 def test_a_box_that_nobody_uses_ends_and_says_so(home: Home) -> None:
     """DESIGN §5, nobody forgotten: its own clock ends it, looking does not extend it, and the record tells why."""
     box = home.good("box", "create", "--keep", "0.5s").strip()
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while box in home.good("box", "list", "--names"):
         assert time.monotonic() < end
     code, told = home.answer("box", "exec", box, "true")
@@ -191,7 +193,7 @@ def test_a_box_that_nobody_uses_ends_and_says_so(home: Home) -> None:
 
 
 async def test_a_box_of_a_live_process_is_left_alone(home: Home) -> None:
-    """Issue 3.4: held_elsewhere with a remedy; it can be looked at; when its process is gone it is the next one's."""
+    """Its use is refused as `held_elsewhere`, with a remedy; it can be observed, and used once its process is gone."""
     async with Hutch(state_dir=home.state, run_dir=home.run) as hutch, hutch.box(name="theirs") as box:
         code, told = await asyncio.to_thread(home.answer, "box", "exec", "theirs", "true")
         assert (code, told["error"]["code"]) == (125, "held_elsewhere")
@@ -226,8 +228,8 @@ def test_a_terminal_job_is_joined_and_left(home: Home) -> None:
         assert b"33 101" in read_until(screen, b"sum 42")
         os.write(screen, b"\x1d")
         read_until(screen, b"it goes on")
-        assert process.wait(PATIENCE) == 0
-    (shown,) = home.told("box", "jobs", "screen")["jobs"]
+        assert process.wait(TIMEOUT) == 0
+    (shown,) = home.json("box", "jobs", "screen")["jobs"]
     assert shown["state"] == "running"
 
 
@@ -239,7 +241,7 @@ def test_a_table_that_lives(home: Home) -> None:
         home.good("box", "rename", "watched", "seen-again")
         assert b"\x1b[J" in read_until(screen, b"seen-again")
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(TIMEOUT) == 130
 
 
 def test_what_cannot_be_asked(home: Home) -> None:
@@ -282,13 +284,13 @@ async def test_two_candidates_are_an_error_not_a_guess() -> None:
     [("90", 90), ("0.5", 0.5), ("90s", 90), ("5m", 300), ("1h30m", 5400), ("2d", 172800), ("1h0.5s", 3600.5), ("0", 0)],
 )
 def test_times_as_people_write_them(text: str, seconds: float) -> None:
-    """P17: parsed in one place."""
+    """Parsed in one place (P17)."""
     assert durations.seconds(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-5", "5x", "30m1h", "1e3", "nan", "inf", "m", "5 m"])
 def test_times_that_are_none(text: str) -> None:
-    """P17: an invalid value is refused, not defaulted."""
+    """An invalid value is refused, not defaulted (P17)."""
     with pytest.raises(Invalid, match="is not a time"):
         durations.seconds(text)
 

@@ -13,7 +13,7 @@ from hutch.cli.commands import COMMANDS
 from hutch.cli.main import split
 from hutch.cli.parsers import parser_of
 from hutch.errors import Invalid
-from tests.cli.calling import answer, hutch
+from tests.cli.cli_process import answer, hutch
 
 
 def test_help_names_every_command_and_gives_examples() -> None:
@@ -54,7 +54,7 @@ def test_shared_options_may_stand_before_the_command(tmp_path: Path) -> None:
 
 
 def test_a_wrong_configuration_names_the_line(tmp_path: Path) -> None:
-    """Issue 2, "Bad input": an unknown key."""
+    """Bad input: an unknown key."""
     file = tmp_path / "mine.toml"
     file.write_text("\nmax_boxs = 7\n")
     done = hutch("run", "--config", str(file), "--", "true")
@@ -72,7 +72,7 @@ def test_providers_say_what_they_can_do() -> None:
 
 
 def test_doctor_finds_this_machine_usable_and_runs_a_box() -> None:
-    """Issue 2.8: each requirement has a state; a warning has consequence and fix; a real box has the last word."""
+    """Each requirement has a state; a warning has consequence and fix; a real box has the last word."""
     code, report = answer("doctor")
     assert (code, report["usable"]) == (0, True), report
     by_name = {finding["name"]: finding for finding in report["findings"]}

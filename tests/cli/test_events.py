@@ -3,27 +3,31 @@
 import json
 import signal
 
-from tests.cli.calling import PATIENCE, read_until, started
+import pytest
+
+from tests.cli.cli_process import TIMEOUT, read_until, started
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_events_as_they_were_and_as_they_come(home: Home) -> None:
-    """P10: a box's life is told in order, from a number on, and followed while other processes act."""
+    """A box's life is told in order, from a number on, and followed while other processes act (P10)."""
     box = home.good("box", "create", "--name", "told").strip()
-    told = home.told("events", "--box", "told")
+    told = home.json("events", "--box", "told")
     assert [(event["kind"], event["new"]) for event in told["events"]] == [
         ("created", "creating"),
         ("state", "running"),
     ]
     after = str(told["last"])
     home.good("box", "exec", "told", "true")
-    assert home.told("events", "--after", after)["events"] == [], "a box that goes from hand to hand is no news"
+    assert home.json("events", "--after", after)["events"] == [], "a box that goes from hand to hand is no news"
     with started("events", "--follow", "--json", "--after", after, env=home.env) as process:
         assert process.stdout
         home.good("box", "destroy", "told")
         seen = read_until(process.stdout.fileno(), b'"gone"').splitlines()
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(TIMEOUT) == 130
     assert [json.loads(line)["box_id"] for line in seen if line.endswith(b"}")] == [box] * len(seen)
     lines = home.good("events", "--after", after, "--box", box).splitlines()
     assert "running → stopping: destroyed by a call" in lines[0]

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import HUTCH, PATIENCE, read_until, set_size
+from tests.cli.cli_process import HUTCH, TIMEOUT, read_until, set_size
 from tests.cli.conftest import Home
 from tests.images.registry_server import Server, directory, image, serving, small, tar_of
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -52,10 +54,10 @@ def test_pull_never_tells_how_to_pull(home: Home, registry: Server) -> None:
 
 def test_list_show_remove_prune(home: Home, registry: Server) -> None:
     name = registry.push("cli/listed", small(WorkingDir="/srv", User="app"))
-    pulled = home.told("image", "pull", name)
-    listed = {each["name"]: each for each in home.told("image", "list")["images"]}[name]
+    pulled = home.json("image", "pull", name)
+    listed = {each["name"]: each for each in home.json("image", "list")["images"]}[name]
     assert (listed["digest"], listed["layers"], listed["boxes"]) == (pulled["digest"], 2, [])
-    shown = home.told("image", "show", pulled["digest"][:20])
+    shown = home.json("image", "show", pulled["digest"][:20])
     assert shown["config"]["workdir"] == "/srv" and len(shown["layers"]) == 2
     text = home.good("image", "show", name)
     assert "user:      app" in text and pulled["digest"] in text
@@ -63,12 +65,12 @@ def test_list_show_remove_prune(home: Home, registry: Server) -> None:
     box = home.good("box", "create", "--image", f"oci:{name}").strip()
     code, told = home.answer("image", "remove", name)
     assert code == 125 and told["error"]["code"] == "conflict" and told["error"]["details"]["boxes"] == [box]
-    assert home.told("image", "show", name)["boxes"] == [box]
-    assert home.told("image", "remove", "--force", name)["removed"] == [name]
-    home.told("image", "prune")
+    assert home.json("image", "show", name)["boxes"] == [box]
+    assert home.json("image", "remove", "--force", name)["removed"] == [name]
+    home.json("image", "prune")
     assert home.good("box", "exec", box, "--", "cat", "/srv/text") == "of the image", "the box keeps its layers"
     home.good("box", "destroy", box)
-    home.told("image", "prune")
+    home.json("image", "prune")
     code, told = home.answer("image", "show", name)
     assert code == 125 and told["error"]["code"] == "not_found"
 
@@ -90,7 +92,7 @@ def test_bars_on_a_terminal(home: Home, registry: Server) -> None:
             env={**os.environ, **home.env, "TERM": "xterm"},
         )  # fmt: skip
         told = read_until(controller, b"sha256:")
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
     finally:
         os.close(controller)
         os.close(terminal)
@@ -110,14 +112,14 @@ def test_a_password_is_read_and_never_shown(home: Home, tmp_path: Path) -> None:
 
 
 def test_import_and_export(home: Home, app: str, tmp_path: Path) -> None:
-    pulled = home.told("image", "pull", app)
+    pulled = home.json("image", "pull", app)
     home.good("image", "export", app, "--output", str(tmp_path / "app.tar"))
-    moved = home.told("image", "import", str(tmp_path / "app.tar"), "moved:1")["images"][0]
+    moved = home.json("image", "import", str(tmp_path / "app.tar"), "moved:1")["images"][0]
     assert moved["digest"] == pulled["digest"]
     assert home.good("run", "--image", "oci:moved:1") == "hello from the image\n"
     root = tar_of(directory("etc"), ("etc/x", {"data": b"x"}))
     assert home.hutch("image", "import", "-", "plain", stdin=root).returncode == 0
-    assert {"moved:1", "plain:latest"} <= {each["short"] for each in home.told("image", "list")["images"]}
+    assert {"moved:1", "plain:latest"} <= {each["short"] for each in home.json("image", "list")["images"]}
     code, told = home.answer("image", "import", str(tmp_path / "nothing"), "x")
     assert code == 125 and told["error"]["code"] == "not_found"
     home.good("image", "remove", "moved:1", "plain")
@@ -151,15 +153,15 @@ def test_build(home: Home, app: str, tmp_path: Path, rootless: bool) -> None:
     assert stat == ["640:2:1000" if rootless else "640:2:0"] * 2
     before = home.good("run", "--image", f"oci:{app}", "--", "ls", "/").split()
     assert set(home.good(*run, "--", "ls", "/").split()) - set(before) == {"data", "usr"}
-    again = home.told("image", "build", *words[2:])
-    assert again["cached_steps"] == 3 and again["digest"] == home.told("image", "show", "built:1")["digest"]
+    again = home.json("image", "build", *words[2:])
+    assert again["cached_steps"] == 3 and again["digest"] == home.json("image", "show", "built:1")["digest"]
     (source / "deep/file").write_text("changed")
-    after = home.told("image", "build", *words[2:])
+    after = home.json("image", "build", *words[2:])
     assert after["cached_steps"] == 0, "what was copied has changed, and every later step stands on it"
     assert home.good(*run).startswith("changed\n")
     (source / "deep/file").touch()
-    assert home.told("image", "build", *words[2:])["cached_steps"] == 3, "a touched file is the same file"
-    assert home.told("image", "build", "--no-cache", *words[2:])["cached_steps"] == 0
+    assert home.json("image", "build", *words[2:])["cached_steps"] == 3, "a touched file is the same file"
+    assert home.json("image", "build", "--no-cache", *words[2:])["cached_steps"] == 0
 
 
 def test_a_build_step_that_fails_makes_no_image(home: Home, app: str) -> None:
@@ -182,7 +184,7 @@ def test_a_build_has_no_network_unless_asked(home: Home, app: str) -> None:
 
 
 def test_a_build_step_that_waits_for_ever_is_ended_and_says_for_what(home: Home, app: str) -> None:
-    """Issue 6: without an outside network a step hung; it has a bound of its own, and the error says where to look."""
+    """Without an outside network a step hung; it has a bound of its own, and the error says where to look."""
     code, told = home.answer(
         "image", "build", "hung", "--from", app, "--user", "root", "--timeout", "0.5", "--run", "while :; do :; done"
     )

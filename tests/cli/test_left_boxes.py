@@ -3,16 +3,20 @@
 import time
 from pathlib import Path
 
-from tests.cli.calling import PATIENCE
+import pytest
+
+from tests.cli.cli_process import TIMEOUT
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 KEEP = 2.0
 """Seconds without use after which a box of these tests ends."""
 
 
 def test_a_detached_job_keeps_its_box(home: Home) -> None:
-    """DESIGN §5, B8: of two boxes that are left for as long, the idle one ends and the one at work does not; prune
-    spares it too. Afterwards it is told what happened, whatever the box is asked for by (P4)."""
+    """Of two boxes that are left for as long, the idle one ends and the one at work does not; prune spares it too.
+    Afterwards it is told what happened, whatever the box is asked for by (P4, B8)."""
     working, job = at_work(home)
     home.good("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")
     told = _gone(home, "idle")
@@ -21,7 +25,7 @@ def test_a_detached_job_keeps_its_box(home: Home) -> None:
     time.sleep(2 * KEEP)
     assert working not in home.good("prune")
     assert home.good("box", "logs", "working", job) == "begun\n"
-    assert working in [each["id"] for each in home.told("box", "list")["boxes"]]
+    assert working in [each["id"] for each in home.json("box", "list")["boxes"]]
     home.good("box", "exec", "working", "--", "sh", "-c", "rm go-on")
     assert "(working) has been destroyed: nobody used it for 2s" in _gone(home, "working")
     done = home.hutch("box", "show", working[:8])
@@ -29,9 +33,9 @@ def test_a_detached_job_keeps_its_box(home: Home) -> None:
 
 
 def test_every_command_says_that_a_box_was_destroyed(home: Home, tmp_path: Path) -> None:
-    """P4: by its name, its id or the beginning of its id, whatever is asked; nothing of it is shown any more. A later
-    box of that name is not taken for it."""
-    box = home.told("box", "create", "--name", "ended")["id"]
+    """By its name, its id or the beginning of its id, whatever is asked; nothing of it is shown any more. A later box
+    of that name is not taken for it (P4)."""
+    box = home.json("box", "create", "--name", "ended")["id"]
     job = home.good("box", "exec", "--detach", "ended", "--", "sleep", "1000").strip()
     home.good("box", "destroy", "ended")
     for text in (box, box[:8], "ended"):
@@ -46,9 +50,9 @@ def test_every_command_says_that_a_box_was_destroyed(home: Home, tmp_path: Path)
             assert f"box {box} (ended) has been destroyed: destroyed by a call" in told["error"]["message"]
         (error,) = home.answer("box", "destroy", text)[1]["errors"]
         assert error["code"] == "gone" and "has been destroyed" in error["message"]
-    assert box not in [each["id"] for each in home.told("box", "list")["boxes"]]
-    again = home.told("box", "create", "--name", "ended")["id"]
-    assert home.told("box", "show", "ended")["id"] == again
+    assert box not in [each["id"] for each in home.json("box", "list")["boxes"]]
+    again = home.json("box", "create", "--name", "ended")["id"]
+    assert home.json("box", "show", "ended")["id"] == again
     assert home.answer("box", "show", box)[1]["error"]["code"] == "gone"
     home.good("box", "destroy", "ended")
 
@@ -56,9 +60,9 @@ def test_every_command_says_that_a_box_was_destroyed(home: Home, tmp_path: Path)
 def at_work(home: Home) -> tuple[str, str]:
     """A box and the job that runs in it until a file is removed. On a busy machine its clock may be the faster one."""
     command = "echo begun; touch go-on; while test -e go-on; do sleep 0.2; done"
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
-        box = home.told("box", "create", "--name", "working", "--keep", f"{KEEP:g}")["id"]
+        box = home.json("box", "create", "--name", "working", "--keep", f"{KEEP:g}")["id"]
         done = home.hutch("box", "exec", "--detach", "working", "--", "sh", "-c", command)
         if done.returncode == 0:
             return box, done.stdout.decode().strip()
@@ -68,7 +72,7 @@ def at_work(home: Home) -> tuple[str, str]:
 
 def _gone(home: Home, name: str) -> str:
     """What is told of a box when it has ended by itself. Each look winds its clock up again."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         time.sleep(3 * KEEP)
         done = home.hutch("box", "exec", name, "--", "true")

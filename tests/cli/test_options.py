@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import hutch
+from tests.cli.cli_process import hutch
 from tests.providers import rootfs
 from tests.providers.native.network.stage import play
+
+pytestmark = pytest.mark.slow
 
 PROFILE = """\
 [profiles.mine]
@@ -30,7 +32,7 @@ def good(*words: str, cwd: Path) -> list[str]:
 
 
 def test_the_profile_makes_the_box(tmp_path: Path) -> None:
-    """DESIGN §4: a built-in one, and one of hutch.toml that inherits from it, with a limit and a variable more."""
+    """A built-in one, and one of hutch.toml that inherits from it, with a limit and a variable more."""
     (tmp_path / "hutch.toml").write_text(PROFILE)
     script = "touch /workspace/x 2>/dev/null && echo writable || echo read-only; ulimit -n; echo $FROM"
     assert good("--profile", "default", "--", "sh", "-c", script, cwd=tmp_path)[0] == "writable"
@@ -40,7 +42,7 @@ def test_the_profile_makes_the_box(tmp_path: Path) -> None:
 
 
 def test_the_user_runs_the_command(rootless: bool, tmp_path: Path) -> None:
-    """DESIGN §6: the box's ordinary user, its root, or a number of its own range."""
+    """The box's ordinary user, its root, or a number of its own range."""
     assert good("--user", "user", "--", "id", "-u", cwd=tmp_path) == ["1000"]
     if rootless:
         done = hutch("run", "--user", "root", "--", "id", "-u")
@@ -52,7 +54,7 @@ def test_the_user_runs_the_command(rootless: bool, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["dir", "tar"])
 def test_the_image_is_the_root(kind: str, tmp_path: Path) -> None:
-    """DESIGN §4: a directory or an archive beside us, named as people write it; the host's files are not there."""
+    """A directory or an archive beside us, named as people write it; the host's files are not there."""
     archive = tmp_path / "image.tar"
     archive.write_bytes(rootfs.small())
     with tarfile.open(archive, "a") as tar:
@@ -69,5 +71,5 @@ def test_the_image_is_the_root(kind: str, tmp_path: Path) -> None:
 
 
 def test_the_network_is_on_where_it_is_asked_for(rootless: bool) -> None:
-    """B16: only then; a whole small network is played around the machine, so that nothing leaves it."""
+    """Only then; a whole small network is played around the machine, so that nothing leaves it (B16)."""
     play("run_by_the_command_line", forwarding="0" if rootless else "1")

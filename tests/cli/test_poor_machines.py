@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.cli.calling import HUTCH
+from tests.cli.cli_process import HUTCH
 from tests.leaks import leaving_no_trace
+
+pytestmark = pytest.mark.slow
 
 # In namespaces of its own the program changes what it likes about its machine: a small disk, a bound of namespaces, no
 # control groups, no tun device.
@@ -84,7 +86,7 @@ def test_doctor_sees_a_full_disk(short: Path) -> None:
 
 
 def test_a_machine_without_user_namespaces_is_told_the_fix(short: Path) -> None:
-    """Lesson 34: the obstacle and the exact fix, and no box, no process, no directory of one."""
+    """The obstacle and the exact fix, and no box, no process, no directory of one (lesson 34)."""
     script = "$HUTCH run --json -- true; $HUTCH box create --json; $HUTCH doctor --json; :"
     run, create, report = on_a_machine_poor_in("namespaces", short, script)
     for answer in (run, create):

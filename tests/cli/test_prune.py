@@ -1,12 +1,16 @@
-"""`hutch prune`: what a killed process left goes; what lives is not touched (lessons 1, 2, 10)."""
+"""`hutch prune`: what a killed process left goes; what lives is not touched (lesson 1) (lesson 2) (lesson 10)."""
 
 import os
 import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from hutch.linux.cgroup_detect import detect
-from tests.cli.calling import PATIENCE, answer, boxes, hutch, read_until, started
+from tests.cli.cli_process import TIMEOUT, answer, boxes, hutch, read_until, started
+
+pytestmark = pytest.mark.slow
 
 
 def left_behind(env: dict[str, str]) -> list[tuple[str, str]]:
@@ -17,7 +21,7 @@ def left_behind(env: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories: Path) -> None:
-    """Lesson 10: the box of a keeper that was killed is found, told and removed; that of a live one goes on."""
+    """The box of a keeper that was killed is found, told and removed; that of a live one goes on (lesson 10)."""
     state, run = hutch_directories / "ps", hutch_directories / "pr"
     env = {"HUTCH_STATE_DIR": str(state), "HUTCH_RUN_DIR": str(run), "HUTCH_ORPHAN_GRACE_SEC": "600"}
     command = ("run", "--timeout", "100", "--", "sh", "-c", "echo ready; read line; echo $line")
@@ -27,7 +31,7 @@ def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories:
             read_until(process.stdout.fileno(), b"ready\n")
         keepers = {path.name for path in (state / "keepers").iterdir()}
         killed.kill()
-        killed.wait(PATIENCE)
+        killed.wait(TIMEOUT)
         before = boxes(run)
         assert len(before) == 2
 
@@ -48,14 +52,14 @@ def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories:
         assert alive.stdin and alive.stdout
         alive.stdin.write(b"still here\n")
         read_until(alive.stdout.fileno(), b"still here\n")
-        assert alive.wait(PATIENCE) == 0
+        assert alive.wait(TIMEOUT) == 0
     assert not boxes(run)
     assert left_behind(env) == []
 
 
 def wait_for_no_groups(keeper: str, env: dict[str, str]) -> None:
     """The killed keeper's spawner holds them until it has noticed; a prune after that removes them."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while any(os.path.isdir(f"{seat.directory}/hutch-{keeper}") for _, seat in detect().seats):
         assert time.monotonic() < end
         hutch("prune", env=env)
@@ -73,13 +77,13 @@ def test_a_box_whose_keeper_is_unknown_waits_while_anybody_lives(hutch_directori
         assert left_behind(env) == []
         assert unsigned.is_dir()
         os.kill(alive.pid, signal.SIGTERM)
-        alive.wait(PATIENCE)
+        alive.wait(TIMEOUT)
     assert f"box {unsigned.name}: removed" in hutch("prune", env=env).stdout.decode()
     assert not unsigned.exists()
 
 
 def test_a_keeper_of_another_state_directory_lives_all_the_same(hutch_directories: Path) -> None:
-    """Lesson 10: two programs may share the run directory, where the boxes are, and nothing else."""
+    """Two programs may share the run directory, where the boxes are, and nothing else (lesson 10)."""
     run = hutch_directories / "sr"
     mine = {"HUTCH_STATE_DIR": str(hutch_directories / "s1"), "HUTCH_RUN_DIR": str(run)}
     others = {"HUTCH_STATE_DIR": str(hutch_directories / "s2"), "HUTCH_RUN_DIR": str(run)}
@@ -88,4 +92,4 @@ def test_a_keeper_of_another_state_directory_lives_all_the_same(hutch_directorie
         read_until(alive.stdout.fileno(), b"ready\n")
         assert left_behind(mine) == []
         alive.stdin.write(b"end\n")
-        assert alive.wait(PATIENCE) == 0
+        assert alive.wait(TIMEOUT) == 0

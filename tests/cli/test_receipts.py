@@ -4,15 +4,19 @@ import json
 import sqlite3
 from pathlib import Path
 
-from tests.cli.calling import hutch
+import pytest
+
+from tests.cli.cli_process import hutch
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_box_is_told_by_its_receipts(home: Home) -> None:
-    """Issue 4.4: what commands did, in which session, also when the box is gone."""
+    """What commands did, in which session, also when the box is gone."""
     box = home.good("box", "create", "--name", "told").strip()
     home.hutch("box", "exec", "told", "--", "sh", "-c", "exit 3")
-    listed = home.told("receipts", "list", "told")["receipts"]
+    listed = home.json("receipts", "list", "told")["receipts"]
     ops = [receipt["op"] for receipt in listed]
     assert ops[:4] == ["box.created", "box.running", "box.left", "box.handed_over"] and ops[-1] == "box.left"
     assert "gap" not in ops, "commands hand the box over to each other"
@@ -21,21 +25,21 @@ def test_a_box_is_told_by_its_receipts(home: Home) -> None:
     assert ran["who"]["session"].startswith("cli-")
     table = home.good("receipts", "list", "told").splitlines()
     assert table[0].split()[:4] == ["NO", "TIME", "WHO", "OPERATION"] and len(table) == len(listed) + 1
-    assert home.told("receipts", "show", "told", "1")["op"] == "box.created"
+    assert home.json("receipts", "show", "told", "1")["op"] == "box.created"
     assert home.hutch("receipts", "show", "told", "99").returncode == 125
     home.good("box", "destroy", "told")
-    assert home.told("receipts", "list", box[:8])["receipts"][-1]["op"] == "box.gone"
+    assert home.json("receipts", "list", box[:8])["receipts"][-1]["op"] == "box.gone"
     assert box in home.good("receipts", "list")
     assert home.hutch("receipts", "list", "nothing").returncode == 125
 
 
 def test_verify_and_export(home: Home, tmp_path: Path) -> None:
-    """Issue 4.4: exit code 1 names the first broken receipt; an export verifies where there is no ledger."""
+    """Exit code 1 names the first broken receipt; an export verifies where there is no ledger."""
     box = home.good("box", "create", "--name", "proven").strip()
     home.good("box", "exec", "proven", "true")
     home.good("box", "destroy", "proven")
     assert "all in order" in home.good("receipts", "verify", box)
-    assert home.told("receipts", "verify", "--all")["ok"]
+    assert home.json("receipts", "verify", "--all")["ok"]
     export = tmp_path / "receipts.jsonl"
     export.write_bytes(home.hutch("receipts", "export", box).stdout)
     elsewhere = {"HUTCH_STATE_DIR": str(tmp_path / "s"), "HUTCH_RUN_DIR": str(home.run)}

@@ -1,5 +1,5 @@
 """`hutch box …`, `volume …`, `events` at a server: the very tests of the commands that need none, run once more at the
-server that owns the state directory and at one that is named (issue 4.5)."""
+server that owns the state directory and at one that is named."""
 
 import json
 import signal
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import PATIENCE, hutch, read_until, started
+from tests.cli.cli_process import TIMEOUT, hutch, read_until, started
 from tests.cli.conftest import Home
 from tests.cli.test_box import (
     test_a_box_made_by_one_process_is_used_by_others,
@@ -23,6 +23,8 @@ from tests.cli.test_box import (
 )
 from tests.cli.test_left_boxes import KEEP, at_work, test_every_command_says_that_a_box_was_destroyed
 from tests.server.serving import Server, serving
+
+pytestmark = pytest.mark.slow
 
 __all__ = [
     "test_a_box_made_by_one_process_is_used_by_others",
@@ -72,11 +74,11 @@ def either(request: pytest.FixtureRequest, server: Server, home: Home) -> Home:
 
 
 def test_a_detached_job_keeps_its_box_at_a_server(home: Home) -> None:
-    """B8, P4: nobody holds either box any more; the idle one ends and the one at work does not, until its job has
-    ended. Afterwards it is told what happened."""
+    """Nobody holds either box any more; the idle one ends and the one at work does not, until its job has ended.
+    Afterwards it is told what happened (B8, P4)."""
     working, job = at_work(home)
     home.good("box", "release", "working")
-    idle = home.told("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")["id"]
+    idle = home.json("box", "create", "--name", "idle", "--keep", f"{KEEP:g}")["id"]
     assert f"box {idle} (idle) has been destroyed: idle for 2 s" in ended(home, "idle")
     time.sleep(2 * KEEP)
     assert home.good("box", "logs", "working", job) == "begun\n"
@@ -88,7 +90,7 @@ def test_a_detached_job_keeps_its_box_at_a_server(home: Home) -> None:
 
 def ended(home: Home, name: str) -> str:
     """What is told of a box when it has ended by itself. Looking does not keep it."""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while time.monotonic() < end:
         code, told = home.answer("box", "show", name)
         if code:
@@ -112,8 +114,8 @@ def test_boxes_are_the_servers(either: Home, server: Server) -> None:
 
 
 def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path) -> None:
-    """S10, issue 6: out of a server and back, with another name and --keep; what is wrong with the caller's own file
-    is told as that, and nothing of the server's own paths."""
+    """Out of a server and back, with another name and --keep; what is wrong with the caller's own file is told as that,
+    and nothing of the server's own paths (S10)."""
     file = tmp_path / "mover.hutch"
     either.good("box", "create", "--name", "mover", "--label", "a=b")
     either.good("box", "exec", "mover", "--", "sh", "-c", "echo content >file")
@@ -143,10 +145,10 @@ def test_a_box_moves_through_a_file(either: Home, server: Server, tmp_path: Path
 
 
 def test_an_exported_box_is_its_owners(home: Home, server: Server, tmp_path: Path) -> None:
-    """P8: another owner's box is not there, an observer may neither take nor bring one."""
+    """Another owner's box is not there, an observer may neither take nor bring one (P8)."""
     home.good("box", "create", "--name", "private")
     home.good("box", "export", "private", str(tmp_path / "box"))
-    box = home.told("box", "show", "private")["id"]
+    box = home.json("box", "show", "private")["id"]
     for role, owner, words, wrong in (
         ("user", "other", ("export", box, str(tmp_path / "theirs")), "not_found"),
         ("observer", "cli", ("export", box, str(tmp_path / "theirs")), "refused"),
@@ -173,7 +175,7 @@ def test_volumes_and_events(either: Home) -> None:
         either.good("box", "destroy", box)
         read_until(process.stdout.fileno(), b'"gone"')
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 130
+        assert process.wait(TIMEOUT) == 130
     kinds = [event["kind"] for event in either.told("events", "--box", box)["events"]]
     assert (kinds[0], kinds[-1]) == ("created", "gone")
     shown = either.told("volume", "show", "shared")
@@ -184,7 +186,7 @@ def test_volumes_and_events(either: Home) -> None:
 
 
 def test_the_status(either: Home, server: Server, tmp_path: Path) -> None:
-    """B25: ready, unreachable and disabled are told apart, by exit code, text and JSON."""
+    """Ready, unreachable and disabled are told apart, by exit code, text and JSON (B25)."""
     told = either.told("status")
     assert (told["state"], told["available"], told["provider"]) == ("ready", True, "native")
     assert told["server"].startswith(("unix:", "http://"))

@@ -10,19 +10,19 @@ import pytest
 
 from hutch.linux.cgroups import detect
 from hutch.providers.native import cleanup
-from tests.cli.calling import PATIENCE, answer, hutch, read_until, started
+from tests.cli.cli_process import TIMEOUT, answer, hutch, read_until, started
 from tests.leaks import leaving_no_trace
 
 
 def test_output_and_exit_code_are_the_commands_own(hutch_directories: Path) -> None:
-    """Issue 2.8: both streams, byte for byte, the exit code, and nothing of Hutch's own; nothing remains."""
+    """Both streams, byte for byte, the exit code, and nothing of Hutch's own; nothing remains."""
     with leaving_no_trace(hutch_directories / "r", hutch_directories / "s"):
         done = hutch("run", "--", "sh", "-c", "printf 'out\\377\\n'; printf err >&2; exit 7")
         assert (done.returncode, done.stdout, done.stderr) == (7, b"out\xff\n", b"err")
 
 
 def test_every_byte_of_the_input_arrives() -> None:
-    """Issue 2.8: a pipe is fed to the end; more than any buffer on the way holds."""
+    """A pipe is fed to the end; more than any buffer on the way holds."""
     data = bytes(range(256)) * 4096
     done = hutch("run", "cat", stdin=data)
     assert done.returncode == 0
@@ -36,7 +36,7 @@ def test_output_is_shown_while_the_command_runs() -> None:
         assert read_until(process.stdout.fileno(), b"\n") == b"ready\n"
         process.stdin.write(b"it\n")
         assert read_until(process.stdout.fileno(), b"\n") == b"got it\n"
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_much_output_is_complete() -> None:
@@ -53,12 +53,12 @@ def test_a_reader_that_leaves_ends_the_command() -> None:
         assert process.stdout and process.stderr
         read_until(process.stdout.fileno(), b"y\n")
         process.stdout.close()
-        assert process.wait(PATIENCE) == 141
+        assert process.wait(TIMEOUT) == 141
         assert process.stderr.read() == b""
 
 
 def test_a_timeout_has_its_code_and_its_line() -> None:
-    """Lesson 24: 124, and one line says why and what to do."""
+    """124, and one line says why and what to do (lesson 24)."""
     done = hutch("run", "--timeout", "0.3", "--", "sleep", "60")
     assert done.returncode == 124
     (line,) = done.stderr.decode().splitlines()
@@ -66,21 +66,21 @@ def test_a_timeout_has_its_code_and_its_line() -> None:
 
 
 def test_a_limit_that_was_met_has_its_line() -> None:
-    """Lesson 24: the command's own exit code, and beside its own complaint the limit and the remedy."""
+    """The command's own exit code, and beside its own complaint the limit and the remedy (lesson 24)."""
     done = hutch("run", "--disk", "4", "--", "sh", "-c", "head -c 20000000 /dev/zero > file; exit 3")
     assert done.returncode == 3
     assert "hutch: disk: " in done.stderr.decode()
 
 
 def test_an_adjustment_is_told() -> None:
-    """DESIGN §4: what policy changed is said; the command runs all the same."""
+    """What policy changed is said; the command runs all the same."""
     done = hutch("run", "--timeout", "600", "--", "true")
     assert done.returncode == 0
     assert "timeout_sec 600 → 120" in done.stderr.decode()
 
 
 def test_more_memory_than_the_machine_has_is_told() -> None:
-    """Requirement B17, DESIGN 4: a limit that could hold nothing back becomes what there is, and says so."""
+    """A limit that could hold nothing back becomes what there is, and says so (B17)."""
     there = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
     done = hutch("run", "--memory", "9999999", "--", "true")
     assert done.returncode == 0
@@ -120,7 +120,7 @@ BAD = [
 def test_bad_input_is_named_with_a_remedy(
     words: tuple[str, ...], code: int, what: str, hutch_directories: Path
 ) -> None:
-    """Issue 2, "Bad input": a message that names it, Hutch's own exit code, as JSON too; nothing half-made remains."""
+    """Bad input: a message that names it, Hutch's own exit code, as JSON too; nothing half-made remains."""
     with leaving_no_trace(hutch_directories / "r", hutch_directories / "s"):
         done = hutch("run", "--json", *words)
     assert done.returncode == code, done
@@ -172,5 +172,5 @@ def test_closed_descriptors_do_no_harm() -> None:
 
 def hutch_without_stdin(*words: str) -> tuple[int, bytes]:
     with started(*words, stdin=None, preexec_fn=lambda: os.close(0)) as process:
-        out, _ = process.communicate(timeout=PATIENCE)
+        out, _ = process.communicate(timeout=TIMEOUT)
         return process.returncode, out

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.calling import PATIENCE, read_until, started
+from tests.cli.cli_process import TIMEOUT, read_until, started
 from tests.leaks import leaving_no_trace
+
+pytestmark = pytest.mark.slow
 
 
 def ready(process: subprocess.Popen[bytes]) -> int:
@@ -22,19 +24,19 @@ def ready(process: subprocess.Popen[bytes]) -> int:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_the_command_gets_the_signal(number: signal.Signals) -> None:
-    """Issue 2.8: it may answer as it likes, and its exit code is ours."""
+    """It may answer as it likes, and its exit code is ours."""
     script = f"trap 'exit 42' {number.name[3:]}; echo ready; while :; do sleep 0.05; done"
     with started("run", "--", "sh", "-c", script) as process:
         ready(process)
         process.send_signal(number)
-        assert process.wait(PATIENCE) == 42
+        assert process.wait(TIMEOUT) == 42
 
 
 def test_a_signal_that_kills_is_128_and_its_number() -> None:
     with started("run", "--", "sh", "-c", "echo ready; exec sleep 100") as process:
         ready(process)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(PATIENCE) == 128 + signal.SIGTERM
+        assert process.wait(TIMEOUT) == 128 + signal.SIGTERM
         assert process.stderr
         assert process.stderr.read() == b""
 
@@ -50,7 +52,7 @@ def test_a_second_interrupt_kills(hutch_directories: Path) -> None:
         process.send_signal(signal.SIGINT)
         read_until(fd, b"heard\n")
         process.send_signal(signal.SIGINT)
-        assert process.wait(PATIENCE) == 128 + signal.SIGKILL
+        assert process.wait(TIMEOUT) == 128 + signal.SIGKILL
 
 
 def test_a_signal_before_there_is_a_command_ends_the_making(hutch_directories: Path) -> None:
@@ -62,7 +64,7 @@ def test_a_signal_before_there_is_a_command_ends_the_making(hutch_directories: P
         ) as process,
     ):
         os.kill(process.pid, signal.SIGTERM)
-        assert process.wait(PATIENCE) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        assert process.wait(TIMEOUT) in (-signal.SIGTERM, 128 + signal.SIGTERM)
 
 
 def test_what_was_ignored_stays_ignored() -> None:
@@ -76,7 +78,7 @@ def test_what_was_ignored_stays_ignored() -> None:
         assert process.stdin
         process.stdin.write(b"still here\n")
         read_until(fd, b"still here\n")
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0
 
 
 def test_an_interrupt_while_we_are_still_importing_is_no_traceback() -> None:
@@ -89,5 +91,5 @@ main._import_without = interrupted
 sys.argv = ["hutch", "run", "--", "true"]
 main.main()
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=TIMEOUT)
     assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from hutch.linux.cgroups import detect
-from tests.cli.calling import PATIENCE, hutch
+from tests.cli.cli_process import TIMEOUT, hutch
 
 HEAVY = frozenset({
     # OpenSSL, and what leads to it.
@@ -37,11 +37,11 @@ print(code, *sorted(sys.modules))
 
 
 def test_a_plain_run_loads_nothing_heavy() -> None:
-    """Issue 2.8: from a cold shell in the blink of an eye. Each of these was on the way once, for milliseconds."""
+    """From a cold shell in the blink of an eye. Each of these was on the way once, for milliseconds."""
     hutch("run", "--", "true")  # the first on a machine makes what later ones find
     # Of a cold shell: any other HUTCH_ variable is looked at more closely, and with more.
     cold = {name: value for name in ENVIRONMENT if (value := os.environ.get(name))}
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=PATIENCE, env=cold)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=TIMEOUT, env=cold)
     code, *loaded = done.stdout.split()
     assert (code, done.stderr) == ("0", "")
     assert "hutch.keeper.keeper" in loaded and "hutch.providers.native.instance" in loaded

@@ -7,7 +7,11 @@ import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tests.cli.calling import PATIENCE, hutch, read_until, set_size, started
+import pytest
+
+from tests.cli.cli_process import TIMEOUT, hutch, read_until, set_size, started
+
+pytestmark = pytest.mark.slow
 
 
 @contextmanager
@@ -25,7 +29,7 @@ def on_terminal(*words: str, env: dict[str, str] | None = None) -> Iterator[tupl
 
 
 def test_a_shell_on_a_terminal() -> None:
-    """Issue 2.8: keys go in, the screen comes out, the size follows the window, the exit code is the shell's, and the
+    """Keys go in, the screen comes out, the size follows the window, the exit code is the shell's, and the
     terminal is as it was."""
     with on_terminal("shell") as (process, screen):
         before = termios.tcgetattr(screen)
@@ -38,7 +42,7 @@ def test_a_shell_on_a_terminal() -> None:
         os.write(screen, b"until stty size | grep -q '^40 120$'; do sleep 0.05; done; echo re''sized\n")
         read_until(screen, b"resized")
         os.write(screen, b"exit 5\n")
-        assert process.wait(PATIENCE) == 5
+        assert process.wait(TIMEOUT) == 5
         assert termios.tcgetattr(screen) == before
 
 
@@ -49,7 +53,7 @@ def test_keys_for_the_box_are_not_signals_for_us() -> None:
         read_until(screen, b"ready")
         os.write(screen, b"\x03")
         read_until(screen, b"caught")
-        assert process.wait(PATIENCE) == 9
+        assert process.wait(TIMEOUT) == 9
 
 
 def test_a_command_can_have_a_terminal_when_we_have_none() -> None:

@@ -1,10 +1,14 @@
 """`hutch volume …`: a directory that several boxes share and that outlives them."""
 
+import pytest
+
 from tests.cli.conftest import Home
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_volume_outlives_the_boxes_that_share_it(home: Home) -> None:
-    """B9: two boxes see each other's files; a volume in use is not removed; its files stay when the boxes are gone."""
+    """Two boxes see each other's files; a volume in use is not removed; its files stay when the boxes are gone (B9)."""
     assert home.good("volume", "create", "shared") == "shared\n"
     code, told = home.answer("volume", "create", "shared")
     assert (code, told["error"]["code"]) == (125, "conflict")
@@ -12,16 +16,16 @@ def test_a_volume_outlives_the_boxes_that_share_it(home: Home) -> None:
     two = home.good("box", "create", "--workspace", "volume:shared").strip()
     home.good("box", "exec", one, "--", "sh", "-c", "echo for all > file")
     assert home.good("box", "exec", two, "cat", "file") == "for all\n"
-    (volume,) = home.told("volume", "list")["volumes"]
+    (volume,) = home.json("volume", "list")["volumes"]
     assert (volume["name"], sorted(volume["boxes"])) == ("shared", sorted([one, two]))
     code, told = home.answer("volume", "remove", "shared")
     assert (code, told["error"]["code"]) == (125, "conflict")
     home.good("box", "destroy", one, two)
-    shown = home.told("volume", "show", "shared")
+    shown = home.json("volume", "show", "shared")
     assert (shown["bytes"], shown["boxes"]) == (len("for all\n"), [])
     assert "size:  8 B" in home.good("volume", "show", "shared")
     home.good("volume", "remove", "shared")
-    assert home.told("volume", "list")["volumes"] == []
+    assert home.json("volume", "list")["volumes"] == []
     assert home.answer("volume", "show", "shared")[1]["error"]["code"] == "not_found"
 
 

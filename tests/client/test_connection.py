@@ -53,15 +53,15 @@ def unix(server: Server) -> str:
 
 
 def test_the_back_off() -> None:
-    """B24: 3 s doubling to 60 s, and never giving up; a heartbeat every 20 s."""
+    """3 s doubling to 60 s, and never giving up; a heartbeat every 20 s (B24)."""
     rhythm = Rhythm()
     assert list(islice(rhythm.pauses(), 8)) == [0, 3, 6, 12, 24, 48, 60, 60]
     assert rhythm.interval_sec == 20
 
 
 async def test_a_killed_server_is_found_again() -> None:
-    """Issue 4: after kill -9 and restart the client goes on: boxes, leases, jobs, a stream from its cursor. One loop,
-    which a callback that raises does not end (lesson 12)."""
+    """After kill -9 and restart the client goes on: boxes, leases, jobs, a stream from its cursor. One loop, which a
+    callback that raises does not end (lesson 12)."""
     news = News()
 
     def told(there: bool, why: str) -> None:
@@ -93,7 +93,7 @@ async def test_a_killed_server_is_found_again() -> None:
 
 
 async def test_a_clean_close_is_a_disconnect() -> None:
-    """B24: a server that ends in good order is gone all the same, and is found again; waits go on at the next one."""
+    """A server that ends in good order is gone all the same, and is found again; waits go on at the next one (B24)."""
     news = News()
     with serving() as server:
         async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
@@ -110,7 +110,7 @@ async def test_a_clean_close_is_a_disconnect() -> None:
 
 
 async def test_a_silent_server_is_noticed(server: Server) -> None:
-    """B24: a connection that is open and dead: no answer within the bound counts as a loss."""
+    """A connection that is open and dead: no answer within the bound counts as a loss (B24)."""
     news = News()
     rhythm = Rhythm(interval_sec=0.1, answer_timeout_sec=0.5, retry_sec=0.05, max_retry_sec=0.2, first_delay_sec=0.0)
     async with Hutch(unix(server), rhythm=rhythm, told=news) as hutch:
@@ -127,7 +127,7 @@ async def test_a_silent_server_is_noticed(server: Server) -> None:
 
 
 async def test_a_dead_backend_is_no_lost_connection() -> None:
-    """B24, B25: behind a healthy connection the engine is unusable: unavailable, with its reason, and no reconnect."""
+    """Behind a healthy connection the engine is unusable: unavailable, with its reason, and no reconnect (B24, B25)."""
     news = News()
     with serving(HUTCH_PROVIDER="none-such") as server:
         async with Hutch(unix(server), rhythm=QUICK, told=news) as hutch:
@@ -143,7 +143,7 @@ async def test_a_dead_backend_is_no_lost_connection() -> None:
 
 
 async def test_status_never_fails(server: Server, wire: Path) -> None:
-    """Lesson 11, B25: asked all the time while the wire is cut and mended, it always answers, with a reason."""
+    """Asked all the time while the wire is cut and mended, it always answers, with a reason (B25, lesson 11)."""
     seen: set[Condition] = set()
     async with proxy(server.run / "server.sock", wire) as middle:
         async with Hutch(middle.url, rhythm=QUICK) as hutch:
@@ -165,7 +165,7 @@ async def test_status_never_fails(server: Server, wire: Path) -> None:
 
 
 async def test_a_server_that_never_was(wire: Path) -> None:
-    """B21: the application starts all the same; calls say at once what is wrong; the status tells why."""
+    """The application starts all the same; calls say at once what is wrong; the status tells why (B21)."""
     async with Hutch(f"unix:{wire}", rhythm=QUICK) as hutch:
         status = await hutch.status()
         assert (status.state, status.enabled, status.available) == (Condition.UNREACHABLE, True, False)

@@ -14,7 +14,7 @@ from hutch import Hutch
 from hutch.client.launch import LaunchedHutch
 from hutch.errors import HutchError
 from hutch.model.status import Condition
-from tests.cli.calling import boxes
+from tests.cli.cli_process import boxes
 from tests.client.conftest import QUICK
 from tests.server.serving import until
 
@@ -34,7 +34,7 @@ def alive(pid: int) -> bool:
 
 
 async def test_a_private_server() -> None:
-    """B22: started, used, and gone at the end with its boxes and its directories."""
+    """Started, used, and gone at the end with its boxes and its directories (B22)."""
     async with Hutch.launch(rhythm=QUICK) as hutch:
         assert (await hutch.status()).state is Condition.READY
         box = await hutch.create(memory_mb=128)
@@ -56,7 +56,7 @@ async def test_it_is_started_again() -> None:
 
 
 async def test_the_application_starts_even_if_it_fails(tmp_path: Path) -> None:
-    """B21: nothing is raised, the status says why, and it works once the reason is gone."""
+    """Nothing is raised, the status says why, and it works once the reason is gone (B21)."""
     place = tmp_path / "state"
     place.write_text("a file where a directory should be")
     async with Hutch.launch(place, rhythm=replace(QUICK, outage_timeout_sec=0.1)) as hutch:

@@ -12,7 +12,7 @@ from tests.server.serving import Server
 
 @pytest.mark.parametrize("remote", [False, True])
 async def test_receipts_are_the_same_embedded_and_remote(server: Server, remote: bool) -> None:
-    """Issue 4.3, 4.4: one test for both forms."""
+    """One test for both forms."""
     async with Hutch(unix(server)) if remote else Hutch(store="memory") as hutch:
         async with hutch.box(memory_mb=64) as box:
             await box.exec("exit 3")

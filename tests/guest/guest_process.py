@@ -1,4 +1,4 @@
-"""A real guest in a process of its own, outside any box: what jobs, links and files are tried against."""
+"""A real guest in a process of its own, outside any box, for tests of jobs, links and files."""
 
 import asyncio
 import contextlib
@@ -16,9 +16,9 @@ from hutch.model.ids import BoxId
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, NetworkMode, Retention, Workspace
 from hutch.providers.base import InstanceRecord
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.verdicts import BoxFacts, Counters
+from hutch.providers.guest_client.verdicts import Counters, CounterSource
 
 _BODY = """
 import json, os, resource, socket, sys
@@ -33,11 +33,11 @@ score = os.open("/proc/self/oom_score_adj", os.O_RDWR) if options.pop("victims",
 context = GuestContext(None if spill < 0 else spill, score)
 serve(socket.socket(fileno=listener), Options(name, **options), context)
 """
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
-class Living:
-    """A guest that runs, its socket and its directories."""
+class GuestProcess:
+    """A running guest with its socket and its directories."""
 
     def __init__(self, directory: Path, process: "subprocess.Popen[bytes]") -> None:
         self.directory = directory
@@ -67,7 +67,7 @@ class Living:
 
     @contextlib.asynccontextmanager
     async def link(self) -> AsyncIterator[Link]:
-        link = await Link.connect(self.path, timeout=PATIENCE)
+        link = await Link.connect(self.path, timeout=TIMEOUT)
         try:
             yield link
         finally:
@@ -75,8 +75,9 @@ class Living:
 
 
 @contextlib.contextmanager
-def living(*, spilling: bool = True, **options: Any) -> Iterator[Living]:
-    """Right under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test cannot end it."""
+def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestProcess]:
+    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test
+    cannot."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -99,15 +100,15 @@ def living(*, spilling: bool = True, **options: Any) -> Iterator[Living]:
             )
             if spill >= 0:
                 os.close(spill)
-        guest = Living(directory, process)
+        guest = GuestProcess(directory, process)
         try:
             yield guest
         finally:
             _end(guest)
 
 
-def _end(guest: Living) -> None:
-    """The guest first, or it would go on starting; then what it had started."""
+def _end(guest: GuestProcess) -> None:
+    """Kill the guest's children and the guest, which would otherwise start more."""
     with contextlib.suppress(FileNotFoundError, ProcessLookupError):
         for child in guest.children():
             with contextlib.suppress(ProcessLookupError):
@@ -117,14 +118,14 @@ def _end(guest: Living) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    """Poll until it holds; slowness is no failure, only PATIENCE seconds of it are."""
-    async with asyncio.timeout(PATIENCE):
+    """Poll until the condition holds; a slow machine may take up to TIMEOUT seconds."""
+    async with asyncio.timeout(TIMEOUT):
         while not condition():
             await asyncio.sleep(0.01)
 
 
 class NoCounters:
-    """An engine that counts nothing."""
+    """Counters of an engine that counts nothing."""
 
     def read(self) -> Counters:
         return Counters()
@@ -139,9 +140,11 @@ SPEC = EffectiveSpec(
 
 
 @contextlib.asynccontextmanager
-async def instance_of(guest: Living, facts: BoxFacts | None = None, **more: Any) -> AsyncIterator[LinkedInstance]:
+async def instance_of(
+    guest: GuestProcess, facts: CounterSource | None = None, **more: Any
+) -> AsyncIterator[GuestInstance]:
     record = InstanceRecord(provider="linked", box_id=BoxId("box"), keeper="test")
-    made = LinkedInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
+    made = GuestInstance(record, SPEC, lambda: Link.connect(guest.path), facts or NoCounters(), **more)
     try:
         yield made
     finally:

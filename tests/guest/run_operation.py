@@ -1,4 +1,4 @@
-"""Runs one file operation as the guest's loop does, but alone and to its end."""
+"""Runs a single file operation to its end, as the guest's loop would."""
 
 import json
 import select
@@ -12,7 +12,7 @@ from hutch.guest.operations import Readable, Reply, Steps
 
 
 def run(op: str, workdir: Path, content: bytes = b"", **fields: Any) -> tuple[Reply, bytes]:
-    """The reply, and the content that came before it."""
+    """Return the reply and the content that came before it."""
     work: Any = OPERATIONS[f"files.{op}"](fields, str(workdir))
     if isinstance(work, dict):
         return work, b""

@@ -1,4 +1,4 @@
-"""After the box's root is entered nothing of Python is left on disk: file operations import nothing late."""
+"""File operations import nothing late: once the box's root is entered, no Python module is left on disk."""
 
 import json
 import subprocess

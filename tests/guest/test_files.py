@@ -1,4 +1,4 @@
-"""Looking at files, reading, naming and removing them, as the guest does it."""
+"""File operations of the guest: stat, list, read, mkdir, move and remove."""
 
 import errno
 import hashlib
@@ -29,7 +29,7 @@ def fails(code: str, op: str, workdir: Path, **fields: Any) -> Failure:
 
 @pytest.mark.parametrize("name", ODD_NAMES, ids=range(len(ODD_NAMES)))
 def test_odd_names_survive_every_operation(tmp_path: Path, name: str) -> None:
-    """Lesson 18: the box's own names, whatever bytes they are."""
+    """File names of the box may be any bytes (lesson 18)."""
     run("write", tmp_path, b"content", path=name)
     assert (tmp_path / name).read_bytes() == b"content"
     assert run("read", tmp_path, path=name) == ({"sent": 7, "size": 7}, b"content")
@@ -168,7 +168,7 @@ def test_move(tmp_path: Path) -> None:
 
 
 def test_move_between_filesystems(tmp_path: Path) -> None:
-    """Overlay gives EXDEV for a lower directory; two filesystems give it always."""
+    """Overlay returns EXDEV for a lower directory, as two filesystems always do."""
     shm = Path("/dev/shm")
     if not os.access(shm, os.W_OK) or shm.stat().st_dev == tmp_path.stat().st_dev:
         pytest.skip("no second filesystem at /dev/shm")
@@ -230,7 +230,7 @@ def test_remove_with_many_entries_and_levels(tmp_path: Path) -> None:
 
 
 def _attack(tmp_path: Path, step: int, swap: Callable[[Path, Path], None]) -> None:
-    """Remove a tree, let `swap(tree, outside)` happen after so many steps, and look at what is outside."""
+    """Remove a tree, call `swap(tree, outside)` after `step` steps, and check that nothing outside has changed."""
     outside, box = tmp_path / f"outside{step}", tmp_path / f"box{step}"
     (outside / "d/keep").mkdir(parents=True)
     (outside / "d/keep/sentinel").touch()
@@ -253,7 +253,8 @@ def _attack(tmp_path: Path, step: int, swap: Callable[[Path, Path], None]) -> No
 
 @pytest.mark.parametrize("step", range(8))
 def test_a_directory_swapped_for_a_symlink_is_not_followed(tmp_path: Path, step: int) -> None:
-    """The race of every recursive removal, at each of its steps: what was a directory is now a way outside."""
+    """Test the race of every recursive removal at each of its steps: a directory was replaced by a link to the
+    outside."""
 
     def swap(tree: Path, outside: Path) -> None:
         for name in ("d/keep", "d"):
@@ -275,7 +276,7 @@ def test_a_directory_swapped_for_a_symlink_is_not_followed(tmp_path: Path, step:
 
 @pytest.mark.parametrize("step", range(8))
 def test_a_directory_moved_outside_does_not_lead_there(tmp_path: Path, step: int) -> None:
-    """The way back up is `..`, and somebody moved the directory below another one meanwhile."""
+    """The way back up is `..`, but the directory was moved below another one meanwhile."""
 
     def swap(tree: Path, outside: Path) -> None:
         if (tree / "d/keep").is_dir():
@@ -292,7 +293,7 @@ def test_a_directory_moved_outside_does_not_lead_there(tmp_path: Path, step: int
 
 
 def test_every_operation_is_closed_without_a_leak(tmp_path: Path) -> None:
-    """A caller that goes away in the middle leaves no descriptor open."""
+    """A caller that disconnects in the middle leaves no descriptor open."""
     (tmp_path / "file").write_bytes(bytes(1 << 20))
     before = set(os.listdir("/proc/self/fd"))
     for op in ("read", "digest", "list"):

@@ -6,7 +6,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.guest.guest_process import PATIENCE, instance_of, living, until
+from tests.guest.guest_process import TIMEOUT, instance_of, running_guest, until
 
 from hutch.errors import Conflict, Invalid, NotFound, NotRunnable, Timeout, Unavailable, Unsupported
 from hutch.model.results import Cause, JobState
@@ -14,7 +14,7 @@ from hutch.providers.base import Command
 
 
 def alive(pid: int) -> bool:
-    """Running, not a zombie that only waits for its parent."""
+    """Return whether it runs and is not a zombie that waits for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -22,8 +22,8 @@ def alive(pid: int) -> bool:
 
 
 async def test_a_result_says_what_the_command_did() -> None:
-    """B2: exit code, both streams apart, duration, usage."""
-    with living() as guest:
+    """A result has exit code, separate streams, duration and usage (B2)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             result = await box.run(Command(command="echo out; echo err >&2; exit 3"))
     assert (result.exit_code, result.stdout, result.stderr) == (3, "out\n", "err\n")
@@ -35,7 +35,7 @@ async def test_a_result_says_what_the_command_did() -> None:
 
 
 async def test_argv_environment_and_directory() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         (guest.workdir / "sub").mkdir()
         async with instance_of(guest) as box:
             argv = await box.run(Command(command=("printf", "%s|", "a b", "$HOME", "")))
@@ -49,9 +49,9 @@ async def test_argv_environment_and_directory() -> None:
 
 
 async def test_bytes_that_are_no_text_pass_both_ways() -> None:
-    """Arguments and environment are bytes to the kernel; what is not UTF-8 travels as surrogates."""
+    """Arguments and environment are bytes to the kernel; what is not UTF-8 is passed as surrogates."""
     odd = os.fsdecode(b"\xff\xfe")
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             result = await box.run(Command(command=("sh", "-c", 'printf %s "$1$ODD"', "sh", odd), env={"ODD": odd}))
     assert result.stdout_bytes == b"\xff\xfe\xff\xfe"
@@ -59,8 +59,8 @@ async def test_bytes_that_are_no_text_pass_both_ways() -> None:
 
 @pytest.mark.parametrize("command", ["", "  \n", (), ("", "x")])
 async def test_an_empty_command_is_refused(command: str | tuple[str, ...]) -> None:
-    """B7: at execution, before anything is started."""
-    with living() as guest:
+    """It is refused at execution, before anything is started (B7)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             with pytest.raises(Invalid):
                 await box.run(Command(command=command))
@@ -84,7 +84,7 @@ async def test_an_empty_command_is_refused(command: str | tuple[str, ...]) -> No
     ],
 )
 async def test_what_cannot_be_started_says_why(command: Command, name: str, what: str) -> None:
-    with living() as guest:
+    with running_guest() as guest:
         (guest.workdir / "plain").write_text("no program")
         (guest.workdir / "empty").write_bytes(b"\0\1\2")
         (guest.workdir / "empty").chmod(0o755)
@@ -98,8 +98,8 @@ async def test_what_cannot_be_started_says_why(command: Command, name: str, what
 
 
 async def test_a_timeout_kills_the_command_and_keeps_the_box() -> None:
-    """Lesson 16, B4: the process group dies with what it started; the next command finds its files."""
-    with living() as guest:
+    """The process group dies with what it started, and the next command finds its files (B4, lesson 16)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             script = (
                 "echo before; touch kept; sleep 1000 & echo $! > child; (set -m; sleep 1000 & echo $! > other); wait"
@@ -117,7 +117,7 @@ async def test_a_timeout_kills_the_command_and_keeps_the_box() -> None:
 
 
 async def test_cancelling_a_call_kills_its_command() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             task = asyncio.create_task(box.run(Command(command="echo $$ > pid; exec sleep 1000")))
             await until(lambda: (guest.workdir / "pid").exists() and (guest.workdir / "pid").read_text().strip() != "")
@@ -131,7 +131,7 @@ async def test_cancelling_a_call_kills_its_command() -> None:
 
 
 async def test_a_lost_connection_ends_what_was_run_and_not_what_was_started() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="echo $$ > started; sleep 0.2; echo late; exec sleep 1000"))
             task = asyncio.create_task(box.run(Command(command="echo $$ > ran; exec sleep 1000")))
@@ -144,16 +144,16 @@ async def test_a_lost_connection_ends_what_was_run_and_not_what_was_started() ->
             await until(lambda: not alive(ran))
         async with instance_of(guest) as later:
             again = await later.job(job.id)
-            chunk = await again.read(wait=PATIENCE)
+            chunk = await again.read(wait=TIMEOUT)
             assert chunk.data == b"late\n"
             assert (await again.info()).state is JobState.RUNNING
             await again.signal(signal.SIGTERM)
-            assert (await again.wait(PATIENCE)).signal == signal.SIGTERM
+            assert (await again.wait(TIMEOUT)).signal == signal.SIGTERM
 
 
 async def test_descendants_that_hold_the_output_are_reported_and_not_waited_for() -> None:
-    """Lesson 26. What they write later is still read, and writing does not kill them."""
-    with living() as guest:
+    """What they write later is still read, and writing does not kill them (lesson 26)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             script = "(while [ ! -e go ]; do sleep 0.02; done; echo more; echo $? > wrote) & echo done"
             result = await box.run(Command(command=script))
@@ -170,16 +170,16 @@ async def test_descendants_that_hold_the_output_are_reported_and_not_waited_for(
 
 
 async def test_a_job_is_read_written_and_ended() -> None:
-    """Lesson 22: background processes can be read, written to and killed."""
-    with living() as guest:
+    """Background processes can be read, written to and killed (lesson 22)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command=("cat",), name="echo"))
             await job.write(b"one\n")
-            first = await job.read(wait=PATIENCE)
+            first = await job.read(wait=TIMEOUT)
             assert first.data == b"one\n"
             assert not first.eof
             await job.write(b"two\n")
-            second = await job.read(first.cursor, wait=PATIENCE)
+            second = await job.read(first.cursor, wait=TIMEOUT)
             assert second.data == b"two\n"
             (listed,) = await box.jobs()
             assert (listed.id, listed.name, listed.state, listed.command) == (
@@ -192,7 +192,7 @@ async def test_a_job_is_read_written_and_ended() -> None:
                     await job.wait(seconds)
             await job.close_stdin()
             await job.close_stdin()
-            result = await job.wait(PATIENCE)
+            result = await job.wait(TIMEOUT)
             assert (result.exit_code, result.stdout) == (0, "one\ntwo\n")
             assert (await job.wait(0)).exit_code == 0
             with pytest.raises(Conflict):
@@ -206,36 +206,36 @@ async def test_a_job_is_read_written_and_ended() -> None:
 
 
 async def test_a_writer_learns_that_the_reader_is_gone() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="exec 0<&-; echo closed; exec sleep 1000"))
-            assert (await job.read(wait=PATIENCE)).data == b"closed\n"
-            async with asyncio.timeout(PATIENCE):
+            assert (await job.read(wait=TIMEOUT)).data == b"closed\n"
+            async with asyncio.timeout(TIMEOUT):
                 with pytest.raises(Conflict):
                     while True:
                         await job.write(b"x")
                         await asyncio.sleep(0.01)
             await job.signal(signal.SIGKILL)
-            assert (await job.wait(PATIENCE)).signal == signal.SIGKILL
+            assert (await job.wait(TIMEOUT)).signal == signal.SIGKILL
 
 
 async def test_input_larger_than_every_buffer() -> None:
     data = os.urandom(1 << 20) * 12
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             counted = await box.run(Command(command="sleep 0.1; wc -c", stdin=data))
             unread = await box.run(Command(command="true", stdin=data))
             job = await box.start(Command(command=("wc", "-c"), stdin=data))
-            assert (await job.wait(PATIENCE)).stdout.strip() == str(len(data))
+            assert (await job.wait(TIMEOUT)).stdout.strip() == str(len(data))
     assert counted.stdout.strip() == str(len(data))
     assert unread.exit_code == 0
 
 
 async def test_signals_are_as_a_program_expects_them() -> None:
-    """What the guest ignores is not ignored by commands: a pipeline ends by SIGPIPE, a shell can be interrupted."""
-    with living() as guest:
+    """Commands do not ignore what the guest ignores: a pipeline ends by SIGPIPE, and a shell can be interrupted."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
-            pipeline = await box.run(Command(command="yes | head -1; echo ${PIPESTATUS[0]}", timeout_sec=PATIENCE))
+            pipeline = await box.run(Command(command="yes | head -1; echo ${PIPESTATUS[0]}", timeout_sec=TIMEOUT))
             masks = await box.run(Command(command=("grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status")))
     assert pipeline.stdout == "y\n141\n"
     internal = 1 << 31 | 1 << 32  # glibc's posix_spawn leaves its own two signals ignored
@@ -243,7 +243,7 @@ async def test_signals_are_as_a_program_expects_them() -> None:
 
 
 async def test_commands_see_no_descriptor_of_the_guest() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             await box.start(Command(command="exec sleep 1000"))
             result = await box.run(Command(command=("ls", "/proc/self/fd")))
@@ -251,8 +251,8 @@ async def test_commands_see_no_descriptor_of_the_guest() -> None:
 
 
 async def test_out_of_memory_takes_commands_before_the_guest() -> None:
-    """Commands are better victims than the guest, whose end would be the box's."""
-    with living(victims=True) as guest:
+    """The kernel should kill commands before the guest, whose end would be the end of the box."""
+    with running_guest(victims=True) as guest:
         async with instance_of(guest) as box:
             for command in (Command(command=("cat", "/proc/self/oom_score_adj")), Command(command=("nothing",))):
                 try:
@@ -264,8 +264,8 @@ async def test_out_of_memory_takes_commands_before_the_guest() -> None:
 
 
 async def test_no_magic_link_leads_out_by_way_of_the_guest() -> None:
-    """The guest holds a directory of the host; before its exec a child has the guest's descriptors."""
-    with living() as guest:
+    """The guest holds a directory of the host, and before its exec a child has the guest's descriptors."""
+    with running_guest() as guest:
         (guest.directory / "outside").write_text("#!/bin/sh\necho escaped\n")
         (guest.directory / "outside").chmod(0o755)
         async with instance_of(guest) as box:
@@ -291,7 +291,7 @@ def leads_to(pid: int, fd: str, target: Path) -> bool:
 
 @pytest.mark.parametrize("pty", [False, True])
 async def test_a_failed_start_leaves_no_descriptor(pty: bool) -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             await box.check()
             before = guest.descriptors()
@@ -302,7 +302,7 @@ async def test_a_failed_start_leaves_no_descriptor(pty: bool) -> None:
 
 
 async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             await box.run(Command(command="true"))
             before = len(guest.descriptors())
@@ -316,8 +316,8 @@ async def test_many_at_once_and_one_after_another_leave_nothing() -> None:
 
 
 async def test_commands_that_overlap_are_told_apart_from_those_that_do_not() -> None:
-    """Lesson 24: a fact of the box is certain only if the command ran alone."""
-    with living() as guest:
+    """A fact of the box is certain only if the command ran alone (lesson 24)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             alone = await box.run(Command(command="kill -SYS $$"))
             other = await box.start(Command(command="exec sleep 1000"))
@@ -330,11 +330,11 @@ async def test_commands_that_overlap_are_told_apart_from_those_that_do_not() -> 
 
 class TestTerminals:
     async def test_a_terminal_is_controlling_and_has_a_size(self) -> None:
-        with living() as guest:
+        with running_guest() as guest:
             async with instance_of(guest) as box:
                 script = "tty; stty size; echo to-tty > /dev/tty; exit 4"
                 job = await box.start(Command(command=script, pty=True, rows=40, cols=100))
-                result = await job.wait(PATIENCE)
+                result = await job.wait(TIMEOUT)
         lines = result.stdout.split()
         assert lines[0].startswith("/dev/pts/")
         assert lines[1:] == ["40", "100", "to-tty"]
@@ -342,13 +342,13 @@ class TestTerminals:
         assert not result.lingering
 
     async def test_resize_reaches_the_program(self) -> None:
-        with living() as guest:
+        with running_guest() as guest:
             async with instance_of(guest) as box:
                 script = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.02; done"
                 job = await box.start(Command(command=script, pty=True))
-                await job.read(wait=PATIENCE)
+                await job.read(wait=TIMEOUT)
                 await job.resize(50, 132)
-                assert "50 132" in (await job.wait(PATIENCE)).stdout
+                assert "50 132" in (await job.wait(TIMEOUT)).stdout
                 plain = await box.start(Command(command="exec sleep 1000"))
                 with pytest.raises(Unsupported):
                     await plain.resize(50, 132)
@@ -356,26 +356,26 @@ class TestTerminals:
                     await job.resize(0, 1 << 20)
 
     async def test_the_end_of_input_is_typed(self) -> None:
-        with living() as guest:
+        with running_guest() as guest:
             async with instance_of(guest) as box:
                 job = await box.start(Command(command="cat; echo over", pty=True))
                 await job.write(b"line\n")
                 await job.close_stdin()
-                assert "over" in (await job.wait(PATIENCE)).stdout
+                assert "over" in (await job.wait(TIMEOUT)).stdout
                 shown = await box.run(Command(command="test -t 0 && echo yes", pty=True, stdin=b""))
                 assert "yes" in shown.stdout
 
     async def test_typing_an_interrupt(self) -> None:
-        with living() as guest:
+        with running_guest() as guest:
             async with instance_of(guest) as box:
                 job = await box.start(Command(command="echo ready; exec sleep 1000", pty=True))
-                await job.read(wait=PATIENCE)
+                await job.read(wait=TIMEOUT)
                 await job.write(b"\x03")
-                assert (await job.wait(PATIENCE)).signal == signal.SIGINT
+                assert (await job.wait(TIMEOUT)).signal == signal.SIGINT
 
     async def test_the_last_output_is_not_lost(self) -> None:
-        with living() as guest:
+        with running_guest() as guest:
             async with instance_of(guest) as box:
                 for _ in range(20):
                     job = await box.start(Command(command="seq 500", pty=True))
-                    assert (await job.wait(PATIENCE)).stdout.split() == [str(n) for n in range(1, 501)]
+                    assert (await job.wait(TIMEOUT)).stdout.split() == [str(n) for n in range(1, 501)]

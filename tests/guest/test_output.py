@@ -1,4 +1,4 @@
-"""Output of every size: whole, head and tail, spilled, dropped, followed with and without a slow reader."""
+"""Output of every size: complete, head and tail, spilled, dropped, followed with and without a slow reader."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.guest.guest_process import PATIENCE, Living, instance_of, living, until
+from tests.guest.guest_process import TIMEOUT, GuestProcess, instance_of, running_guest, until
 
 from hutch.guest.output import HEAD, SLACK, TAIL, Output, Spill
 from hutch.model.results import Cause
@@ -19,7 +19,7 @@ MB = 1 << 20
 
 
 class TestStore:
-    """The store alone: whatever was appended comes back, or is counted as dropped."""
+    """The store alone: whatever was appended is returned, or is counted as dropped."""
 
     @given(sizes=st.lists(st.integers(0, 300_000), max_size=20), limit=st.integers(0, 3 * MB), step=st.integers(1, MB))
     def test_nothing_is_lost_silently(
@@ -71,7 +71,7 @@ class TestStore:
         os.close(directory)
 
     def test_the_guests_of_a_box_share_one_limit(self, tmp_path: Path) -> None:
-        """B17: a second user of a box is no second budget. What one gives back another may use."""
+        """A second user of a box does not get a second budget; what one guest frees another may use (B17)."""
         directory = os.open(tmp_path, os.O_PATH | os.O_DIRECTORY)
         limit = 8 * MB
         outputs = [Output(Spill(directory, limit, owner), "x") for owner in ("guest", "deputy", "deputy-7")]
@@ -88,7 +88,7 @@ class TestStore:
         for _ in range(3 * 4):
             outputs[2].append(bytes(MB // 4))
         assert outputs[2].spilled - before > 2 * MB
-        # A guest whose earlier self was killed removes what that one had stored, and nothing else.
+        # A guest whose predecessor was killed removes what that one had stored, and nothing else.
         Spill(directory, limit, "deputy").clear()
         assert [path.name for path in tmp_path.iterdir()] == ["deputy-7.x"]
         os.close(directory)
@@ -106,8 +106,8 @@ class TestStore:
 
 
 async def test_truncation_keeps_head_and_tail_and_the_rest_is_read_by_cursor() -> None:
-    """B3, lesson 17: 60/40, flagged, and nothing is lost."""
-    with living() as guest:
+    """A truncated result shows 60/40 and says so, and nothing is lost (B3, lesson 17)."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             result = await box.run(Command(command="seq 1000000", keep_output=1000))
             whole = "".join(f"{n}\n" for n in range(1, 1_000_001)).encode()
@@ -132,9 +132,9 @@ async def test_truncation_keeps_head_and_tail_and_the_rest_is_read_by_cursor() -
 
 
 async def test_a_result_larger_than_the_window() -> None:
-    """It is never in the guest's memory, which is the box's."""
+    """The result is never in the guest's memory, which is the box's."""
     size = 40 * MB
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             script = f"head -c {size} /dev/zero; head -c {size} /dev/zero >&2"
             result = await box.run(Command(command=script, keep_output=size))
@@ -144,8 +144,8 @@ async def test_a_result_larger_than_the_window() -> None:
 
 
 async def test_past_every_bound_head_and_tail_stay_and_the_middle_is_counted() -> None:
-    """B3: without a place to spill, what the memory does not hold is dropped, and the verdict says so."""
-    with living(spilling=False) as guest:
+    """Without a spill directory, what does not fit in memory is dropped, and the verdict says so (B3)."""
+    with running_guest(spilling=False) as guest:
         async with instance_of(guest) as box:
             result = await box.run(
                 Command(command="echo first; head -c 20000000 /dev/zero; echo last", keep_output=1000)
@@ -161,15 +161,15 @@ async def test_past_every_bound_head_and_tail_stay_and_the_middle_is_counted() -
 
 
 async def test_a_process_never_waits_for_a_reader_who_does_not_read() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="head -c 50000000 /dev/zero; touch done"))
             await until(lambda: (guest.workdir / "done").exists())
-            assert (await job.wait(PATIENCE)).stdout_total == 50_000_000
+            assert (await job.wait(TIMEOUT)).stdout_total == 50_000_000
 
 
 async def test_following_gives_every_byte_of_both_streams() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             script = "seq 200000; seq 200000 >&2; exit 5"
             for follow in (True, False):
@@ -179,14 +179,14 @@ async def test_following_gives_every_byte_of_both_streams() -> None:
                     streams[stream] += data
                 expected = "".join(f"{n}\n" for n in range(1, 200_001)).encode()
                 assert streams == {"stdout": expected, "stderr": expected}
-                assert (await job.wait(PATIENCE)).exit_code == 5
+                assert (await job.wait(TIMEOUT)).exit_code == 5
                 part = [data async for _, data in job.follow(len(expected) - 7, len(expected))]
                 assert b"".join(part) == b"200000\n"
 
 
 async def test_a_followed_process_waits_for_its_reader_and_nothing_is_spilled() -> None:
-    """Back-pressure reaches the process; a reader who leaves lets it go on."""
-    with living() as guest:
+    """Back-pressure reaches the process; when its reader leaves, it continues."""
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="head -c 40000000 /dev/zero; touch done", follow=True))
             stream = job.follow()
@@ -205,11 +205,11 @@ async def test_a_followed_process_waits_for_its_reader_and_nothing_is_spilled() 
             await anext(leaving)
             await leaving.aclose()  # type: ignore[attr-defined]
             await until(lambda: (guest.workdir / "gone").exists())
-            assert (await abandoned.wait(PATIENCE)).stdout_total == 40_000_000
+            assert (await abandoned.wait(TIMEOUT)).stdout_total == 40_000_000
 
 
 async def test_a_follower_survives_a_broken_connection() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="for n in $(seq 40); do echo $n; sleep 0.01; done"))
             received = b""
@@ -221,9 +221,9 @@ async def test_a_follower_survives_a_broken_connection() -> None:
 
 
 async def test_large_output_streams_with_bounded_memory() -> None:
-    """Followed output goes through, it is not collected anywhere."""
+    """Followed output is passed on and not collected anywhere."""
     size = 256 * MB
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command=("head", "-c", str(size), "/dev/zero"), follow=True))
             digest = hashlib.sha256()
@@ -233,32 +233,32 @@ async def test_large_output_streams_with_bounded_memory() -> None:
     assert digest.hexdigest() == hashlib.sha256(bytes(size)).hexdigest()
 
 
-def peak_kb(guest: Living) -> int:
-    """The largest resident set that the guest ever had; about 17 MB are the interpreter."""
+def peak_kb(guest: GuestProcess) -> int:
+    """Return the largest resident set that the guest ever had; the interpreter takes about 17 MB."""
     status = Path(f"/proc/{guest.pid}/status").read_text()
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM"))
 
 
 async def test_ended_jobs_give_their_memory_back() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             for _ in range(40):
                 job = await box.start(Command(command=("head", "-c", "600000", "/dev/zero")))
-                await job.wait(PATIENCE)
+                await job.wait(TIMEOUT)
             first = (await box.jobs())[0]
             process = await box.job(first.id)
-            assert (await process.wait(PATIENCE)).stdout_bytes == bytes(600_000)
+            assert (await process.wait(TIMEOUT)).stdout_bytes == bytes(600_000)
             assert list(guest.spill.iterdir())
             assert (await process.info()).dropped == 0
 
 
 async def test_waiting_for_output_ends_with_the_job() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             job = await box.start(Command(command="exec sleep 1000"))
             empty = await job.read(wait=0.05)
             assert (empty.data, empty.eof) == (b"", False)
-            reading = asyncio.create_task(job.read(wait=PATIENCE))
+            reading = asyncio.create_task(job.read(wait=TIMEOUT))
             await asyncio.sleep(0)
             await job.signal(signal.SIGTERM)
             assert (await reading).eof

@@ -1,4 +1,4 @@
-"""Paths opened name by name, where the kernel has no openat2: the same answers as the kernel's, and no magic link."""
+"""Paths opened component by component where the kernel has no openat2: the kernel's results, and no magic link."""
 
 import errno
 import os
@@ -42,7 +42,7 @@ def kernel_opens(directory: int, path: str, flags: int, mode: int) -> int:
 
 
 def answer(top: Path, path: str, flags: int, *, walk: bool) -> object:
-    """Which file was opened, or the name of the error. What was made is removed again."""
+    """Return which file was opened, or the name of the error, and remove what was created."""
     directory = os.open(top, os.O_PATH | os.O_DIRECTORY)
     before = set(top.rglob("*"))
     opener = paths.open_by_name if walk else kernel_opens
@@ -71,11 +71,11 @@ def test_it_answers_as_the_kernel_does(tree: Path, names: list[str], absolute: b
     path = "/".join(names) + "/" * slash
     path = f"{tree}/{path}" if absolute else path.lstrip("/") or "."
     if path.count("..") > path.count("deep"):
-        return  # out of the tree, where the tests of others come and go
+        return  # outside the tree, where other tests create and remove files
     expected = answer(tree, path, FLAGS[flags], walk=False)
     found = answer(tree, path, FLAGS[flags], walk=True)
     if expected == "EISDIR" and found != expected:
-        # Of a name with a slash that it shall make, the kernel says so before it looks; a walk looks first.
+        # For a new name with a trailing slash the kernel reports the slash first; the fallback looks the name up first.
         assert FLAGS[flags] & os.O_CREAT and path.endswith("/") and isinstance(found, str)
         return
     assert found == expected
@@ -94,7 +94,7 @@ def test_a_chain_of_links_has_the_kernels_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flags", [os.O_RDONLY, paths.DIRECTORY], ids=["read", "directory"])
 def test_a_magic_link_is_text(tmp_path: Path, flags: int) -> None:
-    """It leads to what its text names, not to what the process holds. Control: by the kernel it does."""
+    """It leads to what its text names and not to what the process holds, where the kernel's own lookup leads."""
     held = held_without_a_name(tmp_path)
     try:
         for path in (f"/proc/self/fd/{held}", f"/proc/self/fd/{held}/.", f"/proc/thread-self/fd/{held}/"):
@@ -106,14 +106,14 @@ def test_a_magic_link_is_text(tmp_path: Path, flags: int) -> None:
 
 
 def held_without_a_name(place: Path) -> int:
-    """The descriptor of a directory that no text leads to, as none in a box leads to the host's."""
+    """Return a descriptor of a directory that no path leads to, as no path in a box leads to the host."""
     (place / "held").mkdir()
     held = os.open(place / "held", os.O_RDONLY)
     (place / "held").rmdir()
     return held
 
 
-# A filter that answers ENOSYS to openat2 alone, as a kernel does that has no such call.
+# A filter that answers ENOSYS to openat2 alone, like a kernel without that call.
 WITHOUT_OPENAT2 = """
 import struct, sys
 from hutch.linux import kernel, seccomp
@@ -131,7 +131,7 @@ def without_openat2(code: str, *arguments: str) -> str:
 
 
 def test_operations_without_openat2(tmp_path: Path) -> None:
-    """Under a kernel that has no such call, operations work and a descriptor of the guest is not reached."""
+    """On a kernel without the call, operations work and a descriptor of the guest is not reachable."""
     code = """
         import os
         from pathlib import Path

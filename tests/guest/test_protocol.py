@@ -1,4 +1,4 @@
-"""The guest against keepers that come, go, come back, or send nonsense."""
+"""The guest against keepers that connect, disconnect, reconnect, or send nonsense."""
 
 import asyncio
 import json
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.guest.guest_process import PATIENCE, Living, living, until
+from tests.guest.guest_process import TIMEOUT, GuestProcess, running_guest, until
 
 from hutch.errors import HutchError, Invalid, NotFound, Unsupported
 from hutch.guest import protocol
@@ -31,14 +31,14 @@ from hutch.guest.protocol import (
 
 
 @pytest.fixture(scope="module")
-def guest() -> Iterator[Living]:
-    with living() as one:
+def guest() -> Iterator[GuestProcess]:
+    with running_guest() as one:
         yield one
 
 
-def raw(guest: Living) -> socket.socket:
+def raw(guest: GuestProcess) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX)
-    connection.settimeout(PATIENCE)
+    connection.settimeout(TIMEOUT)
     connection.connect(str(guest.path))
     return connection
 
@@ -50,7 +50,7 @@ def read_frame(connection: socket.socket) -> tuple[int, int, bytes]:
 
 
 def is_closed(connection: socket.socket) -> bool:
-    """Everything up to the end of the connection; a guest that keeps it open runs into the socket's timeout."""
+    """Read up to the end of the connection; if the guest keeps it open, the socket's timeout fails the test."""
     try:
         while connection.recv(1 << 16):
             continue
@@ -63,7 +63,7 @@ def request(channel: int, **fields: object) -> bytes:
     return frame(REQUEST, channel, json.dumps(fields).encode())
 
 
-def test_the_greeting_comes_first_and_names_box_and_version(guest: Living) -> None:
+def test_the_greeting_comes_first_and_names_box_and_version(guest: GuestProcess) -> None:
     with raw(guest) as connection:
         kind, channel, payload = read_frame(connection)
     hello = json.loads(payload)
@@ -91,7 +91,7 @@ NONSENSE = {
 
 
 @pytest.mark.parametrize("sent", NONSENSE.values(), ids=NONSENSE.keys())
-def test_nonsense_ends_its_connection_and_nothing_else(guest: Living, sent: bytes) -> None:
+def test_nonsense_ends_its_connection_and_nothing_else(guest: GuestProcess, sent: bytes) -> None:
     with raw(guest) as other, raw(guest) as connection:
         read_frame(other)
         connection.sendall(sent)
@@ -100,7 +100,7 @@ def test_nonsense_ends_its_connection_and_nothing_else(guest: Living, sent: byte
         assert read_frame(other)[0] == protocol.REPLY
 
 
-def test_more_data_than_was_granted_ends_the_connection(guest: Living) -> None:
+def test_more_data_than_was_granted_ends_the_connection(guest: GuestProcess) -> None:
     with raw(guest) as connection:
         connection.sendall(request(1, op="run", command="sleep 1000", stdin=True))
         piece = frame(DATA, 1, bytes(protocol.MAX_PAYLOAD))
@@ -132,7 +132,7 @@ FRAMES = st.builds(
 
 @settings(max_examples=40)
 @given(st.lists(st.one_of(st.binary(max_size=200), FRAMES), max_size=12))
-def test_the_guest_survives_anything(guest: Living, sent: list[bytes]) -> None:
+def test_the_guest_survives_anything(guest: GuestProcess, sent: list[bytes]) -> None:
     with raw(guest) as connection:
         try:
             connection.sendall(b"".join(sent))
@@ -147,7 +147,7 @@ def test_the_guest_survives_anything(guest: Living, sent: list[bytes]) -> None:
     assert guest.process.poll() is None
 
 
-async def test_frames_in_pieces_are_put_together(guest: Living) -> None:
+async def test_frames_in_pieces_are_put_together(guest: GuestProcess) -> None:
     with raw(guest) as connection:
         read_frame(connection)
         for byte in request(7, op="ping") + request(8, op="ping"):
@@ -156,7 +156,7 @@ async def test_frames_in_pieces_are_put_together(guest: Living) -> None:
         assert read_frame(connection)[:2] == (protocol.REPLY, 8)
 
 
-async def test_what_the_guest_does_not_know_it_says(guest: Living) -> None:
+async def test_what_the_guest_does_not_know_it_says(guest: GuestProcess) -> None:
     async with guest.link() as link:
         with pytest.raises(Unsupported):
             await link.request("levitate")
@@ -171,7 +171,7 @@ async def test_what_the_guest_does_not_know_it_says(guest: Living) -> None:
         assert await link.request("ping") == {}
 
 
-async def test_a_cancelled_request_is_answered_once_and_its_channel_is_free(guest: Living) -> None:
+async def test_a_cancelled_request_is_answered_once_and_its_channel_is_free(guest: GuestProcess) -> None:
     async with guest.link() as link:
         started = await link.request("start", command="exec sleep 1000")
         for op in ("wait", "follow", "write"):
@@ -184,7 +184,7 @@ async def test_a_cancelled_request_is_answered_once_and_its_channel_is_free(gues
         await link.request("wait", job=started["job"])
 
 
-async def test_space_names_what_is_free(guest: Living) -> None:
+async def test_space_names_what_is_free(guest: GuestProcess) -> None:
     async with guest.link() as link:
         space = (await link.request("space"))["space"]
     assert space["/tmp"]["size"] == os.statvfs("/tmp").f_blocks * os.statvfs("/tmp").f_frsize
@@ -192,29 +192,29 @@ async def test_space_names_what_is_free(guest: Living) -> None:
 
 
 async def test_nobody_connected_ends_the_box_after_its_grace() -> None:
-    """The dead-man's clock runs only while no keeper is connected, and takes the jobs along."""
-    with living() as guest:
+    """The orphan timer runs only while no keeper is connected, and kills the jobs."""
+    with running_guest() as guest:
         async with guest.link() as link:
             await link.request("clock", orphan_grace=0.2)
             await link.request("start", command="echo $$ > pid; exec sleep 1000")
             await until((guest.workdir / "pid").exists)
             await asyncio.sleep(0.5)
             await link.request("ping")
-        assert await asyncio.to_thread(guest.process.wait, PATIENCE) == 0
+        assert await asyncio.to_thread(guest.process.wait, TIMEOUT) == 0
 
 
 async def test_the_keeper_pushes_its_clocks() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with guest.link() as link:
             await link.request("clock", ttl=3600)
             await link.request("clock", ttl=0, orphan_grace=0)
             await link.request("clock", ttl=0.05)
-            assert await asyncio.to_thread(guest.process.wait, PATIENCE) == 0
+            assert await asyncio.to_thread(guest.process.wait, TIMEOUT) == 0
 
 
 def test_a_ttl_ends_a_box_that_nobody_ever_came_for() -> None:
-    with living(ttl_deadline=time.monotonic() + 0.5) as guest:
-        assert guest.process.wait(PATIENCE) == 0
+    with running_guest(ttl_deadline=time.monotonic() + 0.5) as guest:
+        assert guest.process.wait(TIMEOUT) == 0
 
 
 _LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()

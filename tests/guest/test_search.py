@@ -30,7 +30,7 @@ Hit = tuple[str, int, str]
 
 
 def grep(workdir: Path, pattern: str, root: str = ".", **fields: Any) -> tuple[list[Hit], dict[str, Any]]:
-    """The hits, and what was said at the end."""
+    """Return the hits and the final line."""
     reply, content = run("grep", workdir, pattern=pattern, root=root, **fields)
     hits: list[Hit] = []
     last: dict[str, Any] = {}
@@ -75,7 +75,7 @@ TREE = (
     ],
 )  # fmt: skip
 def test_glob_means_what_it_says(tmp_path: Path, pattern: str, found: list[str]) -> None:
-    """Lesson 20: `src/**/*.py` finds files at every depth."""
+    """`src/**/*.py` finds files at every depth (lesson 20)."""
     make(tmp_path, *TREE)
     assert glob(tmp_path, pattern) == found
 
@@ -126,7 +126,7 @@ PATTERNS = st.lists(PARTS, min_size=1, max_size=4).map("/".join)
 
 
 def oracle(pattern: str, path: str) -> bool:
-    """The definition, by recursion over both; slow and plain."""
+    """The definition by recursion over both, slow and simple."""
     return any(_oracle(choice.split("/"), path.split("/")) for choice in expand(pattern))
 
 
@@ -155,7 +155,7 @@ def _one(part: str, name: str) -> bool:
 def test_glob_agrees_with_its_definition(
     tmp_path_factory: pytest.TempPathFactory, paths: list[str], pattern: str
 ) -> None:
-    """Lesson 20, on random trees and patterns."""
+    """It agrees on random trees and patterns (lesson 20)."""
     base = tmp_path_factory.mktemp("glob")
     every: set[str] = set()
     for path in paths:
@@ -218,7 +218,7 @@ def test_long_lines_are_clipped_around_the_match(tmp_path: Path) -> None:
 
 
 def test_a_catastrophic_expression_ends_at_the_timeout_with_what_was_found(tmp_path: Path) -> None:
-    """Lesson 20: partial results are returned and say so."""
+    """Partial results are returned and marked as such (lesson 20)."""
     (tmp_path / "a").write_bytes(b"aab\n")
     (tmp_path / "b").write_bytes(b"a" * 5000 + b"\n")
     hits, end = grep(tmp_path, "(a+)+b$", timeout_sec=1.0)

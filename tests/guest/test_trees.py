@@ -1,4 +1,4 @@
-"""Trees as streams: what goes in comes out, and a hostile stream stays inside its target."""
+"""Trees as streams: they survive a round trip, and a hostile stream stays inside its target."""
 
 import json
 import os
@@ -209,7 +209,7 @@ while True:  # RENAME_EXCHANGE: each name is always there, as the one or the oth
 
 
 def test_a_file_swapped_for_a_symlink_while_it_is_packed(tmp_path: Path) -> None:
-    """The stream never holds a byte of what a symlink points to, and is well-formed."""
+    """The stream is well-formed and never contains a byte of what a symlink points to."""
     (tmp_path / "secret").write_bytes(b"SECRET")
     source = tmp_path / "source"
     source.mkdir()

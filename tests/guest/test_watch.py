@@ -18,7 +18,7 @@ Change = tuple[str, str]
 
 
 class Watching:
-    """A watch that is in place, and what it has told so far."""
+    """An active watch and the changes it has reported."""
 
     def __init__(self, steps: Any) -> None:
         self.steps = steps
@@ -79,7 +79,7 @@ def test_paths_are_spelled_like_the_request(tmp_path: Path) -> None:
 
 
 def test_new_directories_are_watched_with_what_is_already_in_them(tmp_path: Path) -> None:
-    """The race: files made before the new directory could be watched are found by looking."""
+    """Files created before the new directory was watched are found by listing it."""
     with watching(tmp_path) as watch:
         for number in range(30):
             (tmp_path / f"d{number}/e/f").mkdir(parents=True)
@@ -147,7 +147,7 @@ def test_too_many_directories_are_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_full_queue_is_reported(tmp_path: Path) -> None:
-    """A reader that is too slow is told that it missed something; the kernel's queue is the bound."""
+    """A reader that is too slow is told that it missed something; the kernel's queue is the limit."""
     bound = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if bound > 100_000:
         pytest.skip(f"the queue holds {bound} events")

@@ -1,4 +1,4 @@
-"""Writing, appending and editing: whole or not at all, byte for byte."""
+"""Writing, appending and editing: atomically and byte for byte."""
 
 import hashlib
 import json
@@ -50,7 +50,7 @@ print(json.dumps([failures, sorted(os.listdir(disk)), (disk / "file").read_text(
 
 
 def on_a_small_disk(script: str, directory: Path) -> Any:
-    """Run it where a disk of 256 kB is mounted at `directory`, which only that process sees."""
+    """Run the code with a disk of 256 kB mounted at `directory`, visible to that process only."""
     mount = f"mount -t tmpfs -o size=256k none {directory}"
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f'{mount} && exec "$@"', "sh"]
     if subprocess.run([*command, "true"], check=False, capture_output=True).returncode != 0:
@@ -64,7 +64,7 @@ def on_a_small_disk(script: str, directory: Path) -> Any:
 
 
 def test_a_reader_sees_the_old_content_or_the_new(tmp_path: Path) -> None:
-    """Lesson 21: nothing is visible under the name before the last byte is there."""
+    """Nothing is visible under the name before the last byte is written (lesson 21)."""
     (tmp_path / "file").write_bytes(b"old")
     writer = Write({"path": "file"}, str(tmp_path))
     writer.data(b"new")
@@ -75,7 +75,7 @@ def test_a_reader_sees_the_old_content_or_the_new(tmp_path: Path) -> None:
 
 
 def test_a_caller_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
-    """Lesson 21: a lost connection in the middle of a write."""
+    """A lost connection in the middle of a write changes nothing (lesson 21)."""
     (tmp_path / "file").write_bytes(b"old")
     descriptors = os.listdir("/proc/self/fd")
     for name in ("file", "new"):
@@ -88,7 +88,7 @@ def test_a_caller_that_goes_away_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
-    """Lesson 21: the disk is full in the middle of a write or an edit."""
+    """A full disk in the middle of a write or an edit changes nothing (lesson 21)."""
     failures, names, content = on_a_small_disk(FULL_DISK, tmp_path)
     assert failures == [["file_failed", "ENOSPC", "remove files, or ask for a larger disk_mb"]] * 3
     assert names == ["appended", "file"]
@@ -151,7 +151,7 @@ def test_append_and_parents(tmp_path: Path) -> None:
 
 
 def test_edit_leaves_every_other_byte_alone(tmp_path: Path) -> None:
-    """Lesson 19: bytes that are no UTF-8, and line ends, stay what they are."""
+    """Bytes that are not UTF-8, and line ends, stay what they are (lesson 19)."""
     (tmp_path / "file").write_bytes(b"\xff\xfeline\r\nname = 1\r\n\x00\x80tail")
     reply = edit(tmp_path, b"name = 1", b"name = 2", path="file")
     wanted = b"\xff\xfeline\r\nname = 2\r\n\x00\x80tail"
@@ -160,7 +160,7 @@ def test_edit_leaves_every_other_byte_alone(tmp_path: Path) -> None:
 
 
 def test_edit_counts_exactly(tmp_path: Path) -> None:
-    """Lesson 19: one match, or `replace_all`; otherwise nothing is changed and the count is told."""
+    """Without exactly one match or `replace_all`, nothing changes and the count is reported (lesson 19)."""
     (tmp_path / "file").write_bytes(b"a b a b a")
     assert refused(tmp_path, b"a", b"x", path="file").details == {"count": 3}
     assert refused(tmp_path, b"c", b"x", path="file").details == {"count": 0}
@@ -174,7 +174,7 @@ def test_edit_counts_exactly(tmp_path: Path) -> None:
 
 
 def test_edit_notices_a_change_by_somebody_else(tmp_path: Path) -> None:
-    """Lesson 19: read before edit; the digest of an earlier edit guards the next one."""
+    """An edit requires a read; the digest of an earlier edit guards the next one (lesson 19)."""
     (tmp_path / "file").write_bytes(b"one two")
     digest = run("digest", tmp_path, path="file")[0]["digest"]
     digest = edit(tmp_path, b"one", b"1", path="file", expect=digest)["digest"]
@@ -213,7 +213,7 @@ def test_edit_is_bounded(tmp_path: Path) -> None:
 def test_edit_is_bytes_replace(
     tmp_path_factory: pytest.TempPathFactory, content: bytes, old: bytes, new: bytes, padding: int
 ) -> None:
-    """Also where a match lies across two blocks: the padding moves the content over the border."""
+    """This also holds where a match crosses two blocks: the padding moves the content over the border."""
     workdir = tmp_path_factory.getbasetemp()
     whole = b"." * (BLOCK - padding) + content
     (workdir / "edited").write_bytes(whole)

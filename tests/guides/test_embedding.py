@@ -27,7 +27,7 @@ PROOF = """
 
 
 async def test_the_snippets_are_one_program_that_runs_as_it_stands(capsys: Any) -> None:
-    """DESIGN §3: not a line is left out or added to, from the import to the last snippet."""
+    """Not a line is left out or added to, from the import to the last snippet."""
     program = "".join(snippets()) + PROOF
     assert program.startswith("from hutch import Hutch\n\nasync with Hutch() as hutch:\n")
     compiled = compile(program, "embedding.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)

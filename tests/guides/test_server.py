@@ -50,7 +50,7 @@ def shows(shown: Any, told: Any) -> bool:
 
 
 def test_the_walkthrough_answers_what_it_shows(server: HomeServer) -> None:
-    """DESIGN §9: somebody with nothing but curl makes a box, uses it and ends it, without naming a session."""
+    """Somebody with nothing but curl makes a box, uses it and ends it, without naming a session."""
     home = {**os.environ, "HOME": str(server.top), "XDG_RUNTIME_DIR": str(server.top / "run")}
     setup = ""
     box = "q8v…"
@@ -76,7 +76,7 @@ def test_the_walkthrough_answers_what_it_shows(server: HomeServer) -> None:
 
 
 def test_a_box_that_is_held_through_another_door_says_how_to_go_on(server: HomeServer) -> None:
-    """P6, P4: the Unix socket and a key are two sessions; the refusal names the header that makes them one."""
+    """The Unix socket and a key are two sessions; the refusal names the header that makes them one (P6, P4)."""
     keyed, plain = server.tcp(key=(server.state / "first-key").read_text().strip()), server.unix()
     path = "/v1/boxes/" + plain.good("POST", "/v1/boxes", {})["id"]
     refused = keyed.call("POST", f"{path}/exec", {"command": "true"})

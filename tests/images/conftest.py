@@ -1,4 +1,4 @@
-"""One registry for each test process, a store for each test, and what is left in a store."""
+"""Fixtures: one registry for each test process, a store for each test, and a look at what is left in a store."""
 
 import os
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ PARTS = ("blobs", "layers", "names", "steps", "partial", "drafts")
 
 
 def content(store: Store) -> dict[str, list[str]]:
-    """Everything but locks; empty lists: nothing was left behind."""
+    """Return everything but locks; empty lists mean that nothing was left behind."""
     found = {}
     for part in PARTS:
         path = store.path(part)

@@ -1,4 +1,4 @@
-"""A TCP proxy that cuts connections in the middle of what a server says."""
+"""A TCP proxy that cuts connections in the middle of a response."""
 
 import socket
 import threading
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 class Proxy:
-    """Passes bytes on; of the first `cuts` answers that are long enough, only `after` bytes."""
+    """Passes bytes on, but only `after` bytes of the first `cuts` responses that are long enough."""
 
     def __init__(self, target: str, after: int, cuts: int) -> None:
         host, _, port = target.partition(":")
@@ -19,7 +19,7 @@ class Proxy:
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self.severed = 0
         self.passed = 0
-        """Bytes that came back from the server."""
+        """Number of bytes that came back from the server."""
         self._threads: list[threading.Thread] = []
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ def _pass_on(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(16384):
             sink.sendall(data)
     except OSError:
-        pass  # the other direction has hung up
+        pass  # the other direction has closed
     _hang_up(sink)  # a server that keeps connections open would wait for the next request
 
 

@@ -1,4 +1,4 @@
-"""A real registry on loopback for the tests, and a pusher of a hundred lines for images made here."""
+"""A real registry on loopback for the tests, and a small client that pushes images made here."""
 
 import base64
 import gzip
@@ -28,7 +28,8 @@ Member = tuple[str, dict[str, Any]]
 
 
 def tar_of(*members: Member) -> bytes:
-    """An archive; `data`, `type`, `linkname`, `mode`, `uid`, `pax_headers`, ... as in `tarfile.TarInfo`."""
+    """Return an archive; `data`, `type`, `linkname`, `mode`, `uid`, `pax_headers` and so on are those of
+    `tarfile.TarInfo`."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, facts in members:
@@ -57,7 +58,7 @@ def hard_link(name: str, target: str) -> Member:
 
 
 def busybox(*names: str) -> list[Member]:
-    """One static program under many names."""
+    """A static program under many names."""
     path = shutil.which("busybox") or "/bin/busybox"
     if not os.path.exists(path):
         pytest.skip("needs busybox-static")
@@ -95,10 +96,10 @@ def digest_of(data: bytes) -> str:
 
 @dataclass
 class Made:
-    """An image as bytes: what a registry or a layout is filled with."""
+    """An image as bytes, for a registry or a layout."""
 
     layers: list[bytes]
-    """Packed."""
+    """Compressed layers."""
     diff_ids: list[str]
     run: dict[str, Any] = field(default_factory=dict)
     media_type: str = "application/vnd.oci.image.layer.v1.tar+gzip"
@@ -133,12 +134,12 @@ def descriptor(data: bytes, media_type: str) -> dict[str, Any]:
 
 
 def image(*tars: bytes, **run: Any) -> Made:
-    """Gzipped layers, lowest first; `run` is the configuration (Env=, User=, ...)."""
+    """Return an image of gzipped layers, lowest first; `run` is the configuration (Env=, User=, ...)."""
     return Made([gzip.compress(tar, 1, mtime=0) for tar in tars], [digest_of(tar) for tar in tars], run)
 
 
 def small(**run: Any) -> Made:
-    """Busybox, a few files, and a second layer that deletes some of them."""
+    """Return busybox, a few files, and a second layer that deletes some of them."""
     base = tar_of(
         *busybox(*TOOLS),
         directory("etc"),
@@ -159,13 +160,13 @@ def small(**run: Any) -> Made:
 
 
 class Authority(NamedTuple):
-    """Of the tests: whoever trusts its certificate trusts the registries that it certifies."""
+    """A certificate authority for the tests; whoever trusts it trusts the registries that it certifies."""
 
     key: Path
     certificate: Path
 
     def certify(self, home: Path) -> tuple[Path, Path]:
-        """Key and certificate for what listens on this machine's loopback."""
+        """Create key and certificate for a server on this machine's loopback."""
         key, request, certificate = home / "tls.key", home / "tls.csr", home / "tls.crt"
         _openssl("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=registry", "-keyout", key, "-out", request)
         names = home / "names"
@@ -189,7 +190,7 @@ def _openssl(*words: str | Path) -> None:
 
 @dataclass
 class Server:
-    """A registry of its own, with its data where a test can spoil it."""
+    """A running registry, whose data a test can corrupt."""
 
     address: str
     data: Path
@@ -198,7 +199,7 @@ class Server:
     trusted: Authority | None = None
 
     def push(self, repository: str, made: Made, tag: str = "latest") -> str:
-        """The reference by which it can be pulled."""
+        """Push an image and return the reference to pull it by."""
         for blob in (made.config, *made.layers):
             self.put_blob(repository, blob)
         self.put_manifest(repository, tag, made.manifest, "application/vnd.oci.image.manifest.v1+json")
@@ -240,7 +241,7 @@ class Server:
 
     @contextmanager
     def also_inside(self, enter: list[str]) -> Iterator[None]:
-        """The same images at the same address, in the network that `enter` leads to."""
+        """Serve the same images at the same address in the network namespace that `enter` leads to."""
         assert PROGRAM is not None
         home = self.data.parent
         with open(home / "log-inside", "wb") as log:
@@ -259,7 +260,7 @@ class Server:
             process.wait()
 
     def blob_file(self, digest: str) -> Path:
-        """Where the registry keeps a blob."""
+        """Return where the registry stores a blob."""
         name = digest.partition(":")[2]
         return self.data / "docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 
@@ -280,11 +281,11 @@ def serving(
     auth: dict[str, Any] | None = None,
     certified_by: Authority | None = None,
 ) -> Iterator[Server]:
-    """Debian's docker-registry on a port of its own; `auth` is that part of its configuration."""
+    """Run Debian's docker-registry on a free port; `auth` is that part of its configuration."""
     if PROGRAM is None:
         pytest.skip("needs docker-registry")
     home.mkdir(parents=True, exist_ok=True)
-    for _ in range(5):  # somebody else may take the port before the registry does
+    for _ in range(5):  # another process may take the port before the registry does
         port = free_port()
         with _started(home, port, user, password, auth or {}, certified_by) as process:
             if _listens(port, process):
@@ -312,7 +313,7 @@ def _started(
         lines = subprocess.run(["htpasswd", "-Bbn", user, password], capture_output=True, check=True).stdout
         (home / "htpasswd").write_bytes(lines)
         plain["auth"] = {"htpasswd": {"realm": "tests", "path": str(home / "htpasswd")}}
-    (home / "config.yml").write_text(json.dumps(plain))  # JSON is YAML
+    (home / "config.yml").write_text(json.dumps(plain))  # JSON is valid YAML
     assert PROGRAM is not None
     with open(home / "log", "wb") as log:
         process = subprocess.Popen([PROGRAM, "serve", str(home / "config.yml")], stdout=log, stderr=log, cwd=home)

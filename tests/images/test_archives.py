@@ -1,4 +1,4 @@
-"""Images that come in files: OCI layouts, what `docker save` writes and wrote, plain roots; and going out again."""
+"""Images in files: import of OCI layouts, old and new `docker save` archives and plain roots, and export."""
 
 import gzip
 import io
@@ -19,7 +19,7 @@ MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 
 def layout(made: Made, name: str = "") -> dict[str, bytes]:
-    """An OCI layout as files."""
+    """Return an OCI layout as files."""
     annotations = {"org.opencontainers.image.ref.name": name} if name else {}
     described = descriptor(made.manifest, MANIFEST) | {"annotations": annotations}
     index = {"schemaVersion": 2, "manifests": [described]}
@@ -29,7 +29,7 @@ def layout(made: Made, name: str = "") -> dict[str, bytes]:
 
 
 def saved(tars: list[bytes], *tags: str) -> list[Any]:
-    """What `docker save` wrote before it wrote layouts: layers in directories, the second one perhaps a link."""
+    """Return what old versions of `docker save` wrote: layers in directories, the second one perhaps a link."""
     config = Made(tars, [digest_of(tar) for tar in tars], {"Env": ["A=1"]}).config
     names = [f"{digest_of(tar)[7:19]}{number}/layer.tar" for number, tar in enumerate(tars)]
     members: list[Any] = []
@@ -66,7 +66,7 @@ def test_a_layout_as_directory_as_tar_and_packed(store: Store, tmp_path: Path) -
 
 def test_a_layout_with_only_a_tag_needs_a_name(store: Store, tmp_path: Path) -> None:
     files = layout(image(tar_of(("f", {}))), "1.0")
-    with pytest.raises(Invalid, match="how its image is called"):
+    with pytest.raises(Invalid, match="does not name its image"):
         import_stream(store, io.BytesIO(packed(files)))
     assert content(store) == NOTHING
     assert import_stream(store, io.BytesIO(packed(files)), "mine")[0].stored.name.endswith("mine:latest")
@@ -92,7 +92,7 @@ def test_a_plain_root_is_one_layer(store: Store, tmp_path: Path) -> None:
 
 
 def test_out_and_in_again_is_the_same_image(store: Store, tmp_path: Path) -> None:
-    """Digests survive: what is exported is what was imported, byte by byte."""
+    """Digests survive: what is exported is what was imported, byte for byte."""
     made = small()
     (found,) = import_stream(store, io.BytesIO(packed(layout(made, "team/app:1"))))
     out = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Native boxes on images of the store: what they see, what they run with, and that nobody pulls it from under them."""
+"""Native boxes on images of the store: what they see, what they run with, and that no layer in use is removed."""
 
 import io
 import os
@@ -22,7 +22,7 @@ from tests.images.test_archives import layout, packed
 
 @pytest.fixture
 def state(hutch_directories: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """Short, because of the sockets below it."""
+    """A short path, because sockets are below it."""
     path = hutch_directories / f"i{abs(hash(request.node.name)) % 10000}"
     path.mkdir()
     yield path
@@ -40,7 +40,7 @@ def load(store: Store, made: Any, name: str = "app:1") -> None:
 
 
 def test_a_box_sees_the_layers_as_one(state: Path, rootless: bool) -> None:
-    """Deletions, hidden directories, hard links, owners and modes, read-only and writable."""
+    """Deletions, hidden directories, hard links, owners and modes are right, on a read-only and a writable root."""
     with opened(state) as (hutch, store):
         load(store, small())
         with hutch.box(image="oci:app:1") as box:
@@ -63,7 +63,7 @@ def test_a_box_sees_the_layers_as_one(state: Path, rootless: bool) -> None:
 
 
 def test_the_image_s_own_words_are_used_where_nobody_else_spoke(state: Path, rootless: bool) -> None:
-    """Env, workdir and user: the caller's, then the profile's, then the image's."""
+    """Env, workdir and user are the caller's, then the profile's, then the image's."""
     made = small(Env=["A=image", "B=image", "PATH=/bin"], WorkingDir="/srv", User="app:staff")
     with opened(state) as (hutch, store):
         load(store, made)
@@ -92,7 +92,7 @@ def test_words_that_make_no_sense_are_passed_over(state: Path, config: dict[str,
 
 
 def test_an_image_may_have_as_many_layers_as_any_builder_makes(state: Path) -> None:
-    """127, and mounts beside them: each is a descriptor on the way to the box."""
+    """127 layers work with mounts beside them; each is a descriptor on the way to the box."""
     layers = [tar_of((f"f{number}", {"data": b"x"})) for number in range(126)]
     with opened(state, mount_roots=[str(state)]) as (hutch, store):
         load(store, image(tar_of(*busybox(*TOOLS)), *layers))
@@ -102,7 +102,7 @@ def test_an_image_may_have_as_many_layers_as_any_builder_makes(state: Path) -> N
 
 
 def test_what_is_missing_is_not_fetched_unasked(state: Path, registry: Server) -> None:
-    """An application's boxes are made from what is here, unless the configuration says otherwise."""
+    """An application's boxes use local images only, unless the configuration says otherwise."""
     name = registry.push("boxes/app", small())
     with opened(state) as (hutch, _):
         with pytest.raises(NotFound, match=f"hutch image pull {name}"):
@@ -119,7 +119,7 @@ def test_what_is_missing_is_not_fetched_unasked(state: Path, registry: Server) -
 
 
 def stacked(above: Any) -> Any:
-    """The small image with another layer."""
+    """Return the small image with another layer."""
     made = small()
     made.layers += above.layers
     made.diff_ids += above.diff_ids
@@ -127,7 +127,7 @@ def stacked(above: Any) -> Any:
 
 
 def test_an_image_in_use_stays_and_a_box_that_comes_back_stands_on_it(state: Path) -> None:
-    """A name may mean another image by then; and forcing the name away takes no layer from a stopped box."""
+    """A name may mean another image later; forcing the name away takes no layer from a stopped box."""
     with opened(state) as (hutch, store):
         load(store, small())
         box = hutch.create(image="oci:app:1", retention="persistent", read_only_root=False)
@@ -137,7 +137,7 @@ def test_an_image_in_use_stays_and_a_box_that_comes_back_stands_on_it(state: Pat
         with pytest.raises(Conflict, match=box.id):
             prune.remove(store, uses.live(store)[box.id].image)
         box_id = box.id
-    # Stopped now, with its keeper.
+    # The box is stopped now, with its keeper.
     prune.remove(store, "app:1")
     prune.prune(store)
     with opened(state) as (hutch, store):
@@ -166,7 +166,7 @@ def test_a_box_lives_on_when_its_image_is_forced_away(state: Path) -> None:
 
 
 def test_the_same_from_a_registry(state: Path, registry: Server) -> None:
-    """Pulled, run, by name and by digest: the same result as from the archive."""
+    """An image pulled by name and by digest gives the same result as from the archive."""
     made = small(Env=["A=1"])
     name = registry.push("boxes/same", made)
     with opened(state) as (hutch, store):

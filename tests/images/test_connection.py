@@ -1,4 +1,4 @@
-"""Requests to registries: what is secret goes to the host it is for, and to no other."""
+"""Requests to registries: a secret goes only to the host it is for."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ Seen = list[tuple[str, str | None, bytes]]
 
 @contextmanager
 def server(seen: Seen, onwards: str = "", challenge: str = "") -> Iterator[str]:
-    """Notes what it is sent, and sends whoever asks onwards, or asks who it is."""
+    """Records what it receives, and redirects the client or asks it to authenticate."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -77,7 +77,7 @@ def test_a_redirect_to_another_host_carries_neither_password_nor_token() -> None
     ],
 )  # fmt: skip
 def test_a_registry_cannot_send_us_to_what_only_we_can_reach(spelled: str, store: Store) -> None:
-    """Issue 6: neither by a redirect nor by any spelling of it; nobody is asked, not even blindly."""
+    """A private host is never contacted, neither by a redirect nor by any spelling of its address."""
     reached: Seen = []
     asked: Seen = []
     with server(reached) as inner:
@@ -96,7 +96,7 @@ def test_a_token_server_is_no_way_around_it(store: Store) -> None:
             pull(store, name, PullOptions(credentials=Credentials("ann", "a-password-of-ann")))
         assert reached == [] and urlsplit(inner).netloc in told.value.remedy
         store.settings = ImageSettings(tries=1, registries={urlsplit(inner).netloc: RegistrySettings()})
-        with pytest.raises(HutchError, match="no token"):
+        with pytest.raises(HutchError, match="did not return a token"):
             pull(store, name)
         assert len(reached) == 1, "with a table of its own it is asked"
 

@@ -1,4 +1,4 @@
-"""A whole distribution, made by debootstrap, pushed to a real registry, pulled and run: the same as in its own root."""
+"""A whole distribution, made by debootstrap, pushed to a real registry, pulled and run: it equals its own root."""
 
 import gzip
 import os
@@ -23,7 +23,7 @@ LOOK = (
     "cat /etc/debian_version; dpkg-query -W | sha256sum; find /usr /etc -xdev -type f ! -path '/etc/passwd' "
     "! -path '/etc/group' ! -path '/etc/hosts' ! -path '/etc/resolv.conf' ! -path '/etc/hostname' -print0 "
     "| sort -z | xargs -0 sha256sum 2>/dev/null | sha256sum; "
-    # The size of a directory is its file system's business.
+    # The size of a directory depends on the file system.
     "find /usr /bin /sbin /lib /var /root -xdev \\( -type d -printf '%p %m %U %G d\\n' "
     "-o -printf '%p %m %U %G %y %l %s %T@\\n' \\) | sort | sha256sum; perl -e 'print 6*7'"
 )
@@ -45,7 +45,7 @@ def bootstrapped(top: Path) -> Path:
 
 
 def _looked_at_on_docker(name: str, registry: Server, home: Path) -> str:
-    """The same image, pulled by a real Docker daemon from the same registry: what a box of it shows."""
+    """Return what a container of the same image shows, pulled by a real Docker daemon from the same registry."""
     with daemons.docker() as daemon, registry.also_inside(daemon.inside):
         table = {"host": daemon.host, "cgroup_parent": daemons.CGROUP}
         with Hutch(
@@ -56,7 +56,7 @@ def _looked_at_on_docker(name: str, registry: Server, home: Path) -> str:
 
 
 def test_a_distribution_runs_as_in_its_own_root(tmp_path: Path, registry: Server, hutch_directories: Path) -> None:
-    """S8: every file, mode, owner and link of the distribution arrives; a second image costs only its own layer."""
+    """Every file, mode, owner and link of the distribution arrives; a second image costs only its own layer (S8)."""
     top = bootstrapped(tmp_path / "root")
     archive = tmp_path / "root.tar"
     subprocess.run(["tar", "--format=posix", "--numeric-owner", "-C", str(top), "-cf", str(archive), "."], check=True)

@@ -1,4 +1,4 @@
-"""Pulling from a real registry on loopback: whole and verified, or nothing at all (P18, S8)."""
+"""Pulling from a real registry on loopback: complete and verified, or nothing at all (P18, S8)."""
 
 import base64
 import gzip
@@ -38,7 +38,7 @@ from tests.images.token_server import ISSUER, SERVICE, tokens
 
 
 def noise(count: int) -> bytes:
-    """Does not pack, so that a connection can be cut in the middle of it."""
+    """Content that does not compress, so that a connection can be cut in the middle of it."""
     return tar_of(("noise", {"data": os.urandom(count)}))
 
 
@@ -81,7 +81,7 @@ def test_of_several_platforms_ours_is_taken(registry: Server, store: Store) -> N
     ours = "amd64" if os.uname().machine == "x86_64" else "arm64"
     assert pull(store, name).digest == made[ours].digest
     assert pull(store, name, PullOptions(platform=parse_platform("linux/s390x"))).digest == made["s390x"].digest
-    with pytest.raises(NotFound, match="it is there for linux/amd64, linux/arm64, linux/s390x"):
+    with pytest.raises(NotFound, match="it exists for linux/amd64, linux/arm64, linux/s390x"):
         pull(store, name, PullOptions(platform=parse_platform("linux/riscv64")))
 
 
@@ -89,7 +89,7 @@ def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
     with pytest.raises(NotFound, match="no such image"):
         pull(store, f"{registry.address}/a/nothing")
     assert content(store) == NOTHING
-    with pytest.raises(Unavailable, match="in 3 tries"):
+    with pytest.raises(Unavailable, match="after 3 tries"):
         pull(store, "127.0.0.1:1/a/nothing")
     with pytest.raises(NotFound, match="hutch image pull nothing"):
         store.open("nothing")
@@ -99,7 +99,7 @@ def test_what_is_not_there_says_so(registry: Server, store: Store) -> None:
 
 
 def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], match: str) -> None:
-    """Beside a good layer, so that something has arrived by then."""
+    """Push it beside a good layer, so that something has arrived by then."""
     name = registry.push(f"a/refused-{digest_of(made.manifest)[7:19]}", made)
     with pytest.raises(kind, match=match):
         pull(store, name)
@@ -107,7 +107,7 @@ def refused(registry: Server, store: Store, made: Made, kind: type[HutchError], 
 
 
 def test_a_spoiled_blob_is_refused(registry: Server, store: Store) -> None:
-    """A byte changed in the registry's own data: the digest tells."""
+    """A byte is changed in the registry's own data, and the digest shows it."""
     made = image(noise(50_000), noise(60_000))
     name = registry.push("a/spoiled", made)
     path = registry.blob_file(digest_of(made.layers[1]))
@@ -130,10 +130,10 @@ def test_a_spoiled_manifest_is_refused(registry: Server, store: Store) -> None:
 
 
 def test_a_layer_that_is_not_what_the_image_says_is_refused(registry: Server, store: Store) -> None:
-    """A wrong diff id: the bytes are those of the registry, but not those that were built."""
+    """The bytes are those of the registry, but the diff id says that they are not those that were built."""
     made = image(noise(100), tar_of(("f", {"data": b"real"})))
     made.diff_ids[1] = digest_of(tar_of(("f", {"data": b"said"})))
-    refused(registry, store, made, Refused, "the image says")
+    refused(registry, store, made, Refused, "the image declares")
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_hostile_layer_is_refused(
 def test_an_image_of_too_many_layers_is_refused(registry: Server, store: Store) -> None:
     made = image(*(tar_of((f"f{number}", {})) for number in range(5)))
     store.settings = store.settings.but(bounds=Bounds(layers=4))
-    refused(registry, store, made, Unsupported, "5 layers, and a box takes 4")
+    refused(registry, store, made, Unsupported, "5 layers, and a box supports 4")
 
 
 def test_a_claimed_size_bounds_what_is_read(registry: Server, store: Store) -> None:
@@ -169,7 +169,7 @@ def test_a_claimed_size_bounds_what_is_read(registry: Server, store: Store) -> N
 
 
 def test_a_cut_connection_is_resumed(registry: Server, store: Store) -> None:
-    """The rest is asked for by Range: two cuts do not make the download longer by more than what was on the wire."""
+    """The rest is requested by Range: two cuts add no more to the download than what was on the wire."""
     made = image(noise(4 << 20))
     registry.push("a/long", made)
     with severing(registry.address, after=1 << 20, cuts=2) as proxy:
@@ -184,7 +184,7 @@ def test_a_connection_that_is_always_cut_fails_and_the_next_pull_goes_on(registr
     made = image(noise(4 << 20))
     registry.push("a/never", made)
     with severing(registry.address, after=1 << 20, cuts=1000) as proxy:
-        with pytest.raises(Unavailable, match="in 3 tries"):
+        with pytest.raises(Unavailable, match="after 3 tries"):
             pull(store, f"{proxy.address}/a/never")
     left = content(store)
     assert left["names"] == left["layers"] == left["drafts"] == [], "nothing that could be taken for an image"
@@ -207,14 +207,14 @@ def test_what_an_earlier_pull_left_is_not_believed(registry: Server, store: Stor
         Path(store.blob_path(digest_of(made.layers[0]))).unlink()
 
 
-# --- who we are ----------------------------------------------------------------------------------------------
+# --- authentication ------------------------------------------------------------------------------------------
 
 PASSWORD = "a-password-that-nobody-sees"
 
 
 @pytest.fixture(scope="module")
 def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A registry that asks for a password."""
+    """A registry that requires a password."""
     with serving(tmp_path_factory.mktemp("closed"), user="ann", password=PASSWORD) as server:
         server.push("team/private", image(tar_of(("f", {"data": b"1"}))))
         yield server
@@ -222,7 +222,7 @@ def closed(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture
 def lines() -> Any:
-    """Everything that is logged."""
+    """Return everything that is logged."""
     found: list[str] = []
     logs.configure(level="debug", write=found.append)
     yield found
@@ -231,10 +231,10 @@ def lines() -> Any:
 
 def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
-    with pytest.raises(Unauthenticated, match="wants to know who we are") as told:
+    with pytest.raises(Unauthenticated, match="requires credentials") as told:
         pull(store, f"{closed.address}/team/private")
     assert "docker login" in told.value.remedy
-    with pytest.raises(Unauthenticated, match=r"credentials do not open it|does not know") as told:
+    with pytest.raises(Unauthenticated, match=r"does not accept") as told:
         pull(store, f"{closed.address}/team/private", PullOptions(credentials=Credentials("ann", "wrong-password")))
     assert "wrong-password" not in str(told.value) + repr(told.value.details)
     assert content(store) == NOTHING
@@ -244,7 +244,8 @@ def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch
 def test_every_way_to_say_who_we_are(
     closed: Server, store: Store, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    """Flags, configuration, a password file, the environment, `docker login` and its helpers; and no word in a log."""
+    """Credentials come from flags, configuration, a password file, the environment, `docker login` and its helpers;
+    none is logged."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     how = PullOptions()
     if way == "given":
@@ -278,18 +279,19 @@ def test_every_way_to_say_who_we_are(
 def test_a_bearer_token_is_fetched_with_the_password(
     tmp_path: Path, store: Store, registry: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The token flow against a real registry that checks real signatures."""
+    """The token flow works against a real registry that checks real signatures."""
     monkeypatch.setenv("DOCKER_CONFIG", "/nowhere")
     with tokens(tmp_path / "tokens", "ann", PASSWORD) as (giving, realm):
         bundle = {"rootcertbundle": str(giving.certificate), "issuer": ISSUER, "service": SERVICE, "realm": realm}
         made = small()
-        with serving(tmp_path / "open") as filling:  # the same data, filled without asking
+        with serving(tmp_path / "open") as filling:  # the same data, filled without authentication
             filling.push("team/secret", made)
         with serving(tmp_path / "open", auth={"token": bundle}) as server:
             name = f"{server.address}/team/secret"
-            with pytest.raises(Refused, match="sends us to"):
+            with pytest.raises(Refused, match="refers us to"):
                 pull(store, name)
-            # A token's server on this machine has to be known: a registry's word alone leads to public addresses.
+            # A token server on this machine must be configured, because a registry may only send us to public
+            # addresses.
             store.settings = ImageSettings(tries=3, registries={urlsplit(realm).netloc: RegistrySettings()})
             with pytest.raises(Unauthenticated):
                 pull(store, name)
@@ -303,7 +305,7 @@ def test_another_machine_is_not_asked_without_tls(store: Store) -> None:
     """Plain HTTP is for this machine, unless the configuration names the registry."""
     name = "10.255.255.1:5000/a/b"
     store.settings = ImageSettings(tries=1, timeout_sec=0.2)
-    with pytest.raises(Unavailable):  # by TLS, to which nobody answers
+    with pytest.raises(Unavailable):  # by TLS, which nobody answers
         pull(store, name)
     with pytest.raises(Refused, match="without TLS"):
         request("http://10.255.255.1:5000/v2/", ConnectionRules(0.2, {"10.255.255.1:5000": RegistrySettings()}), {})
@@ -316,7 +318,7 @@ def test_a_password_goes_to_the_registry_it_is_for(
     monkeypatch.setenv("HUTCH_REGISTRY", "registry.example.org")
     monkeypatch.setenv("HUTCH_REGISTRY_USERNAME", "ann")
     monkeypatch.setenv("HUTCH_REGISTRY_PASSWORD", PASSWORD)
-    with pytest.raises(Unauthenticated, match="wants to know who we are"):
+    with pytest.raises(Unauthenticated, match="requires credentials"):
         pull(store, f"{closed.address}/team/private")
 
 
@@ -331,7 +333,7 @@ def test_a_registry_that_speaks_no_tls_says_so(registry: Server, store: Store) -
 def test_a_registry_with_tls_is_trusted_by_its_authority_alone(
     tmp_path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """B42: a registry of one's own has a certificate of one's own; who vouches for it is a setting, or the system."""
+    """The authority of a private registry's certificate comes from a setting or from the system (B42)."""
     vouched, other = authority(tmp_path / "ca"), authority(tmp_path / "other")
     made = small()
     with serving(tmp_path / "tls", certified_by=vouched) as server:

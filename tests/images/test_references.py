@@ -1,4 +1,4 @@
-"""Names of images: what people write, and the one full form it has."""
+"""Image references: what people write, and the one full form of each."""
 
 import pytest
 
@@ -47,7 +47,7 @@ def test_every_name_has_one_full_form(text: str, full: str, short: str) -> None:
     ],
 )
 def test_what_is_no_name_is_invalid(text: str) -> None:
-    with pytest.raises(Invalid, match="names no image"):
+    with pytest.raises(Invalid, match="is not an image reference"):
         parse(text)
 
 

@@ -1,4 +1,4 @@
-"""The store: nothing half-made is used, nothing in use is removed, nothing unused stays."""
+"""The store: nothing incomplete is used, nothing in use is removed, nothing unused stays."""
 
 import io
 import os
@@ -47,7 +47,7 @@ def test_an_image_with_two_names_goes_with_the_last(store: Store) -> None:
 
 
 def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
-    """Refused without force; with force only the name goes; and the layers go when the box has."""
+    """Removal is refused without force; with force only the name goes, and the layers go with the box."""
     found = make(store, "used", BASE)
     box_id = new_box_id()
     (tmp_path / box_id).mkdir()
@@ -58,7 +58,7 @@ def test_what_a_box_stands_on_stays(store: Store, tmp_path: Path) -> None:
     assert store.open("t/used:1")
     prune.remove(store, "t/used:1", force=True)
     assert prune.prune(store).layers == 0 and os.path.exists(found.layers[0])
-    (tmp_path / box_id).rmdir()  # as if its process had been killed: the mark is stale now
+    (tmp_path / box_id).rmdir()  # as if its process had been killed: the record is stale now
     assert prune.prune(store).layers == 1
     assert content(store) == NOTHING and os.listdir(store.path("uses")) == []
 
@@ -99,7 +99,7 @@ def test_a_blob_changed_on_disk_is_noticed(store: Store) -> None:
 
 
 def test_a_layer_without_its_record_is_none(store: Store) -> None:
-    """The record is written last: a directory alone is what a crash leaves, and the next collection takes it."""
+    """The record is written last: a crash leaves a directory without one, and the next collection removes it."""
     found = make(store, "crashed", BASE)
     record = next(name for name in content(store)["layers"] if name.endswith(".json"))
     os.unlink(store.path("layers", record))
@@ -128,7 +128,7 @@ make(Store({home!r}), "killed", BASE)
 
 
 def test_a_process_killed_while_it_unpacks_leaves_nothing_that_is_used(store: Store) -> None:
-    """SIGKILL between unpacking and naming; the next one at work sweeps up, and a live one's draft is left alone."""
+    """A process is killed between unpacking and naming; the next one cleans up and leaves a live one's work alone."""
     code = KILLED.format(path=sys.path, home=store.home)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"unpacked\n"

@@ -1,4 +1,4 @@
-"""The tar reader: everything tarfile writes is read alike, and everything crooked ends in Invalid, soon."""
+"""The tar reader: everything tarfile writes is read the same way, and everything malformed is Invalid, quickly."""
 
 import io
 import struct
@@ -27,7 +27,7 @@ def read(data: bytes) -> list[tuple[str, str, bytes]]:
 def header(
     name: bytes = b"file", size: bytes = b"00000000000\0", kind: bytes = b"0", magic: bytes = b"ustar\x0000"
 ) -> bytes:
-    """A header made by hand, with a right checksum."""
+    """Build a header with a correct checksum."""
     block = bytearray(512)
     block[0 : len(name)] = name
     block[100:108] = b"0000644\0"
@@ -85,7 +85,7 @@ def test_what_tarfile_writes_is_read_alike() -> None:
     ids=lambda value: value if isinstance(value, str) else "",
 )  # fmt: skip
 def test_crooked_headers_are_refused(data: bytes, reason: str) -> None:
-    """Negative, huge and false sizes, sparse tricks, headers of headers: none of them is believed."""
+    """Negative, huge and false sizes, sparse members and nested headers are all refused."""
     with pytest.raises(Invalid, match=reason):
         read(data + bytes(1024))
 
@@ -105,11 +105,11 @@ def test_noise_never_does_more_than_fail(data: bytes) -> None:
 
 @given(st.data())
 def test_a_spoiled_archive_never_does_more_than_fail(data: st.DataObject) -> None:
-    """Bytes changed anywhere in a good archive: it is read, or refused; nothing else, and no loop."""
+    """An archive with bytes changed anywhere is read or refused, without a loop or another error."""
     spoiled = bytearray(tar_of(directory("a"), ("a/b", {"data": b"c" * 600}), symlink("d", "e")))
     for _ in range(data.draw(st.integers(1, 4))):
         spoiled[data.draw(st.integers(0, len(spoiled) - 1))] = data.draw(st.integers(0, 255))
-    for offset in range(0, len(spoiled), 512):  # with right checksums, so that the damage is met
+    for offset in range(0, len(spoiled), 512):  # with correct checksums, so that the damage is reached
         block = spoiled[offset : offset + 512]
         if len(block) == 512 and any(block):
             total = sum(block) - sum(block[148:156]) + 256

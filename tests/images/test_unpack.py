@@ -1,4 +1,4 @@
-"""A layer becomes a directory for overlayfs; no archive does more than that, whatever it holds (S8)."""
+"""A layer becomes a directory for overlayfs; no archive can do more than that, whatever it contains (S8)."""
 
 import bz2
 import gzip
@@ -37,7 +37,7 @@ def place(data: bytes, top: Path, bounds: Bounds | None = None) -> UnpackResult:
 
 
 def test_files_are_what_the_archive_says(tmp_path: Path, rootless: bool) -> None:
-    """Modes, owners, times, hard links, attributes: owners only where there is more than one to give."""
+    """Modes, owners, times, hard links and attributes are kept; owners only as root."""
     data = tar_of(
         directory("d", mode=0o2750, uid=7, gid=8, mtime=1_500_000_000),
         ("d/f", {"data": b"f", "mode": 0o4755, "uid": 7, "gid": 8, "mtime": 1_500_000_001.25}),
@@ -132,15 +132,15 @@ HOSTILE: list[tuple[str, list[Member]]] = [
     ("replaces a file", [symlink("out", ".."), directory("out")]),
     ("through a link or a file", [("f", {"data": b"x"}), ("f/g", {"data": b"x"})]),
     ("leaves it", [hard_link("h", "../victim")]),
-    ("no file of the same layer", [hard_link("h", "/etc/passwd")]),
-    ("no file of the same layer", [directory("d"), hard_link("h", "d")]),
-    ("no file of the same layer", [(".wh.w", {}), hard_link("h", "w")]),
-    ("no file of the same layer", [hard_link("h", "h")]),
+    ("not a file of the same layer", [hard_link("h", "/etc/passwd")]),
+    ("not a file of the same layer", [directory("d"), hard_link("h", "d")]),
+    ("not a file of the same layer", [(".wh.w", {}), hard_link("h", "w")]),
+    ("not a file of the same layer", [hard_link("h", "h")]),
     ("directory by a file", [directory("d"), ("d", {"data": b"x"})]),
     ("link to nothing", [("s", {"type": tarfile.SYMTYPE, "linkname": ""})]),
     ("deeper than", [("d/" * 200 + "f", {"data": b"x"})]),
-    ("no file can have", [("n" * 300, {"data": b"x"})]),
-    ("no file can have", [symlink("s", "t" * 5000)]),
+    ("an impossible file name", [("n" * 300, {"data": b"x"})]),
+    ("an impossible file name", [symlink("s", "t" * 5000)]),
 ]
 
 
@@ -148,8 +148,8 @@ HOSTILE: list[tuple[str, list[Member]]] = [
     ("reason", "members"), HOSTILE, ids=[f"{number} {each[0]}" for number, each in enumerate(HOSTILE)]
 )
 def test_no_archive_leaves_its_directory(tmp_path: Path, reason: str, members: list[Member]) -> None:
-    """`..`, absolute names, links and hard links that lead out, files under links: refused before anything is written
-    outside."""
+    """`..`, absolute names, links and hard links that lead out, and files under links are refused before anything
+    is written outside."""
     (tmp_path / "victim").write_text("v")
     with pytest.raises(HutchError, match=reason):
         place(tar_of(*members), tmp_path / "top")
@@ -159,7 +159,7 @@ def test_no_archive_leaves_its_directory(tmp_path: Path, reason: str, members: l
 
 
 def test_harmless_oddities_land_inside(tmp_path: Path) -> None:
-    """An absolute name, the same name twice (the last wins), `./` and doubled slashes."""
+    """An absolute name, the same name twice (the last wins), `./` and doubled slashes are accepted."""
     data = tar_of(
         ("/abs/f", {"data": b"1"}), ("./abs//f", {"data": b"2"}), symlink("twice", "/etc"), ("twice", {"data": b"3"}),
         hard_link("again", "/abs/f"), directory("."),
@@ -170,13 +170,13 @@ def test_harmless_oddities_land_inside(tmp_path: Path) -> None:
 
 
 def test_bombs_are_refused(tmp_path: Path) -> None:
-    """Size, number of entries, and what comes out for each byte that goes in."""
+    """Size, number of entries and compression ratio are bounded."""
     many = tar_of(*((f"f{number}", {}) for number in range(50)))
     with pytest.raises(Refused, match="more than 20 entries"):
         place(many, tmp_path / "many", Bounds(entries=20))
     with pytest.raises(Refused, match="more than 1 MB"):
         place(tar_of(("big", {"data": bytes(2 << 20)})), tmp_path / "big", Bounds(unpacked_mb=1))
-    # It claims 4 GB: refused by the claim, before the first byte is written.
+    # It claims 4 GB and is refused by the claim, before the first byte is written.
     with pytest.raises(Refused, match="more than 100 MB"):
         place(header(size=b"\x80" + (4 << 30).to_bytes(11)), tmp_path / "claim", Bounds(unpacked_mb=100))
     assert list((tmp_path / "claim").iterdir()) == []
@@ -199,7 +199,7 @@ def test_directories_keep_their_attributes_too(tmp_path: Path) -> None:
 
 
 def test_headers_for_all_that_follows_are_bounded_together(tmp_path: Path) -> None:
-    """Each one is small, and an archive may have any number: they are kept to its end."""
+    """Each one is small, but an archive may have any number, and they would be kept to its end."""
     data = b""
     for number in range(3):
         record = f"SCHILY.xattr.user.x{number}={'y' * 500_000}\n"

@@ -1,4 +1,4 @@
-"""A token server for a registry that asks for Bearer tokens: it signs what the registry checks with a certificate."""
+"""A token server for a registry with Bearer tokens: it signs what the registry checks with a certificate."""
 
 import base64
 import json
@@ -15,7 +15,7 @@ ISSUER, SERVICE = "tests", "registry-of-tests"
 
 
 class Tokens:
-    """Gives tokens to whoever knows the password, and remembers how it was asked."""
+    """Issues tokens to clients that know the password, and records the requests."""
 
     def __init__(self, home: Path, user: str, password: str) -> None:
         self._key, self.certificate = home / "token.key", home / "token.crt"
@@ -57,7 +57,7 @@ def _encoded(data: bytes) -> str:
 
 @contextmanager
 def tokens(home: Path, user: str, password: str) -> Iterator[tuple[Tokens, str]]:
-    """The server, and its address."""
+    """Yield the server and its address."""
     home.mkdir(parents=True, exist_ok=True)
     giving = Tokens(home, user, password)
 

@@ -35,7 +35,7 @@ async def main(directory: Path) -> None:
     ledger = SqliteLedger(directory / "receipts.db")
     queue = ReceiptQueue(ledger)
     queue.put(draft("exec"))
-    await queue.settled()
+    await queue.flush()
     fill(directory / "filler")
     for op in ["exec"] * 50 + [GONE]:
         queue.put(draft(op))
@@ -45,7 +45,7 @@ async def main(directory: Path) -> None:
     await ledger.close()
 
     (directory / "filler").unlink()
-    losses.LOOK_AGAIN_SECONDS = 0.0
+    losses.RECHECK_SECONDS = 0.0
     ledger = SqliteLedger(directory / "receipts.db")
     ended = [await losses.end_chains(ledger, MemoryStore()) for _ in range(2)]
     receipts = Receipts(ledger, mode="off")

@@ -13,7 +13,7 @@ from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.heartbeat import Heartbeat
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness
 from tests.keeper.faulty import Engine, FaultyProvider
 
 
@@ -46,7 +46,7 @@ def die(liveness: Liveness) -> None:
         if liveness._task is not None:
             liveness._task.cancel()
         liveness = liveness.locks
-    assert isinstance(liveness, Locks)
-    for claim in liveness._claims:
-        os.close(claim._fd)
-    liveness._claims = []
+    assert isinstance(liveness, LockLiveness)
+    for lock in liveness._locks:
+        os.close(lock._fd)
+    liveness._locks = []

@@ -22,6 +22,8 @@ from tests.keeper.crash_load import LAST_LINE
 from tests.keeper.crashing import PATIENCE, House, any_order, house
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 LOAD = Path(__file__).with_name("crash_load.py")
 
 

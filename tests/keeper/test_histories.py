@@ -20,6 +20,8 @@ from hutch.keeper.store.store import MemoryStore, Store
 from tests.keeper.histories import OPERATIONS, History, Step
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 STEPS = st.lists(
     st.tuples(st.sampled_from(OPERATIONS), st.integers(0, 11), st.integers(0, 23)), min_size=30, max_size=60
 )

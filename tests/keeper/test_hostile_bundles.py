@@ -16,6 +16,8 @@ from hutch import Hutch
 from hutch.errors import Invalid, QuotaExceeded, Refused
 from hutch.keeper import bundles, export
 
+pytestmark = pytest.mark.slow
+
 MANIFEST = {
     "version": 1, "box_id": "x", "provider": "native", "image": "host", "exported_at": 0, "spec": {}, "parts": [],
 }  # fmt: skip

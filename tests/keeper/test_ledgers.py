@@ -15,8 +15,8 @@ import pytest
 
 from hutch.errors import NotFound, Unavailable
 from hutch.keeper.receipts import queue as receipt_queue
-from hutch.keeper.receipts.chain import daybook
-from hutch.keeper.receipts.ledger import PRUNED_AT_ONCE, Ledger, MemoryLedger
+from hutch.keeper.receipts.chain import owner_log
+from hutch.keeper.receipts.ledger import PRUNE_BATCH, Ledger, MemoryLedger
 from hutch.keeper.receipts.ledger_postgres import PostgresLedger
 from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
 from hutch.keeper.receipts.operations import Operations
@@ -25,6 +25,8 @@ from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.store.postgres_connections import Connection, Connections
 from hutch.model.receipts import GONE, Receipt
 from tests.keeper.postgres_server import Server
+
+pytestmark = pytest.mark.slow
 
 T = TypeVar("T")
 Open = Callable[[], Ledger]
@@ -107,7 +109,7 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
     """Issue 4, the soak: reading all chains to find the old ones raised a server's memory with every box it had ever
     made. Whatever there is, a look at it costs no more than a page does."""
     ledger = opened()
-    now, rows = time.time(), 4 * PRUNED_AT_ONCE
+    now, rows = time.time(), 4 * PRUNE_BATCH
     await ledger.append([draft(number, op, at=now) for number in range(rows) for op in ("exec", GONE)])
     receipts = Receipts(ledger, mode="off")
     assert await receipts.prune() == 0  # what is imported and prepared once
@@ -117,7 +119,7 @@ async def test_retention_remembers_no_more_than_it_removes_at_once(opened: Open)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 400 * PRUNED_AT_ONCE, peak
+    assert peak < 400 * PRUNE_BATCH, peak
     crowded = Receipts(ledger, mode="off", most=rows)
     assert await crowded.prune() == rows // 2, "page by page, until it is done"
     assert sum(not chain.pruned_at for chain in await ledger.chains(None, "", 2 * rows)) == rows // 2
@@ -155,8 +157,8 @@ async def test_a_daybook_is_pruned_when_its_day_is_long_over(opened: Open) -> No
     """Issue 5.2: what concerns no box is kept by days, each of one owner; it goes like the chain of a box that ended,
     and never while it is still written to."""
     ledger, now = opened(), time.time()
-    old, today = daybook("o", now - 40 * 86400), daybook("o", now)
-    assert len({old, today, daybook("p", now)}) == 3
+    old, today = owner_log("o", now - 40 * 86400), owner_log("o", now)
+    assert len({old, today, owner_log("p", now)}) == 3
     said = Receipt(box=old, owner="o", at=now - 40 * 86400, op="tool.exec")
     await ledger.append([said, said.but(box=today, at=now)])
     assert await ledger.prune(now - 30 * 86400, 0) == 1
@@ -186,9 +188,9 @@ async def test_many_writers_at_once(opened: Open) -> None:
 class Forgetful(Connections):
     """The first answer to everything is lost on its way: the same work is tried again."""
 
-    def _once(self, work: Callable[[Connection, bool], T], again: bool) -> T:
-        super()._once(work, again)
-        return super()._once(work, True)
+    def _attempt(self, work: Callable[[Connection, bool], T], retried: bool) -> T:
+        super()._attempt(work, retried)
+        return super()._attempt(work, True)
 
 
 async def test_a_lost_answer_of_postgres_doubles_nothing(database: str) -> None:
@@ -229,7 +231,7 @@ async def test_receipts_are_committed_in_groups() -> None:
     for _ in range(100):
         queue.put(draft())
     assert ledger.batches == [] and len(queue) == 100, "putting writes nothing"
-    await queue.settled()
+    await queue.flush()
     assert ledger.batches == [100] and len(queue) == 0
     await queue.close()
 
@@ -240,7 +242,7 @@ async def test_a_failing_ledger_is_tried_again_and_nothing_is_lost_or_doubled() 
     queue = ReceiptQueue(ledger)
     for number in range(10):
         queue.put(draft(at=float(number)))
-    await queue.settled()
+    await queue.flush()
     assert queue.failures == 3
     receipts = Receipts(ledger, mode="off")
     assert [receipt.at for receipt in await receipts.list(box(1))] == [float(number) for number in range(10)]
@@ -251,7 +253,7 @@ async def test_a_receipt_that_cannot_be_written_down_takes_no_other_with_it() ->
     queue = ReceiptQueue(ledger)
     queue.put(draft(1))
     queue.put(draft(2).but(details={"what": object()}))
-    await queue.settled()
+    await queue.flush()
     receipts = Receipts(ledger, mode="off")
     assert [(check.ok, check.count) for check in await receipts.verify()] == [(True, 1), (True, 1)]
     assert (await receipts.list(box(2)))[0].details == {"unwritable": True}
@@ -281,14 +283,14 @@ async def test_the_end_does_not_wait_for_a_ledger_that_never_comes_back() -> Non
     before = queue.failures
     lost = await queue.close()
     assert [each.box for each in lost] == [box(1)]
-    assert queue.failures == before + receipt_queue.CLOSING_TRIES
+    assert queue.failures == before + receipt_queue.CLOSING_ATTEMPTS
     ledger.fails = 0
     await asyncio.sleep(0.05)
     assert ledger.batches == [], "what was called lost is not written behind our back"
 
 
 async def test_the_end_does_not_wait_for_a_ledger_that_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(receipt_queue, "TIMEOUT_SECONDS", 0.05)
     ledger = Moody()
     ledger.may.clear()
     queue = ReceiptQueue(ledger)
@@ -310,8 +312,8 @@ async def test_a_full_disk_loses_receipts_and_the_next_keeper_says_so(tmp_path: 
 
 async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     """Back-pressure: waits for room first, then refuses; never drops."""
-    monkeypatch.setattr(receipt_queue, "MOST", 5)
-    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(receipt_queue, "MAX_WAITING", 5)
+    monkeypatch.setattr(receipt_queue, "TIMEOUT_SECONDS", 0.05)
     ledger = Moody()
     ledger.may.clear()
     queue = ReceiptQueue(ledger)
@@ -319,10 +321,10 @@ async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pyte
         queue.put(draft())
     assert queue.full
     with pytest.raises(Unavailable, match="5 receipts wait") as refused:
-        await queue.room()
+        await queue.wait_for_space()
     assert refused.value.remedy
-    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 60.0)
-    waiting = asyncio.create_task(queue.room())
+    monkeypatch.setattr(receipt_queue, "TIMEOUT_SECONDS", 60.0)
+    waiting = asyncio.create_task(queue.wait_for_space())
     await asyncio.sleep(0)
     ledger.may.set()
     await waiting
@@ -333,13 +335,13 @@ async def test_a_full_queue_refuses_what_could_not_be_recorded(monkeypatch: pyte
 
 
 async def test_strict_says_that_it_was_done_and_is_not_on_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(receipt_queue, "PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(receipt_queue, "TIMEOUT_SECONDS", 0.05)
     ledger = Moody()
     ledger.may.clear()
     operations = Operations(ReceiptQueue(ledger), strict=True)
     assert operations.queue is not None
     with pytest.raises(Unavailable, match="was done") as told:
-        await operations.queue.committed(operations.ended(draft()))
+        await operations.queue.committed(operations.finish(draft()))
     assert told.value.details == {"done": True} and not told.value.retryable
     ledger.may.set()
     await operations.queue.close()

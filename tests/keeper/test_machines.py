@@ -28,6 +28,8 @@ from tests.keeper.house import die
 from tests.keeper.postgres_server import Server
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 PROVING = bool(os.environ.get("HUTCH_PROVE"))
 SUCCEEDED: Counter[str] = Counter()
 
@@ -128,7 +130,7 @@ async def test_a_slow_keeper_that_was_taken_for_dead_notices_before_it_acts(hous
     hutch = Hutch(keeper=first)
     mine, kept = await hutch.create(), await hutch.create()
     assert isinstance(first.liveness, Heartbeat)
-    first.liveness._beaten -= heartbeat.DEAD_AFTER_SECONDS
+    first.liveness._renewed_at -= heartbeat.DEAD_AFTER_SECONDS
     for box in (mine, kept):
         with pytest.raises(Unavailable):
             await box.exec("true")

@@ -14,6 +14,8 @@ from tests.keeper.histories import OPERATIONS, Step
 from tests.keeper.native_histories import NativeHistory
 from tests.proofs import write
 
+pytestmark = pytest.mark.slow
+
 
 @cache
 def capabilities() -> Capabilities:

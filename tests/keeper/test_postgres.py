@@ -23,6 +23,8 @@ from tests.keeper.house import crash
 from tests.keeper.making import record
 from tests.keeper.postgres_server import Server
 
+pytestmark = pytest.mark.slow
+
 
 def event(box: BoxRecord) -> Event:
     return Event(seq=0, at=1.0, box_id=box.id, owner=box.owner, kind="state")
@@ -143,8 +145,8 @@ async def test_a_write_whose_answer_was_lost_is_recognised(database: str) -> Non
     store = PostgresStore(database)
     box = record(key="k")
     moved, grave = box.but(version=2), Tombstone(id=box.id, owner=box.owner, reason="done", at=2e9)
-    run = store.connections._once
-    store.connections._once = lambda work, again: (run(work, again), run(work, True))[1]  # type: ignore[method-assign]
+    run = store.connections._attempt
+    store.connections._attempt = lambda work, retried: (run(work, retried), run(work, True))[1]  # type: ignore[method-assign]
     await store.insert(box, event(box))
     assert await store.replace(moved, 1, event(box))
     assert not await store.replace(moved.but(reason="another"), 1, event(box))
@@ -161,7 +163,7 @@ async def test_a_write_whose_answer_was_lost_is_recognised(database: str) -> Non
 
 async def test_a_server_that_restarts_is_a_pause_and_one_that_stays_away_an_error(own_server: Server) -> None:
     with own_server.database() as url:
-        patient, hasty = PostgresStore(url, patience=60.0), PostgresStore(url, patience=0.0)
+        patient, hasty = PostgresStore(url, timeout=60.0), PostgresStore(url, timeout=0.0)
         box = record()
         await patient.insert(box, event(box))
         assert await hasty.get(box.id) == box

@@ -21,6 +21,8 @@ from hutch.model.receipts import LEFT, ChainCheck, Receipt, Who
 from hutch.model.results import Usage
 from tests import proofs
 
+pytestmark = pytest.mark.slow
+
 A, B = "a" * 20, "b" * 20
 COUNT = 6
 

@@ -19,6 +19,8 @@ from hutch.model.receipts import Receipt, Who
 from hutch.policy.rights import UNBOUND
 from tests.keeper.crashing import House, house
 
+pytestmark = pytest.mark.slow
+
 HOLDER = Path(__file__).with_name("crash_holder.py")
 SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 16}
 SECRET = "correct-horse-battery"
@@ -273,7 +275,7 @@ async def test_what_a_keeper_could_not_write_before_its_end_is_told_and_is_a_gap
 ) -> None:
     """Issue 4.4: the end comes in time, an event names each box that lost receipts, and the next keeper records a gap,
     for the box that lives on and for the one that was destroyed meanwhile."""
-    monkeypatch.setattr(losses, "LOOK_AGAIN_SECONDS", 0.1)
+    monkeypatch.setattr(losses, "RECHECK_SECONDS", 0.1)
     with house() as place:
         ledger = place.state / "receipts.db"
         async with place.opened() as hutch:

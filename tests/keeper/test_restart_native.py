@@ -27,6 +27,8 @@ from hutch.providers.native.spawn.client import Begun
 from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
 from tests.providers.native.boxes import alive, order, until
 
+pytestmark = pytest.mark.slow
+
 HOLDER = Path(__file__).with_name("crash_holder.py")
 NUMBERS = "i=0; while :; do echo $i; i=$((i+1)); sleep 0.02; done"
 SMALL: dict[str, Any] = {"memory_mb": 64, "disk_mb": 16}

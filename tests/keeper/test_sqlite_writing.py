@@ -86,7 +86,7 @@ async def test_whoever_asks_for_thousands_lets_others_have_their_turn(tmp_path: 
             await asyncio.sleep(0)
 
     counting = asyncio.create_task(count())
-    for number in range(10 * sqlite_writer.AT_ONCE):
+    for number in range(10 * sqlite_writer.INLINE_TASKS):
         await writer.do(put(str(number)))
     counting.cancel()
     assert turns >= 9
@@ -98,9 +98,9 @@ async def test_what_waits_in_one_turn_is_one_transaction(tmp_path: Path) -> None
     await usable(writer)
     before = writer._transactions
     answers = [writer.do(put(str(number))) for number in range(100)]
-    assert [answer.done() for answer in answers].count(True) == sqlite_writer.AT_ONCE
+    assert [answer.done() for answer in answers].count(True) == sqlite_writer.INLINE_TASKS
     assert await asyncio.gather(*answers) == [str(number) for number in range(100)]
-    assert writer._transactions == before + sqlite_writer.AT_ONCE + 1
+    assert writer._transactions == before + sqlite_writer.INLINE_TASKS + 1
     await writer.close()
 
 
@@ -167,7 +167,7 @@ async def test_the_loop_never_waits_for_another_writer(tmp_path: Path) -> None:
 
 
 async def test_a_writer_that_waits_too_long_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sqlite_writer, "_PATIENCE", 0.05)
+    monkeypatch.setattr(sqlite_writer, "_LOCK_TIMEOUT", 0.05)
     writer = SqliteWriter(tmp_path / "a.db")
     await writer.do(put("before"))
     with another_writes(tmp_path / "a.db"):
@@ -183,12 +183,12 @@ async def test_the_log_is_copied_by_the_thread_and_stays_small(tmp_path: Path) -
     writer, threads = SqliteWriter(tmp_path / "a.db"), list[int]()
     await usable(writer)
     largest = 0
-    for number in range(4 * sqlite_writer.CHECKPOINT):
+    for number in range(4 * sqlite_writer.CHECKPOINT_TRANSACTIONS):
         await writer.do(put(f"{number:06}", threads))
         largest = max(largest, (tmp_path / "a.db-wal").stat().st_size)
     others = [each for each in threads if each != threading.get_ident()]
     assert 3 <= len(others) <= 8, "once for each time that the log was full"
-    assert largest < 2 * sqlite_writer.CHECKPOINT * 4 * 4200, "it is begun anew, not longer each time"
+    assert largest < 2 * sqlite_writer.CHECKPOINT_TRANSACTIONS * 4 * 4200, "it is begun anew, not longer each time"
     assert len(keys(tmp_path / "a.db")) == len(threads)
     await writer.close()
 
@@ -233,7 +233,7 @@ async def test_whoever_gave_up_is_not_answered_and_the_work_is_done(tmp_path: Pa
 async def test_closing_writes_what_waits_and_leaves_one_file(tmp_path: Path) -> None:
     writer = SqliteWriter(tmp_path / "a.db")
     await usable(writer)
-    wanted = [str(number) for number in range(2 * sqlite_writer.AT_ONCE)]
+    wanted = [str(number) for number in range(2 * sqlite_writer.INLINE_TASKS)]
     answers = [writer.do(put(key)) for key in wanted]
     assert not answers[-1].done()
     await writer.close()

@@ -24,7 +24,7 @@ from tests.keeper.postgres_server import Server
 Open = Callable[[], Store]
 
 
-@pytest.fixture(params=["memory", "sqlite", "postgres"])
+@pytest.fixture(params=["memory", "sqlite", pytest.param("postgres", marks=pytest.mark.slow)])
 def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     if request.param == "memory":
         yield MemoryStore
@@ -87,11 +87,11 @@ async def test_a_box_that_is_gone_is_found_by_its_name_or_the_beginning_of_its_i
         await store.insert(box, event(box, "created"))
         graves.append(Tombstone(id=box.id, owner=owner, name=name, reason="done", at=2e9 + at))
         assert await store.remove(graves[-1], 1, event(box, "gone"))
-    assert await store.buried("ada", "dev") == graves[1]
-    assert await store.buried("bob", "dev") == graves[2]
-    assert await store.buried("eve", "dev") is None
-    assert await store.buried("ada", graves[3].id[:12]) == graves[3]
-    assert await store.buried("bob", graves[3].id[:12]) is None
+    assert await store.find_tombstone("ada", "dev") == graves[1]
+    assert await store.find_tombstone("bob", "dev") == graves[2]
+    assert await store.find_tombstone("eve", "dev") is None
+    assert await store.find_tombstone("ada", graves[3].id[:12]) == graves[3]
+    assert await store.find_tombstone("bob", graves[3].id[:12]) is None
     await store.close()
 
 
@@ -106,10 +106,10 @@ async def test_a_box_that_is_gone_is_told_of_for_a_week(opened: Open) -> None:
         graves.append(Tombstone(id=box.id, owner="ada", name=name, reason="done", at=at))
         assert await store.remove(graves[-1], 1, event(box, "gone"))
     old, *others = graves
-    assert (await store.tombstone(old.id), await store.buried("ada", "old")) == (None, None)
-    assert await store.buried("ada", old.id[:12]) is None
+    assert (await store.tombstone(old.id), await store.find_tombstone("ada", "old")) == (None, None)
+    assert await store.find_tombstone("ada", old.id[:12]) is None
     for grave in others:
-        assert await store.tombstone(grave.id) == await store.buried("ada", grave.name) == grave
+        assert await store.tombstone(grave.id) == await store.find_tombstone("ada", grave.name) == grave
     await store.close()
 
 
@@ -193,7 +193,7 @@ async def test_an_event_of_no_box_is_one_of_the_row(opened: Open) -> None:
     store = opened()
     box = record()
     await store.insert(box, event(box, "created"))
-    await store.tell(Event(seq=0, at=1.0, box_id=BoxId(""), owner="me", kind="skill", reason="installed"))
+    await store.add_event(Event(seq=0, at=1.0, box_id=BoxId(""), owner="me", kind="skill", reason="installed"))
     assert [(each.kind, each.owner) for each in await store.events(0, 10)] == [("created", box.owner), ("skill", "me")]
     await store.close()
 

@@ -65,7 +65,7 @@ def test_what_is_asked_and_allowed_is_given() -> None:
 
 
 def test_image_order_is_caller_configuration_profile_provider() -> None:
-    """B19."""
+    """The image is the caller's, the configuration's, the profile's or the provider's, in this order (B19)."""
     profile = DEFAULT.but(image="oci:of-profile")
     assert decide(Spec(image="oci:mine"), profile, default_image="oci:of-config").image == "oci:mine"
     assert decide(Spec(), profile, default_image="oci:of-config").image == "oci:of-config"
@@ -111,14 +111,14 @@ def test_paths_are_accepted_where_text_is_meant() -> None:
 
 
 def test_a_value_over_the_maximum_is_clamped_and_told() -> None:
-    """B4: the clamp is reported."""
+    """The clamp is reported (B4)."""
     answer = decide(Spec(limits=LimitsAsked(timeout_sec=600)))
     assert answer.limits.timeout_sec == 120
     assert told(answer) == ["timeout_sec 600 → 120: maximum of profile default"]
 
 
 def test_a_locked_field_wins_over_the_caller() -> None:
-    """B16."""
+    """A locked field wins over the caller (B16)."""
     spec = Spec(network=NetworkMode.ON, read_only_root=False, workspace=Workspace())
     answer = decide(spec, BUILT_IN["offline_readonly"])
     assert (answer.network, answer.read_only_root, answer.workspace.mode) == (NetworkMode.OFF, True, MountMode.RO)
@@ -206,7 +206,7 @@ CHILDREN = st.builds(
 
 @given(spec=SPECS, child=CHILDREN)
 def test_maxima_hold_locks_win_and_every_difference_is_told(spec: Spec, child: ProfileTable) -> None:
-    """B4, B16."""
+    """Maxima hold, locks win, and every difference is reported (B4, B16)."""
     profile = resolve("child", {"child": child})
     answer = decide(spec, profile)
     changed = {each.field for each in answer.adjustments}
@@ -364,7 +364,7 @@ def test_a_path_written_oddly_is_written_plainly_and_told() -> None:
 
 
 def test_an_error_about_a_secret_does_not_show_it() -> None:
-    """Lesson 37."""
+    """An error about a secret does not show it (lesson 37)."""
     for bad in ("hunter2\0", "hunter2" * 30000, "hunter2\udc80"):
         with pytest.raises(Invalid) as caught:
             decide(Spec(secrets={"KEY": bad}))
@@ -441,7 +441,7 @@ def test_a_command_without_timeout_gets_the_default() -> None:
 
 
 def test_a_timeout_over_the_maximum_is_clamped_and_told() -> None:
-    """B4."""
+    """A timeout over the maximum is clamped and reported (B4)."""
     seconds, adjustment = clamp_timeout(600, DEFAULT.limits)
     assert seconds == 120
     assert str(adjustment) == "timeout_sec 600 → 120: maximum of the box's profile"
@@ -453,7 +453,7 @@ def test_without_a_maximum_any_sensible_timeout_is_given() -> None:
 
 @pytest.mark.parametrize("bad", [0, -1, math.nan, math.inf, 1e12, True, "30"])
 def test_a_timeout_that_makes_no_sense_is_invalid(bad: Any) -> None:
-    """P17: invalid values are refused, not silently defaulted."""
+    """Invalid values are refused, not silently defaulted (P17)."""
     with pytest.raises(Invalid, match="timeout_sec"):
         clamp_timeout(bad, DEFAULT.limits)
 

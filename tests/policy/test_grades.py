@@ -43,7 +43,7 @@ def test_strict_is_satisfied_where_the_kernel_has_nothing_stronger() -> None:
 
 
 def test_the_refusal_quotes_the_provider() -> None:
-    """Lesson 34: creation errors quote the obstacle and the exact fix."""
+    """Creation errors quote the obstacle and the exact fix (lesson 34)."""
     weak = ABLE.but(
         grades=STRONG.but(memory_mb=EnforcedBy.NONE),
         missing=(Missing(what="grades.memory_mb", reason="the cgroup is not delegated", remedy="set Delegate=yes"),),
@@ -54,7 +54,7 @@ def test_the_refusal_quotes_the_provider() -> None:
 
 
 def test_strict_tells_why_there_is_no_control_group() -> None:
-    """Lesson 34: the watchdog holds the limit, so nothing but the group itself is missing."""
+    """The watchdog holds the limit, so nothing but the group itself is missing (lesson 34)."""
     told = Missing(what="cgroups", reason="the cgroup is not delegated", remedy="set Delegate=yes")
     weak = ABLE.but(grades=STRONG.but(cpus=EnforcedBy.WATCHDOG), missing=(told,))
     assert grades.check(PLAIN, DEFAULT, weak) == ()
@@ -82,7 +82,7 @@ def test_a_profile_may_accept_a_limit_that_nothing_holds_and_the_box_says_so() -
     ],
 )
 def test_the_grade_of_the_disk_is_that_of_the_very_box(spec: Spec, grade: EnforcedBy) -> None:
-    """B17: `strict` asks what holds this box, and of two things that hold its disk the weaker one counts."""
+    """`strict` asks what holds this box, and of two things that hold its disk the weaker one counts (B17)."""
     able = ABLE.but(disk_if_persistent=EnforcedBy.WATCHDOG, disk_if_writable_root=EnforcedBy.RLIMIT)
     made = effective(spec, DEFAULT, able, provider="native")
     assert able.grades_of(made) == STRONG.but(disk_mb=grade)

@@ -1,4 +1,4 @@
-"""The allow-list of mounts, against real directories, links, sockets and bind mounts (B11, B18, lesson 27)."""
+"""The allow-list of mounts, against real directories, links, sockets and bind mounts (B11, B18) (lesson 27)."""
 
 import os
 import socket
@@ -54,7 +54,7 @@ def test_what_lies_under_no_root_is_refused_and_the_remedy_names_the_root(root: 
 
 
 def test_every_mount_is_checked_and_the_workspace_and_the_image_too(root: Path) -> None:
-    """Lesson 27: extra mounts were not checked at all."""
+    """Extra mounts were not checked at all (lesson 27)."""
     (root / "in").mkdir()
     good, bad = Mount(source=str(root / "in"), target="/a"), Mount(source="/usr", target="/b")
     with pytest.raises(Refused, match="/usr"):
@@ -82,7 +82,7 @@ def test_own_volume_and_none_show_nothing_of_the_host() -> None:
 
 
 def test_a_missing_source_is_an_error_that_names_it(root: Path) -> None:
-    """B11: a clear error before anything starts; it is also the builtin one."""
+    """A clear error before anything starts; it is also the builtin one (B11)."""
     (root / "file").write_text("x")
     (root / "dangling").symlink_to(root / "gone")
     for source in (root / "gone", root / "file" / "below", root / "dangling"):
@@ -102,7 +102,7 @@ def test_a_source_must_be_absolute(root: Path) -> None:
      "/proc", "/proc/self/root", "/proc/self/cwd/..", "/sys", "/run", "/var", "/var/run", "/var/lib", "/home", "/root"],
 )  # fmt: skip
 def test_system_directories_are_refused_whatever_the_roots(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B18, lesson 27: `/`, `/home` and `/var/lib/docker` went through a deny-list."""
+    """`/`, `/home` and `/var/lib/docker` went through a deny-list (B18) (lesson 27)."""
     if not os.path.exists(source):
         pytest.skip(f"this machine has no {source}")
     monkeypatch.chdir("/usr/bin")
@@ -187,7 +187,7 @@ def test_sockets_pipes_and_devices_are_refused(root: Path) -> None:
 
 @pytest.mark.parametrize("name", ["docker.sock", "podman.sock", "containerd.sock"])
 def test_a_directory_with_the_socket_of_an_engine_is_refused(root: Path, name: str) -> None:
-    """B18: engine sockets."""
+    """Engine sockets (B18)."""
     (root / "d").mkdir()
     (root / "d" / name).write_text("a file of that name is harmless")
     assert look(root / "d", root).mounts
@@ -306,7 +306,7 @@ def test_no_descriptor_is_left_behind(root: Path) -> None:
     ],
 )
 def test_windows_paths(path: str, allowed: bool) -> None:
-    """B18: Windows system paths where relevant."""
+    """Windows system paths where relevant (B18)."""
     assert (windows_refusal(path) is None) == allowed
 
 

@@ -26,7 +26,7 @@ def table(**fields: object) -> ProfileTable:
 
 @pytest.mark.parametrize("name", TABLE)
 def test_built_in_profiles_have_the_values_of_the_design(name: str) -> None:
-    """B16, B17."""
+    """Built in profiles have the values of the design (B16, B17)."""
     profile = resolve(name, {})
     limits = profile.limits
     assert (
@@ -51,7 +51,7 @@ def test_every_profile_survives_json() -> None:
 
 
 def test_a_child_changes_what_it_names_and_inherits_the_rest() -> None:
-    """B16: user-defined profiles."""
+    """User-defined profiles (B16)."""
     profile = resolve(
         "big",
         {

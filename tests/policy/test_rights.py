@@ -38,7 +38,7 @@ def of(owner: str = "acme", default: str = "default", **tables: RightsTable) -> 
 
 
 def test_without_a_word_every_profile_is_open_but_neither_root_nor_private_ranges_are() -> None:
-    """Lesson 45: what holds when the operator has said nothing is convenient, and safe."""
+    """What holds when the operator has said nothing is convenient, and safe (lesson 45)."""
     rights = of()
     assert (rights.profiles, rights.actions, rights.maxima) == (None, frozenset(Action), CallerMaxima())
     assert (rights.root, rights.allow_private) == (False, ())
@@ -53,7 +53,7 @@ def test_without_a_word_every_profile_is_open_but_neither_root_nor_private_range
 
 
 def test_nobody_leaves_a_locked_default_by_naming_another_profile() -> None:
-    """Lesson 45, B16: only the locked profile and its heirs, which inherit the locks, are open."""
+    """Only the locked profile and its heirs, which inherit the locks, are open (B16) (lesson 45)."""
     rights = of(default="company")
     assert rights.profiles == ("company", "team")
     for profile in ("default", "app", "loose", "no-such"):
@@ -76,7 +76,7 @@ def test_an_owner_s_table_goes_before_everybody_s_field_by_field() -> None:
 
 
 def test_a_key_s_own_rights_only_narrow() -> None:
-    """P15: members of one owner may be allowed less than he is, never more."""
+    """Members of one owner may be allowed less than he is, never more (P15)."""
     rights = of(acme=RightsTable(profiles=("code", "app"), allow_private=("10.0.0.0/8",), maxima=CallerMaxima(pids=50)))
     wide = RightsTable(profiles=("app", "desktop"), root=True, allow_private=("10.1.0.0/16", "192.168.0.0/16"),
                        maxima=CallerMaxima(pids=90, memory_mb=70), actions=frozenset({Action.CREATE}))  # fmt: skip
@@ -117,7 +117,7 @@ def test_adjustments_say_what_was_cut_and_by_what() -> None:
 
 
 def test_a_live_box_changes_within_the_same_bounds() -> None:
-    """B14, B16: PATCH is no way around locks, maxima and rights; what is not touched stays."""
+    """PATCH is no way around locks, maxima and rights; what is not touched stays (B14, B16)."""
     profile = BUILT_IN["default"].but(locked=frozenset({"pids"}), maxima=Maxima(memory_mb=600, idle_timeout_sec=900))
     rights = of(acme=RightsTable(maxima=CallerMaxima(memory_mb=550, cpus=0.5)))
     change = Change(profile, rights)

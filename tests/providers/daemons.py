@@ -23,7 +23,7 @@ from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
 from tests.providers import rootfs
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 PATH = f"{os.environ['PATH']}:/usr/sbin:/sbin"
 # What would be the machine's is made the daemon's own: mounts, interfaces, rules, and a /dev/null (runsc gives its
 # standard streams, which may be the machine's, to `nobody`).
@@ -67,7 +67,7 @@ class Daemon:
                 start_new_session=True,
                 env={**os.environ, "PATH": PATH},
             )
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the daemon did not come up: {self._log.read_text(errors='replace')[-1000:]}")
@@ -87,7 +87,7 @@ class Daemon:
         number = self.socket.parent / "exec/containerd/containerd.pid"
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):
             ended = os.pidfd_open(int(number.read_text()))
-            select.select([ended], [], [], PATIENCE)
+            select.select([ended], [], [], TIMEOUT)
             os.close(ended)
         number.unlink(missing_ok=True)
 
@@ -101,7 +101,7 @@ class Daemon:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.send_signal(number)
-        self._process.wait(PATIENCE)
+        self._process.wait(TIMEOUT)
         self._process = None
 
 

@@ -1,6 +1,6 @@
 """The images of the container tests: this very machine's shell and small tools with their libraries; and busybox alone.
 
-Nothing is downloaded. The small one has no C library at all, which is what a planted guest must not need.
+Nothing is downloaded. The small one has no C library at all, which is what a bundle guest must not need.
 """
 
 import io

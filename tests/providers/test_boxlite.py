@@ -13,7 +13,7 @@ from hutch.providers.boxlite import kvm, sdk
 from hutch.providers.boxlite import provider as engine
 from hutch.providers.boxlite.provider import BoxLiteProvider
 from hutch.providers.command.provider import canary
-from hutch.providers.guest_bundle.pack import plant
+from hutch.providers.guest_bundle.pack import guest_bundle
 
 boxlite = pytest.importorskip("boxlite", reason="the package boxlite is not installed")
 
@@ -93,11 +93,11 @@ def test_errors_of_the_package_are_ours() -> None:
     """Each failure of the engine comes out as one of our errors."""
     wanted = {"NotFoundError": "not_found", "ResourceExhaustedError": "quota", "EngineError": "engine"}
     for name, code in wanted.items():
-        assert sdk.told(getattr(boxlite, name)("what happened"), "op").code == code
+        assert sdk.to_hutch_error(getattr(boxlite, name)("what happened"), "op").code == code
 
 
 def test_the_canary_is_an_image_of_our_own(tmp_path: Path) -> None:
-    proofs.lay_out(tmp_path, plant())
+    proofs.write_layout(tmp_path, guest_bundle())
     top = json.loads((tmp_path / "index.json").read_text())["manifests"][0]
     manifest = json.loads((tmp_path / "blobs/sha256" / top["digest"].partition(":")[2]).read_text())
     for each in (manifest["config"], *manifest["layers"]):

@@ -14,10 +14,10 @@ from hutch.providers import registry
 from hutch.providers.base import Leftover
 from hutch.providers.docker import cleanup, container_spec, images
 from hutch.providers.docker import labels as naming
-from hutch.providers.docker.container_spec import Site
+from hutch.providers.docker.container_spec import BoxParameters
 from hutch.providers.docker.dialect import DOCKER
 from hutch.providers.docker.provider import DockerProvider, PodmanProvider
-from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.guest_bundle.pack import GuestBundle
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
@@ -208,12 +208,13 @@ def test_an_image_declares_nothing_in_place_of_ours(place: str) -> None:
     """The engine would fill a volume there with what the image has under that name, and run it as our guest."""
     wanted = order()
     image = images.facts({"Id": "i", "Config": {"Volumes": {place: {}}}}, "hostile")
-    site = Site(
-        plant=Plant("", (), "", ""), instance="", runtime="", user="1000:1000", cgroup_parent="", network="", binds=(),
+    parameters = BoxParameters(
+        bundle=GuestBundle("", (), "", ""), instance="", runtime="", user="1000:1000", cgroup_parent="", network="",
+        binds=(),
         private_cgroups=True, walled=False, dialect=DOCKER,
     )  # fmt: skip
     with pytest.raises(Refused, match="belongs to the box"):
-        container_spec.container(wanted, image, site)
+        container_spec.container(wanted, image, parameters)
 
 
 # --- mounts ----------------------------------------------------------------------------------------------------------

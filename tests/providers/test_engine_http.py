@@ -126,7 +126,7 @@ async def test_a_hijacked_stream_feeds_a_link_in_whatever_pieces_it_comes(tmp_pa
         link = Link()
         hijacked.become(link)
         await link.greeted(5.0)
-        assert link.hello["box_id"] == "b" and b"a warning" in hijacked.complaint
+        assert link.hello["box_id"] == "b" and b"a warning" in hijacked.stderr
         link.close()
     async with answering(tmp_path, plain("409 Conflict", b'{"message": "is paused"}')) as http:
         with pytest.raises(EngineRefused, match="is paused"):

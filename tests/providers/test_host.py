@@ -13,7 +13,7 @@ from hutch.model.spec import Spec
 from hutch.policy.effective import providers_of
 from hutch.policy.profiles import BUILT_IN
 from hutch.providers.host.instance import WARNING, translated
-from tests.cli.calling import hutch as command
+from tests.cli.cli_process import hutch as command
 
 NAKED = {"min_isolation": "none", "accept_unenforced": ["cpus", "memory_mb", "pids", "disk_mb"]}
 

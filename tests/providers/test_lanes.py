@@ -17,7 +17,7 @@ from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import read_head
 from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
-from hutch.providers.guest_bundle.pack import HOME, plant
+from hutch.providers.guest_bundle.pack import HOME, guest_bundle
 from tests.providers import daemons, rootfs
 from tests.providers.making import box, order, run
 
@@ -118,8 +118,10 @@ async def test_a_command_of_the_box_cannot_use_its_guests_door(docker: daemons.D
     """Lesson 31: it sees the socket and is turned away; the guest's memory and descriptors are closed to it."""
     call = "import socket; s = socket.socket(socket.AF_UNIX); s.connect('/.hutch-run/guest'); print(s.recv(100))"
     async with box(daemons.provider(docker, tmp_path, lane="fast")) as made:
-        assert (await run(made, plant().python(call))).stdout == "b''\n"
-        assert (await run(made, plant().python(call), user="root")).stdout.startswith("b'")  # so the call itself works
+        assert (await run(made, guest_bundle().python(call))).stdout == "b''\n"
+        assert (await run(made, guest_bundle().python(call), user="root")).stdout.startswith(
+            "b'"
+        )  # so the call itself works
         for path in ("/proc/1/mem", "/proc/1/environ", "/proc/1/fd/3", "/proc/1/root/etc/passwd"):
             result = await run(made, ["cat", path])
             assert result.exit_code != 0 and "ermission denied" in result.stderr, path
@@ -133,7 +135,7 @@ async def test_a_guest_needs_nothing_of_its_image(docker: daemons.Daemon, tmp_pa
     async with box(provider, image=f"oci:{BASE}") as made:
         await made.files.write("note", b"kept")
         assert await made.files.read("note") == b"kept"
-        assert (await run(made, plant().python("print(6 * 7)"))).stdout == "42\n"
+        assert (await run(made, guest_bundle().python("print(6 * 7)"))).stdout == "42\n"
     async with box(provider, order(image=f"oci:{rootfs.SMALL}")) as made:
         assert (await run(made, "busybox | head -1")).stdout.startswith("BusyBox")
 
@@ -148,11 +150,13 @@ def test_what_an_engine_does_not_hold_is_watched_or_said() -> None:
 
 def test_the_plant_is_known_by_its_content() -> None:
     """Two processes pack the same guest under the same name, so that an engine keeps it once."""
-    code = "from hutch.providers.guest_bundle.pack import plant; print(plant().digest)"
+    code = "from hutch.providers.guest_bundle.pack import guest_bundle; print(guest_bundle().digest)"
     other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert other.stdout.strip() == plant().digest
-    names = {name for name, _ in plant().files}
-    assert {"bin/python3", plant().linker} <= names and any(name.endswith("hutch/guest/main.pyc") for name in names)
+    assert other.stdout.strip() == guest_bundle().digest
+    names = {name for name, _ in guest_bundle().files}
+    assert {"bin/python3", guest_bundle().linker} <= names and any(
+        name.endswith("hutch/guest/main.pyc") for name in names
+    )
     assert not [name for name in names if "msgspec" in name], "the guest stands alone"
 
 

@@ -15,7 +15,7 @@ from hutch import Hutch
 from hutch.api import Box
 from hutch.errors import FileMissing, HutchError, Invalid
 from hutch.keeper import bundles, export
-from tests.cli.calling import hutch as command
+from tests.cli.cli_process import hutch as command
 from tests.providers import daemons, rootfs
 
 MAKE = """set -e

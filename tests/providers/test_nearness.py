@@ -89,6 +89,6 @@ async def test_a_process_that_is_not_the_containers_opens_no_fast_lane(
 ) -> None:
     """An engine that names a process of ours as its container's is not believed, whatever it calls the container."""
     provider: DockerProvider = daemons.provider(docker, tmp_path)
-    found = await provider._met()
+    found = await provider._engine()
     assert found.fast
     assert provider._identity(found, {"Id": claimed, "State": {"Pid": os.getpid()}}) == {"lane": "api"}

@@ -13,7 +13,7 @@ from hutch.errors import EngineError, Unsupported
 from hutch.model.spec import NetworkMode
 from hutch.providers.base import Command
 from hutch.providers.docker import labels, networks
-from hutch.providers.guest_bundle.pack import plant
+from hutch.providers.guest_bundle.pack import guest_bundle
 from tests.providers import daemons
 from tests.providers.making import box, order, run
 
@@ -101,7 +101,7 @@ async def test_neighbours_do_not_reach_each_other(docker: daemons.Daemon, tmp_pa
         found = await daemons.engine_of(docker).inspect(two.container)
         assert found is not None
         address = found["NetworkSettings"]["Networks"][labels.network(two.record.box_id)]["IPAddress"]
-        job = await two.start(Command(command=tuple(plant().python(LISTEN, "0.0.0.0"))))
+        job = await two.start(Command(command=tuple(guest_bundle().python(LISTEN, "0.0.0.0"))))
         port = int((await job.read(wait=10.0)).text)
         assert (await run(two, call(address, port))).stdout == "reached"
         assert (await run(one, call(address, port))).exit_code != 0
@@ -109,7 +109,7 @@ async def test_neighbours_do_not_reach_each_other(docker: daemons.Daemon, tmp_pa
 
 async def test_nothing_of_a_network_remains(docker: daemons.Daemon, tmp_path: Path) -> None:
     provider = daemons.provider(docker, tmp_path)
-    walls = networks.Walls(daemons.engine_of(docker))
+    walls = networks.NetworkWalls(daemons.engine_of(docker))
     async with box(provider, network=NetworkMode.ON) as made:
         assert made.record.box_id in await walls.boxes()
         assert len(await daemons.engine_of(docker).networks(labels.BOX)) == 1

@@ -8,13 +8,13 @@ import pytest
 
 from hutch.errors import ConfigError, Invalid, Refused
 from hutch.model.spec import CheckedMount, CheckedMounts, MountMode, Order, Workspace
-from hutch.providers.command.jail_spec import Site
+from hutch.providers.command.jail_spec import BoxParameters
 from hutch.providers.command.provider import canary
 from hutch.providers.nsjail import argv
 from hutch.providers.nsjail import cgroups as groups
 from hutch.providers.nsjail.provider import NsjailProvider
 
-SITE = Site(directory="/run/h/box", base="/run/h/base", uid=1880001234, guest=("/.hutch/python", "boot"))
+SITE = BoxParameters(directory="/run/h/box", base="/run/h/base", uid=1880001234, guest=("/.hutch/python", "boot"))
 
 NO_GROUPS = argv.Groups(0)
 

@@ -16,23 +16,24 @@ ROOMS = ("keeper", "server", "mcp", "skills", "images")
 
 ALLOWED = {
     "Hutch's own state: records, locks, announcements, registries": (
-        "keeper/heartbeat", "keeper/ownership", "keeper/pruning", "keeper/sqlite_files", "keeper/state_key",
+        "keeper/store/sqlite_files", "keeper/store/state_key", "keeper/takeover/heartbeat", "keeper/takeover/liveness",
+        "keeper/takeover/prune",
         "server/announcing",
         "mcp/hosting/registry", "mcp/serving/scopes",
     ),
     "Hutch's own store of skills": (
         "skills/content", "skills/dependencies", "skills/packages", "skills/shelf", "skills/staging", "skills/views",
-        "keeper/skill_boxes", "keeper/skill_workshop",
+        "keeper/skills/mounts", "keeper/skills/builds",
     ),
     "Hutch's own store of images": (
         "images/building", "images/collecting", "images/download", "images/exporting", "images/merged", "images/steps",
         "images/store", "images/unpacking", "images/uses",
     ),
     "a draft of Hutch's own: a body that was sent, a box on its way out": (
-        "server/moving", "keeper/moving", "keeper/bundles",
+        "server/moving", "keeper/export", "keeper/bundles",
     ),
     "the user's own paths, for the command line and programs that embed Hutch; no server calls it (see below)": (
-        "images/bundles", "images/credentials", "images/importing", "images/layering", "keeper/files",
+        "images/bundles", "images/credentials", "images/importing", "images/layering", "keeper/access/files",
         "mcp/hosting/importing", "skills/collecting", "skills/sources",
     ),
     "bytes in memory": ("skills/archives", "skills/store"),
@@ -50,7 +51,7 @@ OPENERS = frozenset(
 METHODS = frozenset({"read_text", "read_bytes", "iterdir", "rglob"})
 """Of `pathlib.Path`. Those of boxes' files that are called alike are calls on something named `files`."""
 
-USERS_OWN = frozenset({"opened_by_user", "from_file", "scan", "own_skills"})
+USERS_OWN = frozenset({"opened_by_user", "from_file", "scan", "local_skills"})
 USERS_MODULES = frozenset(
     f"hutch.{name}" for name in ("images.bundles", "images.importing", "images.layering", "images.building")
 )

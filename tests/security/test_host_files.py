@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from tests.mcp.hosting.hosting import QUICK
+from tests.mcp.hosting.hosted_servers import QUICK
 from tests.server.serving import Client, Server, serving
 from tests.skills.make_skill import skill
 

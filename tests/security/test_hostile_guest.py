@@ -191,7 +191,7 @@ async def captured(box: BoxHandle, run: Path, lie: Lie) -> AsyncIterator[None]:
     door.unlink()
     server = await asyncio.start_unix_server(talk, door)
     live = box._live.running
-    assert isinstance(live, instance.LinkedInstance)
+    assert isinstance(live, instance.GuestInstance)
     (await live.link()).close()
     try:
         yield

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from tests.server.serving import Client, Server, serving
 
-PLANTED = b'#!/bin/sh\nid -u > /workspace/ran-as\nexec /usr/bin/find.real "$@" 2>/dev/null\n'
+BUNDLE_HOME = b'#!/bin/sh\nid -u > /workspace/ran-as\nexec /usr/bin/find.real "$@" 2>/dev/null\n'
 
 
 @pytest.fixture(scope="module")
@@ -20,9 +20,9 @@ def server() -> Iterator[Server]:
         yield started
 
 
-def bundle() -> bytes:
+def guest_bundle() -> bytes:
     """An exported box, as somebody writes one by hand: its `find` is the attacker's."""
-    system = _archive({"usr/bin/find": (PLANTED, 0o755)})
+    system = _archive({"usr/bin/find": (BUNDLE_HOME, 0o755)})
     spec = {"profile": "code", "memory_mb": 128, "disk_mb": 64}
     manifest = {
         "version": 1, "box_id": "a" * 20, "provider": "native", "image": "host", "exported_at": 0.0, "spec": spec,
@@ -43,7 +43,7 @@ def _archive(files: dict[str, tuple[bytes, int]], mode: str = "w") -> bytes:
 
 def attack(caller: Client) -> str:
     """Have the planted program put into a box, and run by the export. As whom it ran; empty: it did not."""
-    made = caller.good("POST", "/v1/boxes/import", bundle())["box"]["id"]
+    made = caller.good("POST", "/v1/boxes/import", guest_bundle())["box"]["id"]
     box = f"/v1/boxes/{made}"
     try:
         caller.call("GET", f"{box}/export")

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.cli.calling import answer, hutch
+from tests.cli.cli_process import answer, hutch
 
 from hutch.errors import ConfigError
 

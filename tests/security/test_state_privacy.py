@@ -14,7 +14,7 @@ from tests.server.serving import Server
 from hutch import Hutch
 from hutch.config import directories
 from hutch.errors import ConfigError
-from hutch.keeper.store.sqlite_files import opened
+from hutch.keeper.store.sqlite_files import open_database
 from hutch.logs import configure
 
 
@@ -170,7 +170,7 @@ def test_a_database_is_private_from_its_first_moment(tmp_path: Path) -> None:
         path = tmp_path / f"{mask:o}.db"
         before = os.umask(mask)
         try:
-            opened(path, patience=1.0).close()
+            open_database(path, timeout=1.0).close()
         finally:
             os.umask(before)
         assert mode(path) & ~0o600 == 0
@@ -181,10 +181,10 @@ def test_making_a_database_does_not_drop_the_locks_of_others(tmp_path: Path) -> 
     """POSIX drops a process's locks with any descriptor of the file: one connection's opening must not cost another its
     lock, seen from a second process."""
     path = tmp_path / "a.db"
-    held = opened(path, patience=1.0)
+    held = open_database(path, timeout=1.0)
     held.execute("CREATE TABLE t (x)")
     held.execute("BEGIN IMMEDIATE")
-    opened(path, patience=1.0).close()
+    open_database(path, timeout=1.0).close()
     script = f"import sqlite3; sqlite3.connect({str(path)!r}, timeout=0).execute('BEGIN IMMEDIATE')"
     other = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     held.execute("COMMIT")

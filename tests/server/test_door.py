@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hutch.server.routes import ROUTES, May, Route
-from tests.cli.calling import answer as cli
+from tests.cli.cli_process import answer as cli
 from tests.server.serving import Client, Server, serving, until
 
 ABSENT = "a" * 20

@@ -33,7 +33,8 @@ def memory_mb(server: Server) -> float:
 
 def held(server: Server, when: str = "now") -> int:
     lines = server.unix().call("GET", "/metrics").body.decode().splitlines()
-    return int(next(line for line in lines if line.startswith(f'hutch_held_bytes{{when="{when}"}}')).split()[-1])
+    line = next(line for line in lines if line.startswith(f'hutch_held_bytes{{when="{when}"}}'))
+    return int(float(line.split()[-1]))
 
 
 def unread(client: Client, method: str, path: str, body: Any = None) -> socket.socket:

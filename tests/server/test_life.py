@@ -13,7 +13,7 @@ import pytest
 
 from hutch.config import Config
 from hutch.errors import ConfigError
-from tests.cli.calling import HUTCH
+from tests.cli.cli_process import HUTCH
 from tests.server.serving import Answer, Server, certificate, serving, until
 
 

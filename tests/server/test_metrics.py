@@ -1,4 +1,4 @@
-"""/metrics, read by Prometheus' own parser: the numbers move for what really happens (S9)."""
+"""The numbers of /metrics, read by Prometheus' own parser, follow what happens (S9)."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from hutch.model.boxes import EventCause
 from hutch.model.spec import Spec
+from hutch.server import exposition
 from hutch.server.metrics import Metrics
 from tests.keeper.faulty import Engine
 from tests.keeper.house import keeper_on
@@ -23,7 +24,7 @@ def numbers(client: Client) -> dict[str, float]:
         for sample in family.samples:
             labels = ",".join(f"{name}={value}" for name, value in sorted(sample.labels.items()))
             name = f"{sample.name}{{{labels}}}" if labels else sample.name
-            assert name not in found, f"{name} is told twice"
+            assert name not in found, f"{name} occurs twice"
             found[name] = sample.value
     return found
 
@@ -33,7 +34,7 @@ def moved(before: dict[str, float], after: dict[str, float], name: str) -> float
 
 
 def test_numbers_follow_what_happens() -> None:
-    """Issue 4.1: created, cleaned by reason, failures by code, verdicts by cause, latencies, boxes by state."""
+    """Boxes by state, creations, ends by reason, failures by code, verdicts by cause and latencies are counted (S9)."""
     with serving() as server:
         client = server.unix()
         before = numbers(client)
@@ -70,7 +71,7 @@ def test_numbers_follow_what_happens() -> None:
 
 
 def test_the_pool_counts_claims_and_misses() -> None:
-    """S9: boxes of the pool, apart from those that are found again."""
+    """Boxes claimed from the pool are counted apart from those that a scope finds again (S9)."""
     with serving() as server:
         server.end()
         (server.top / "hutch.toml").write_text("[pool]\ndefault = 1\n")
@@ -88,7 +89,7 @@ def test_the_pool_counts_claims_and_misses() -> None:
 
 
 def test_a_box_that_its_scope_finds_again_is_reused(client: Client) -> None:
-    """S9, lesson 48: `reused` counts conversations that come back to their box, by the real event."""
+    """`reused` counts conversations that come back to their box, by the real event (S9, lesson 48)."""
     name = "hutch_boxes_reused_total{profile=default}"
     scope = {"template": "{chat}", "values": {"chat": "reuse"}}
     before = numbers(client)
@@ -101,7 +102,7 @@ def test_a_box_that_its_scope_finds_again_is_reused(client: Client) -> None:
 
 
 def test_open_sockets_are_counted(client: Client) -> None:
-    """Issue 4.1: open connections."""
+    """Open WebSockets are counted (S9)."""
     with client.box(memory_mb=64) as box:
         with attached(client, f"{box}/terminal") as socket:
             socket.send(b"echo re''ady\n")
@@ -111,24 +112,24 @@ def test_open_sockets_are_counted(client: Client) -> None:
 
 
 async def test_a_box_that_gives_no_answer_is_counted(tmp_path: Path) -> None:
-    """S9: health-check failures, and how boxes ended, by profile."""
+    """Failed health checks and ends of boxes are counted by profile (S9)."""
     engine = Engine()
     keeper = keeper_on(engine, tmp_path)
     metrics = Metrics(keeper)
-    keeper.states.witnesses.append(metrics.saw)
+    keeper.states.witnesses.append(metrics.on_transition)
     await keeper.start()
     live = await keeper.create(Spec(profile="code"), session="s")
     engine.broken.add(live.record.id)
     await keeper.health.check(live)
     await keeper.teardown.destroy(live, "it was broken", EventCause.REPLACED)
     await keeper.close()
-    text = metrics.text()
-    assert 'hutch_boxes_health_check_failures_total{profile="code"} 1' in text
-    assert 'hutch_boxes_cleaned_total{reason="replaced",profile="code"} 1' in text
+    text = exposition.text(metrics).decode()
+    assert 'hutch_boxes_health_check_failures_total{profile="code"} 1.0' in text
+    assert 'hutch_boxes_cleaned_total{profile="code",reason="replaced"} 1.0' in text
 
 
 def test_names_that_callers_choose_are_no_labels(server: Server) -> None:
-    """A label with a value for each caller would be an attack on whoever stores the numbers."""
+    """A label with a value for each caller would let callers fill the storage of Prometheus."""
     user = server.tcp(server.key("user", "label-owner"), hutch_session="label-session")
     with user.box(memory_mb=64, name="label-name", labels={"kind": "label-value"}) as box:
         user.good("POST", f"{box}/exec", {"command": "true label-command"})

@@ -65,7 +65,7 @@ def test_it_tells_of_every_error() -> None:
 def test_fields_carry_the_sentences_of_the_source() -> None:
     schemas = document()["components"]["schemas"]
     assert "cursor" in schemas["EventPage"]["properties"]
-    assert schemas["EventPage"]["properties"]["cursor"]["description"] == "Pass it as `after`."
+    assert schemas["EventPage"]["properties"]["cursor"]["description"] == "The value of `after` for the next page."
     assert "never shown" in schemas["SpecForm"]["properties"]["secrets"]["description"]
     assert "lesson" not in json.dumps(document())
 

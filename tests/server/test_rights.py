@@ -22,7 +22,7 @@ from hutch.mcp.hosting.registry import Entry
 from hutch.model.boxes import Lease
 from hutch.model.receipts import Who
 from hutch.policy.rights import Rights, RightsTable
-from tests.mcp.serving.connecting import over_http
+from tests.mcp.serving.clients import over_http
 from tests.server.serving import Answer, Client, Server, serving, until
 from tests.server.test_sockets import attached
 

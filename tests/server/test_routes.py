@@ -12,7 +12,7 @@ from hutch.errors import HutchError
 from hutch.server.error_status import STATUS
 from hutch.server.routes import ROUTES, May
 from tests.images import registry_server
-from tests.mcp.hosting.hosting import project
+from tests.mcp.hosting.hosted_servers import project
 from tests.server.serving import Answer, Client, Server
 from tests.server.test_questions import asking
 from tests.server.world import archive

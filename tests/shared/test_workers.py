@@ -86,7 +86,7 @@ def workers(places: Path, count: int) -> Iterator[list[Worker]]:
 
 
 def test_two_processes_hold_one_conversation_at_once(places: Path) -> None:
-    """P7: the box of a chat is one box, whichever process answers, also while the other one works in it."""
+    """The box of a chat is one box, whichever process answers, also while the other one works in it (P7)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         first.ask(do="exec", chat="a", command="echo from the first > note")
@@ -101,7 +101,7 @@ def test_two_processes_hold_one_conversation_at_once(places: Path) -> None:
 
 
 def test_the_first_messages_of_a_chat_make_one_box(places: Path) -> None:
-    """Lesson 9: processes that find no box at the same moment make one, not two."""
+    """Processes that find no box at the same moment make one, not two (lesson 9)."""
     with workers(places, 3) as several:
         for worker in several:
             worker.ask(do="hold", chat=f"warm-{worker.process.pid}")
@@ -124,8 +124,8 @@ def test_a_handle_outlives_the_process_that_kept_its_box(places: Path, end: str)
 
 
 def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -> None:
-    """P7, P16: a worker that is started in the place of a dead one adopts its boxes before those ask for them who hold
-    them. They go on all the same: with commands, files, jobs, what they know of the box, and its release."""
+    """A worker that is started in the place of a dead one adopts its boxes before those ask for them who hold them.
+    They go on all the same: with commands, files, jobs, what they know of the box, and its release (P7, P16)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         assert second.ask(do="hold", chat="a") == box
@@ -146,8 +146,8 @@ def test_a_handle_follows_its_box_to_the_process_that_adopted_it(places: Path) -
 
 
 def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(places: Path) -> None:
-    """P7: a worker that answers two messages of a chat at once has two handles; both go on at the process that adopted
-    the box, whichever is used first."""
+    """A worker that answers two messages of a chat at once has two handles; both go on at the process that adopted the
+    box, whichever is used first (P7)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         assert second.ask(do="hold", chat="a") == box
@@ -160,7 +160,7 @@ def test_the_next_message_does_not_take_an_adopted_box_from_the_one_before(place
 
 
 def test_whoever_came_first_keeps_a_box_that_was_adopted(places: Path) -> None:
-    """P6, lesson 5: a handle whose lease ended with its keeper is refused once another session has had the box."""
+    """A handle whose lease ended with its keeper is refused once another session has had the box (P6) (lesson 5)."""
     with workers(places, 2) as (first, second):
         box = first.ask(do="hold", chat="a")
         assert second.ask(do="hold", chat="a") == box

@@ -1,4 +1,4 @@
-"""Skills for tests: directories with few words, and zip files byte by byte."""
+"""Skills for tests: small directories, and zip files byte by byte."""
 
 import io
 import os
@@ -10,7 +10,7 @@ FRONT = "---\nname: {name}\ndescription: Made for a test.\n{more}---\n# {name}\n
 
 
 def run_dir(top: Path) -> Path:
-    """For a test's own Hutch: short, because sockets lie in it, and removed with this process's directories."""
+    """A run directory for a test's own Hutch: short, because it holds sockets, and removed with this process."""
     return Path(os.environ["HUTCH_RUN_DIR"]).parent / top.name[-20:]
 
 
@@ -19,7 +19,8 @@ def manifest(name: str = "demo", more: str = "") -> str:
 
 
 def skill(top: Path, name: str = "demo", more: str = "", **files: str) -> Path:
-    """A directory with a SKILL.md; a file's name has `__` for `/`; one that begins with #! is executable."""
+    """Create a directory with a SKILL.md. `__` in a file's name means `/`; content that begins with #! is
+    executable."""
     place = top / name
     place.mkdir(parents=True, exist_ok=True)
     (place / "SKILL.md").write_text(manifest(name, more))

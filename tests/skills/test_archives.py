@@ -31,7 +31,7 @@ def test_a_good_one(tmp_path: Path) -> None:
 
 
 def _patched(data: bytes, flag: int) -> bytes:
-    """With a flag bit set in every local and central header."""
+    """Set a flag bit in every local and central header."""
     out = bytearray(data)
     for mark, at in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         start = 0
@@ -43,7 +43,7 @@ def _patched(data: bytes, flag: int) -> bytes:
 
 
 def _overlapping() -> bytes:
-    """Two names for the same bytes: how a small file becomes terabytes."""
+    """Return two names for the same bytes, which is how a small file becomes terabytes."""
     data = zipped(good(), ("demo/one", b"x" * 100), ("demo/two", b"x" * 100))
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         first = archive.getinfo("demo/one").header_offset
@@ -54,7 +54,7 @@ def _overlapping() -> bytes:
 
 
 def _lying() -> bytes:
-    """More comes out than the directory says."""
+    """Return an archive from which more comes out than its directory says."""
     data = zipped(good(), ("demo/big", b"\0" * 5000))
     out = bytearray(data)
     for mark, at in ((b"PK\x01\x02", 24), (b"PK\x03\x04", 22)):
@@ -107,7 +107,7 @@ def test_refused_with_the_reason(tmp_path: Path, name: str) -> None:
 def test_the_same_name_twice(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="Duplicate"):
         data = zipped(good(), ("demo/a", b"1"), ("demo/a", b"2"))
-    with pytest.raises(Refused, match="stands twice"):
+    with pytest.raises(Refused, match="twice"):
         SkillStore(tmp_path / "skills").install("me", Zip("sent.zip", data))
     _nothing_is_left(tmp_path)
 

@@ -25,7 +25,7 @@ def on(store: GatedStore, top: Path, provider: NativeProvider) -> Hutch:
 
 
 async def test_a_mount_point_stays_for_a_box_that_is_being_made(tmp_path: Path) -> None:
-    """Lesson 40: the last box on record ends, and the next one has been told that the directory is there."""
+    """The last box on record ends while the next one already relies on the directory (lesson 40)."""
     store = GatedStore()
     async with on(store, tmp_path, NativeProvider()) as hutch:
         await hutch.skills.install(skill(tmp_path))
@@ -47,7 +47,7 @@ async def test_a_mount_point_stays_for_a_box_that_is_being_made(tmp_path: Path) 
 async def test_two_changes_of_skills_at_once_reach_a_box_one_after_the_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """P11: copies are brought by one at a time."""
+    """Only one copy into a box runs at a time (P11)."""
     async with on(GatedStore(), tmp_path, Mountless()) as hutch:
         for name in ("demo", "other"):
             await hutch.skills.install(skill(tmp_path, name))
@@ -67,7 +67,7 @@ async def test_two_changes_of_skills_at_once_reach_a_box_one_after_the_other(
         removing = asyncio.create_task(hutch.skills.remove("demo"))
         await gate.reached.wait()
         again = asyncio.create_task(hutch._keeper.skill_boxes.settle(live))
-        for _ in range(50):  # whoever waits does so however long this takes; one that does not has the time to come
+        for _ in range(50):  # a correct waiter waits however long this takes; an incorrect one has time to appear
             await asyncio.sleep(0.01)
         assert len(came) == 1
         gate.open.set()

@@ -1,4 +1,4 @@
-"""Skills in real native boxes: shown at once, never writable, each owner's own."""
+"""Skills in real native boxes: visible at once, never writable, separate for each owner."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ async def said(box: Any, command: str, **options: Any) -> str:
 
 
 async def test_shown_in_a_running_box(tmp_path: Path) -> None:
-    """Lesson 40, B12: installed, changed and removed skills are seen without recreating the box."""
+    """Installed, changed and removed skills are seen without recreating the box (B12, lesson 40)."""
     async with opened(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path, "another"))
         box = await hutch.create()
@@ -62,7 +62,7 @@ async def test_shown_in_a_running_box(tmp_path: Path) -> None:
 
 
 async def test_the_first_skill_reaches_boxes_that_were_made_without(tmp_path: Path) -> None:
-    """B12: whoever has no skill pays nothing for them, and still need not recreate a box for the first."""
+    """An owner without skills pays nothing for them, and need not recreate a box for the first one (B12)."""
     work = tmp_path / "work"
     work.mkdir(mode=0o777)
     async with opened(tmp_path) as hutch, hutch.box() as box, hutch.box(workspace=str(work)):
@@ -77,7 +77,7 @@ async def test_the_first_skill_reaches_boxes_that_were_made_without(tmp_path: Pa
 
 
 async def test_never_writable(tmp_path: Path, rootless: bool) -> None:
-    """B39: read-only, for the box's user and for its root; and the host's files stay as they were."""
+    """Skills are read-only for the box's user and for its root, and the host's files stay as they were (B39)."""
     async with opened(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path, a="1"))
         async with hutch.box(workdir="/tmp") as box:
@@ -94,18 +94,18 @@ async def test_never_writable(tmp_path: Path, rootless: bool) -> None:
 
 
 async def test_a_reader_never_finds_it_missing(tmp_path: Path) -> None:
-    """A version is swapped in one step: whoever reads meanwhile has the old one or the new one, whole."""
+    """A version is swapped in one step: a reader sees the old one or the new one, complete."""
     async with opened(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path, first="0", second="0"))
         async with hutch.box() as box:
-            # One descriptor of the directory, so that both files are of one version.
+            # Both files are read through one descriptor of the directory, so that they are of one version.
             reader = (
                 "import os\n"
                 f"while not os.path.exists('/workspace/stop'):\n"
                 f"    d = os.open('{AT}/demo', os.O_RDONLY)\n"
                 "    try:\n"
                 "        one, two = (open(os.open(n, os.O_RDONLY, dir_fd=d)).read() for n in ('first', 'second'))\n"
-                "    except FileNotFoundError: pass\n"  # swapped away and removed between open and open
+                "    except FileNotFoundError: pass\n"  # swapped away and removed between two opens
                 "    else: assert one == two, (one, two)\n"
                 "    os.close(d)\n"
                 "print('never missing')\n"
@@ -120,7 +120,7 @@ async def test_a_reader_never_finds_it_missing(tmp_path: Path) -> None:
 
 
 async def test_each_owner_sees_its_own(tmp_path: Path) -> None:
-    """One owner's skills, and the store itself, are not in another's box."""
+    """One owner's skills, and the store itself, are not visible in another's box."""
     async with opened(tmp_path) as hutch:
         keeper = hutch._keeper
         for owner in ("ann", "bob"):
@@ -131,14 +131,14 @@ async def test_each_owner_sees_its_own(tmp_path: Path) -> None:
             boxes[owner] = BoxHandle(keeper, live, "s")
         for owner, box in boxes.items():
             assert await said(box, f"ls {AT}") == f"of-{owner}\n"
-            # The mount's root is the view: there is no way up to the others'.
+            # The mount's root is the view, so there is no way up to those of others.
             assert "of-" not in (await said(box, f"ls -a {AT}/.. {AT}/../..")).replace(f"of-{owner}", "")
             mounts = await said(box, "grep skills /proc/self/mountinfo")
             assert mounts.count("\n") == 1 and " ro," in mounts
 
 
 async def test_groups_and_none(tmp_path: Path) -> None:
-    """B10, B12: a pipeline's boxes show what is bound to it; others show all, or nothing."""
+    """A pipeline's boxes show what is bound to it; others show all, or nothing (B10, B12)."""
     async with opened(tmp_path) as hutch:
         for name in ("one", "two"):
             await hutch.skills.install(skill(tmp_path, name))
@@ -152,8 +152,8 @@ async def test_groups_and_none(tmp_path: Path) -> None:
 
 
 async def test_a_workspace_of_the_host_keeps_no_trace(tmp_path: Path) -> None:
-    """The mount point in a host directory is an empty directory, gone with the last box; what people keep under
-    that name is never covered; a read-only workspace shows skills too."""
+    """The mount point in a host directory is an empty directory and goes with the last box; a user's own directory
+    of that name is never covered; a read-only workspace shows skills too."""
     async with opened(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path))
         work = tmp_path / "work"
@@ -204,7 +204,7 @@ async def test_a_volume_and_a_persistent_box(tmp_path: Path) -> None:
 
 
 async def test_boxes_of_the_pool(tmp_path: Path) -> None:
-    """A box made before it had an owner shows that owner's skills, and no other's."""
+    """A box created before it had an owner shows that owner's skills, and no other's."""
     async with opened(tmp_path, pool={"default": 1}) as hutch:
         keeper = hutch._keeper
         await OwnerView(keeper, "ann").skills.install(Directory(str(skill(tmp_path, "of-ann"))))
@@ -223,7 +223,7 @@ async def test_boxes_of_the_pool(tmp_path: Path) -> None:
 
 
 class Mountless(NativeProvider):
-    """The native engine, said to have no mounts: what a remote engine is."""
+    """The native engine without mounts, like a remote engine."""
 
     async def probe(self) -> Capabilities:
         return (await super().probe()).but(mounts=False)
@@ -231,9 +231,9 @@ class Mountless(NativeProvider):
 
 @pytest.mark.parametrize("mounts", [True, False])
 async def test_a_skill_that_came_later_does_not_run_changed(tmp_path: Path, mounts: bool, rootless: bool) -> None:
-    """B12, B38, lesson 40: the owner's first skill is in the boxes that are older than it. Where it can be mounted into
-    a live box it is read-only there; where it can only be copied, the box's user owns the copy, and a tool of the skill
-    runs what was installed all the same."""
+    """An owner's first skill appears in boxes that are older than it. Where it can be mounted into a live box it is
+    read-only; where it is copied, the box's user owns the copy, but a tool of the skill still runs what was
+    installed (B12, B38, lesson 40)."""
     more = "hutch: {tools: [{name: say, description: Says it, command: [./run]}]}\n"
     package = skill(tmp_path, "demo", more, run="#!/bin/sh\necho mine\n")
     async with opened(tmp_path) if mounts else mountless(tmp_path) as hutch:
@@ -255,8 +255,8 @@ async def test_a_skill_that_came_later_does_not_run_changed(tmp_path: Path, moun
 
 
 async def test_what_a_box_keeps_where_skills_would_be_is_not_covered(tmp_path: Path) -> None:
-    """B12: a directory that the box has filled itself stays as it is; the skill is copied beside what is there. A link
-    there leads nobody out of it."""
+    """A directory that the box has filled itself stays as it is, and the skill is copied beside it. A link there
+    does not lead out of it (B12)."""
     async with opened(tmp_path) as hutch:
         async with hutch.box() as full, hutch.box() as linked:
             await said(full, f"mkdir {AT}; echo mine > {AT}/mine")
@@ -276,7 +276,7 @@ async def mountless(top: Path) -> AsyncIterator[Hutch]:
 
 
 async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
-    """P11: synchronised after boot, and again when skills change; what fails is a warning event, not a broken box."""
+    """Skills are synchronised after boot and when they change; a failure is a warning event, not a broken box (P11)."""
     async with mountless(tmp_path) as hutch:
         await hutch.skills.install(skill(tmp_path, run="#!/bin/sh\necho one\n"))
         async with hutch.box() as box:
@@ -294,7 +294,7 @@ async def test_copied_where_nothing_can_be_mounted(tmp_path: Path) -> None:
 
 
 async def test_edits_in_a_box_become_a_version(tmp_path: Path) -> None:
-    """B39: `skill save` takes the working copy in the skill's state directory."""
+    """`skill save` takes the working copy in the skill's state directory (B39)."""
     async with opened(tmp_path) as hutch:
         before = await hutch.skills.install(skill(tmp_path, a="1", run="#!/bin/sh\n"))
         async with hutch.box() as box:
@@ -328,7 +328,7 @@ DEPENDENCIES = """hutch:
 
 
 async def test_dependencies_are_prepared_once(tmp_path: Path) -> None:
-    """Installed in a box of its own, kept by digest, shown beside the skill in boxes that ran before."""
+    """Dependencies are installed in a box of their own, stored by digest, and visible in boxes that ran before."""
     place = skill(tmp_path, more=DEPENDENCIES)
     wheel(place)
     npm_archive(place)
@@ -420,14 +420,14 @@ print(json.dumps(told))
 
 
 async def _probes(hutch: Hutch, top: Path, **permissions: str) -> None:
-    """A skill for each name, with a tool that tries everything."""
+    """Create a skill for each name, with a tool that tries everything."""
     for name, rule in permissions.items():
         more = f"hutch: {{tools: [{{name: probe, command: [scripts/probe]}}], permissions: {rule}}}\n"
         await hutch.skills.install(skill(top, name, more, scripts__probe=PROBE))
 
 
 async def test_declared_paths_hold(tmp_path: Path) -> None:
-    """With declared paths nothing else of the workspace; what was not declared is as the box is."""
+    """With declared paths, nothing else of the workspace is accessible; what was not declared is as the box is."""
     async with opened(tmp_path) as hutch:
         await _probes(hutch, tmp_path, closed="{paths: [out, 'data:ro']}", none="{paths: []}", open="{}")
         async with hutch.box() as box:
@@ -446,8 +446,7 @@ async def test_declared_paths_hold(tmp_path: Path) -> None:
 
 
 async def test_declared_tools_hold(tmp_path: Path) -> None:
-    """Issue 5.5: the programs of a skill do to files what the tools that it declares could do, and no more; with
-    declared paths both hold."""
+    """A skill's programs may do to files what its declared tools could do, and no more; declared paths hold as well."""
     async with opened(tmp_path) as hutch:
         await _probes(
             hutch, tmp_path, reads="{tools: [read, grep]}", writes="{tools: [edit]}", nothing="{tools: []}",
@@ -475,7 +474,7 @@ async def test_declared_tools_hold(tmp_path: Path) -> None:
 
 
 async def test_a_skill_cannot_bring_what_confines_it(tmp_path: Path) -> None:
-    """A `python3` among its dependencies is on the path of its tools, and not the one that puts the rules on them."""
+    """A `python3` among its dependencies is on the path of its tools, but is not the one that confines them."""
     more = (
         "hutch: {dependencies: {python: [./tiny_dep-1.0-py3-none-any.whl]}, permissions: {paths: []}, "
         "tools: [{name: probe, command: [scripts/probe]}]}\n"
@@ -492,8 +491,8 @@ async def test_a_skill_cannot_bring_what_confines_it(tmp_path: Path) -> None:
 
 
 async def test_a_declared_network_holds(tmp_path: Path) -> None:
-    """Without a declared network no socket but Unix ones, in a box that has one; and what the box cannot give is
-    refused before anything runs."""
+    """Without a declared network only Unix sockets work, even if the box has a network; what the box cannot provide
+    is refused before anything runs."""
     async with opened(tmp_path) as hutch:
         await _probes(hutch, tmp_path, closed="{network: false}", wants="{network: true}", open="{}")
         async with hutch.box() as box:

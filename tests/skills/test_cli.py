@@ -18,7 +18,7 @@ def home(hutch_directories: Path) -> Iterator[Home]:
 
 
 def test_a_skills_life(home: Home, tmp_path: Path) -> None:
-    """Install, show, write, versions, pin, rollback, export, remove; a box that was made before sees it all."""
+    """Install, show, write, versions, pin, rollback, export and remove work; an older box sees every change."""
     place = skill(tmp_path, run="#!/bin/sh\necho one\n")
     box = home.good("box", "create").strip()
     assert "2 files" in home.good("skill", "preview", str(place))

@@ -18,7 +18,7 @@ SCRIPT = Path(__file__).with_name("killed_install.py")
 
 
 def test_killed_while_installing(tmp_path: Path) -> None:
-    """Versions, index and view agree after every kill; nothing half-made is ever shown."""
+    """Versions, index and view agree after every kill; nothing incomplete is ever visible."""
     chance = random.Random(7)
     for number in range(6):
         files = {f"part{part}": f"{number} {part} " * 200 for part in range(40)}
@@ -29,7 +29,7 @@ def test_killed_while_installing(tmp_path: Path) -> None:
         words = [sys.executable, str(SCRIPT), str(tmp_path / "store"), str(tmp_path / "sources"), str(turn)]
         with subprocess.Popen(words, stdout=subprocess.PIPE) as child:
             assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-            time.sleep(chance.uniform(0.0, 0.15))  # anywhere in its work, by a fixed seed
+            time.sleep(chance.uniform(0.0, 0.15))  # at a random point of its work, by a fixed seed
             child.kill()
         _consistent(store, view)
     last, _ = store.install("me", Directory(str(tmp_path / "sources" / "0" / "demo")))
@@ -44,7 +44,7 @@ def _consistent(store: SkillStore, view: Path) -> None:
         known = {version.digest for version in store.versions("me", name)}
         assert shown in known, "a version that was never installed, or a part of one"
     for found in store.all("me"):
-        again = store.view("me", EVERY_SKILL)  # as the next box that is made would ask for it
+        again = store.view("me", EVERY_SKILL)  # as the next new box would request it
         assert content.digest_of(content.hash_files(again / found.name)) == found.digest
         for version in store.versions("me", found.name):
             package = store.packages.get(version.digest)

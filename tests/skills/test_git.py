@@ -1,4 +1,4 @@
-"""Skills out of real git repositories: one commit, no checkout, nothing of it run."""
+"""Skills from real git repositories: one commit, no checkout, nothing of it is run."""
 
 import os
 import subprocess
@@ -61,7 +61,7 @@ def test_a_commit_not_the_working_files(repository: Repository, store: SkillStor
 
 
 def test_refs_are_pinned_and_upgraded(repository: Repository, store: SkillStore) -> None:
-    """A branch is followed by `upgrade`; a commit stays what it is."""
+    """`upgrade` follows a branch; a commit stays what it is."""
     first = repository.commit()
     repository.run("tag", "v1")
     one, _ = store.install(ME, repository.source("main"))
@@ -108,7 +108,7 @@ def test_what_a_repository_could_do_to_whoever_clones_it(
 
 
 def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: SkillStore, tmp_path: Path) -> None:
-    """file:// and every helper protocol are closed, also behind a URL's own redirections."""
+    """file:// and every helper protocol are refused, also behind a URL's own redirections."""
     repository.commit()
     for url in (f"file://{repository.top}", "ext::sh -c id", "http://localhost/x.git", "fd::3"):
         with pytest.raises(HutchError):
@@ -118,12 +118,12 @@ def test_a_path_is_a_repository_only_when_asked(repository: Repository, store: S
     with pytest.raises(NotFound):
         store.install(ME, Git(str(tmp_path / "none"), local=True))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(Invalid, match="git could not"):
+    with pytest.raises(Invalid, match="git failed"):
         store.install(ME, Git(str(tmp_path / "empty"), local=True))
 
 
 async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
-    """A server fetches in a box: what comes out is an archive like any other, links and all."""
+    """A server fetches in a box; the result is an archive like any other, with links and all."""
     commit = repository.commit()
     async with EmbeddedHutch(state_dir=tmp_path / "s", run_dir=run_dir(tmp_path)) as hutch:
         async with hutch.box() as box:
@@ -152,7 +152,7 @@ async def test_from_the_front_door(repository: Repository, tmp_path: Path) -> No
 
 
 def test_trees_that_hold_each_other_are_no_list_without_end(repository: Repository, store: SkillStore) -> None:
-    """A few hundred bytes of objects that unfold to a billion files: refused while git still counts."""
+    """A few hundred bytes of objects that expand to a billion files are refused while git still counts."""
     held = f"100644 blob {repository.run('hash-object', '-w', 'demo/SKILL.md')}"
     for _ in range(9):
         listed = "".join(f"{held}\t{name}\n" for name in "abcdefghij")

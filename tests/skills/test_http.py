@@ -1,4 +1,4 @@
-"""Skills over HTTP and through the client: the same methods, clean 4xx answers, owners apart."""
+"""Skills over HTTP and through the client: the same methods, clean 4xx errors, separate owners."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +24,7 @@ def _hutch(server: Server, owner: str) -> RemoteHutch:
 
 
 async def test_the_whole_life_through_the_client(server: Server, tmp_path: Path) -> None:
-    """The embedded and the remote form are one protocol: install, see, edit, versions, save, groups, remove."""
+    """Embedded and remote are one protocol: install, list, edit, versions, save, groups, remove."""
     async with _hutch(server, "life") as hutch, hutch.box() as box:
         place = skill(tmp_path, run="#!/bin/sh\necho one\n", a="1")
         previewed = await hutch.skills.preview(place)
@@ -55,7 +55,7 @@ async def test_the_whole_life_through_the_client(server: Server, tmp_path: Path)
         assert [each.group for each in await hutch.skills.bindings()] == ["pipeline"]
         with pytest.raises(FileMissing):
             await hutch.skills.read_file("demo", "none")
-        with pytest.raises(Invalid, match="no place to ask"):
+        with pytest.raises(Invalid, match="no source to check"):
             await hutch.skills.upgrade("demo")
         await hutch.skills.create("other", "Another.", "# Other")
         await hutch.skills.remove("demo")
@@ -81,7 +81,7 @@ async def test_owners_do_not_meet(server: Server, tmp_path: Path) -> None:
 
 
 def test_errors_of_the_store_are_clean_answers(server: Server) -> None:
-    """B40: what the store refuses is a 4xx with a code, never a defect."""
+    """What the store refuses is a 4xx with a code, never an internal error (B40)."""
     client = server.tcp(server.key("user", "errors"))
     link = zipped(good(), (entry("demo/l", external_attr=0o120777 << 16), b"/etc/passwd"))
     for sent, status, code in (
@@ -122,7 +122,7 @@ def test_errors_of_the_store_are_clean_answers(server: Server) -> None:
 
 
 def test_an_edit_over_http_keeps_the_front_matter(server: Server) -> None:
-    """Lesson 40: a UI edit dropped unknown front matter."""
+    """An edit keeps unknown front matter (lesson 40)."""
     client = server.tcp(server.key("user", "editor"))
     text = "---\n# why\nname: demo\ndescription: old\nx-mine: [1] # keep\n---\nbody\n"
     client.good("POST", "/v1/skills/archive", zipped(("demo/SKILL.md", text.encode())))
@@ -132,7 +132,7 @@ def test_an_edit_over_http_keeps_the_front_matter(server: Server) -> None:
 
 
 async def test_a_client_reads_its_own_files_only(server: Server, tmp_path: Path) -> None:
-    """A path is packed where the client is: the server never opens one that a caller names."""
+    """A path is packed on the client's side: the server never opens a path that a caller names."""
     async with _hutch(server, "paths") as hutch:
         place = skill(tmp_path)
         (place / "link").symlink_to("/etc/passwd")

@@ -1,4 +1,4 @@
-"""The front matter: what is taken, what is refused by name, and what an edit leaves alone."""
+"""The front matter: what is accepted, what is refused by name, and what an edit leaves alone."""
 
 import pytest
 from hypothesis import given
@@ -64,16 +64,16 @@ def test_ours_may_stand_under_metadata() -> None:
         (b"name: a\n", "does not begin"),
         (b"---\nname: a\n", "no closing line"),
         (b"---\n- a\n---\n", "not a list of"),
-        (b"---\nname: Bad_Name\ndescription: x\n---\n", "no name for a skill"),
-        (b"---\nname: a--b\ndescription: x\n---\n", "no name for a skill"),
+        (b"---\nname: Bad_Name\ndescription: x\n---\n", "not a valid skill name"),
+        (b"---\nname: a--b\ndescription: x\n---\n", "not a valid skill name"),
         (b"---\nname: a\n---\n", "`description` must be text"),
         (b"---\nname: a\ndescription: ''\n---\n", "not empty"),
         (b"---\nname: a\ndescription: " + b"x" * 1025 + b"\n---\n", "1024 are allowed"),
-        (b"---\nname: a\nname: b\ndescription: x\n---\n", "stands twice"),
+        (b"---\nname: a\nname: b\ndescription: x\n---\n", "is given twice"),
         (b"---\na: &x [1]\nb: *x\n---\n", "aliases"),
         (b"---\nname: !!python/object/apply:os.system ['true']\ndescription: x\n---\n", "not valid YAML"),
         (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: t}]}\n---\n", "command"),
-        (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: T, command: [x]}]}\n---\n", "no name for a tool"),
+        (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: T, command: [x]}]}\n---\n", "not a valid tool name"),
         (b"---\nname: a\ndescription: x\nhutch: {tools: [{name: t, command: [../x]}]}\n---\n", "out of the skill"),
         (b"---\nname: a\ndescription: x\nhutch: {permissions: {network: maybe}}\n---\n", "permissions"),
         (b"---\nname: a\ndescription: x\nhutch: {permissions: {paths: [../etc]}}\n---\n", "not plain"),
@@ -99,7 +99,7 @@ def test_any_bytes_are_an_answer_or_a_typed_error(noise: bytes) -> None:
 
 
 def test_an_edit_keeps_every_other_byte() -> None:
-    """Lesson 40: a UI edit dropped unknown front matter."""
+    """An edit keeps unknown front matter (lesson 40)."""
     new = edit_manifest(FULL, description='Now: "other"')
     assert parse(new).description == 'Now: "other"'
     before, after = (

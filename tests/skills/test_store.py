@@ -1,4 +1,4 @@
-"""The store: versions by content, exact names, pins, and what is left when things go wrong."""
+"""The store: versions by content, exact names, pins, and recovery from failures."""
 
 import asyncio
 import io
@@ -27,7 +27,8 @@ def store(tmp_path: Path) -> SkillStore:
 
 
 def test_versions_by_content(store: SkillStore, tmp_path: Path) -> None:
-    """Lesson 40: duplicates were accepted. The same content is the same version, whatever its owner, times or modes."""
+    """The same content is the same version, whatever its owner, times or modes, so there are no duplicates (lesson
+    40)."""
     place = skill(tmp_path, a="1", b__c="#!/bin/sh\n")
     first, before = store.install(ME, Directory(str(place)))
     assert (before, first.versions, first.files) == ("", 1, 3)
@@ -52,7 +53,7 @@ def test_versions_by_content(store: SkillStore, tmp_path: Path) -> None:
 
 
 def test_names_are_exact(store: SkillStore, tmp_path: Path) -> None:
-    """Lesson 40: deleting one skill deleted its sibling."""
+    """Deleting one skill does not delete another with a similar name (lesson 40)."""
     for name in ("pdf", "pdf-tools", "pdf2", "a-pdf"):
         store.install(ME, Directory(str(skill(tmp_path, name, x=name))))
     store.view(ME, EVERY_SKILL)
@@ -107,7 +108,7 @@ def test_a_preview_says_what_would_change_and_leaves_nothing(store: SkillStore, 
 
 
 def test_of_edits_at_the_same_time_one_wins_and_the_others_are_told(store: SkillStore, tmp_path: Path) -> None:
-    """However close together they come: what one has written is never lost under another."""
+    """However close together writers come, none loses what another has written."""
     first, _ = store.install(ME, Directory(str(skill(tmp_path))))
     together = Barrier(4)
 
@@ -126,7 +127,7 @@ def test_of_edits_at_the_same_time_one_wins_and_the_others_are_told(store: Skill
 
 
 def test_edits_keep_everything_else(store: SkillStore, tmp_path: Path) -> None:
-    """Lesson 40: front matter that nobody knows, comments and line ends survive every edit."""
+    """Unknown front matter, comments and line ends survive every edit (lesson 40)."""
     text = "---\r\n# why\r\nname: demo\r\ndescription: d\r\nx-mine: [1, 2] # keep\r\n---\r\nbody\r\n"
     place = skill(tmp_path, run="#!/bin/sh\n")
     (place / "SKILL.md").write_bytes(text.encode())
@@ -137,7 +138,7 @@ def test_edits_keep_everything_else(store: SkillStore, tmp_path: Path) -> None:
     assert {file.path: file.executable for file in store.files(ME, "demo")} == {
         "SKILL.md": False, "docs/a.md": False, "run": True
     }  # fmt: skip
-    with pytest.raises(Conflict, match="by now"):
+    with pytest.raises(Conflict, match="is now at"):
         store.change_files(ME, "demo", {"a": b""}, expect=first.digest)
     third, _ = store.change_files(ME, "demo", {"docs/a.md": None})
     assert third.digest == first.digest
@@ -166,7 +167,7 @@ def test_an_export_is_the_same_bytes_and_comes_back(store: SkillStore, tmp_path:
 
 
 def test_a_package_that_is_gone_is_dropped(store: SkillStore, tmp_path: Path) -> None:
-    """B38: stale entries (directory gone) are dropped, with a warning; an older version takes over."""
+    """A stale entry (its directory is gone) is removed with a warning, or an older version takes over (B38)."""
     place = skill(tmp_path)
     first, _ = store.install(ME, Directory(str(place)))
     (place / "b").write_text("x")
@@ -182,7 +183,7 @@ def test_a_package_that_is_gone_is_dropped(store: SkillStore, tmp_path: Path) ->
 
 
 def test_a_list_is_read_again_when_another_process_changes_it(store: SkillStore, tmp_path: Path) -> None:
-    """B38: the cached list is reloaded on change."""
+    """The cached list is reloaded on change (B38)."""
     another = SkillStore(tmp_path / "store")
     store.install(ME, Directory(str(skill(tmp_path))))
     assert len(another.all(ME)) == 1
@@ -203,7 +204,7 @@ def test_packages_nobody_uses_are_dropped_and_shared_ones_stay(store: SkillStore
 
 
 def test_groups(store: SkillStore, tmp_path: Path) -> None:
-    """B12: a pipeline's set of skills, of which some may come later."""
+    """A pipeline's set of skills may name some that come later (B12)."""
     store.install(ME, Directory(str(skill(tmp_path, "one"))))
     store.bind(ME, "pipeline", ("one", "later"))
     view = store.view(ME, "pipeline")
@@ -248,7 +249,7 @@ def test_directories_with_more_than_files_are_refused(store: SkillStore, tmp_pat
 
 
 def test_scan(tmp_path: Path) -> None:
-    """B38: the skills in a tree, good and bad."""
+    """A scan finds the skills in a tree, good and bad (B38)."""
     skill(tmp_path / "a" / "b", "one")
     skill(tmp_path, "two")
     (tmp_path / "bad").mkdir()
@@ -278,7 +279,7 @@ def test_which_of_several(store: SkillStore, tmp_path: Path) -> None:
 
 
 async def test_two_installs_of_one_name(tmp_path: Path) -> None:
-    """Two processes' stores at once: both versions are there, one of them is active, the view shows that one whole."""
+    """With two processes at once, both versions exist, one is active, and the view shows that one complete."""
     stores = [SkillStore(tmp_path / "store") for _ in range(2)]
     places = [str(skill(tmp_path / str(number), files=str(number) * 5000)) for number in range(8)]
     view = stores[0].view(ME, EVERY_SKILL)

@@ -1,4 +1,4 @@
-"""The smallest packages there are: a Python wheel and an npm archive, made by hand."""
+"""The smallest possible packages: a Python wheel and an npm archive, made by hand."""
 
 import io
 import json
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def wheel(top: Path, name: str = "tiny_dep", **programs: str) -> Path:
-    """A module with one function, and a program `tiny-dep`; others by their names."""
+    """A module with one function and a program `tiny-dep`; others by their names."""
     path = top / f"{name}-1.0-py3-none-any.whl"
     info = f"{name}-1.0.dist-info"
     with zipfile.ZipFile(path, "w") as packed:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from hutch.errors import Invalid
 from hutch.tools.attachments import MAX_NAME_BYTES, Attachments, Bounds, safe_name, unique_name
-from tests.tools.workshop import content, done, refused, workshop
+from tests.tools.real_tools import content, done, open_tools, refused
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ async def test_files_go_in_and_come_out_once(tmp_path: Path) -> None:
         yield b"in "
         yield b"pieces"
 
-    async with workshop() as tools:
+    async with open_tools() as tools:
         box, _ = await tools.agent().box()
         paths = await tools.attachments.put(
             box, "msg/../1", {"../a.txt": "text", "b/a.txt": b"bytes", "h": tmp_path / "from-host.bin", "s": stream()}
@@ -94,7 +94,7 @@ async def test_files_go_in_and_come_out_once(tmp_path: Path) -> None:
 
 async def test_what_is_too_much_is_left_out_and_named() -> None:
     attachments = Attachments(Bounds(files=3, file_bytes=1000, total_bytes=1500))
-    async with workshop() as tools:
+    async with open_tools() as tools:
         box, _ = await tools.agent().box()
         await box.exec(
             "mkdir -p outbox/m/dir; cd outbox/m; echo /etc/passwd > a; ln -s /etc/passwd link; ln -s a inner;"
@@ -116,7 +116,7 @@ async def test_what_is_too_much_is_left_out_and_named() -> None:
 
 async def test_too_much_does_not_go_in_and_leaves_nothing() -> None:
     attachments = Attachments(Bounds(files=2, file_bytes=10, total_bytes=15))
-    async with workshop() as tools:
+    async with open_tools() as tools:
         box, _ = await tools.agent().box()
         for files in ({"a": b"x" * 11}, {"a": b"x" * 10, "b": b"y" * 10}, {"a": b"", "b": b"", "c": b""}):
             with pytest.raises(Invalid):
@@ -129,7 +129,7 @@ async def test_a_collection_that_breaks_off_can_be_repeated() -> None:
         async def _read(self, box: object, directory: str) -> object:  # type: ignore[override]
             raise TimeoutError
 
-    async with workshop() as tools:
+    async with open_tools() as tools:
         box, _ = await tools.agent().box()
         await box.files.write("outbox/m/a", b"x")
         with pytest.raises(TimeoutError):
@@ -138,7 +138,7 @@ async def test_a_collection_that_breaks_off_can_be_repeated() -> None:
 
 
 async def test_send_file_refuses_what_cannot_be_sent() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="mkdir d; truncate -s 40M big")
         await refused(tools, "send_file", "is_directory", path="d")
         await refused(tools, "send_file", "too_large", path="big")

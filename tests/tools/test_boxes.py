@@ -4,12 +4,12 @@ import asyncio
 
 from hutch.keeper.embedded import Hutch
 from hutch.tools import AgentPermissions, Decision, Tools
-from tests.tools.workshop import content, done, put, refused, workshop
+from tests.tools.real_tools import content, done, open_tools, put, refused
 
 
 async def test_each_agent_works_in_a_box_of_its_own() -> None:
-    """P12: general tools act on the current box, and another agent's calls do not reach it."""
-    async with workshop() as tools:
+    """General tools act on the current box, and another agent's calls do not reach it (P12)."""
+    async with open_tools() as tools:
         await done(tools, "write", path="mine.txt", content="a")
         await done(tools, "write", path="mine.txt", content="b", agent="other")
         assert (await done(tools, "read", path="mine.txt")).structured["text"] == "a"
@@ -25,8 +25,8 @@ async def test_each_agent_works_in_a_box_of_its_own() -> None:
 
 
 async def test_a_box_that_somebody_else_holds_is_busy_and_the_hint_is_one_that_can_be_followed() -> None:
-    """P6, P7: a person at the agent's box keeps it; the agent is not told to take it over, because it may not."""
-    async with workshop() as tools:
+    """A person at the agent's box keeps it; the agent is not told to take it over, because it may not (P6, P7)."""
+    async with open_tools() as tools:
         box = (await done(tools, "exec", command="true")).structured["box"]
         await done(tools, "box_lifecycle", action="release")
         person = await tools.hutch.for_session("person").attach(box)
@@ -38,25 +38,25 @@ async def test_a_box_that_somebody_else_holds_is_busy_and_the_hint_is_one_that_c
 
 
 async def test_two_calls_at_once_make_one_box() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         results = await asyncio.gather(*(tools.call("exec", {"command": "true"}) for _ in range(8)))
         assert len({result.structured["box"] for result in results}) == 1
 
 
 async def test_the_interval_of_renewals_is_that_of_the_lease() -> None:
-    """P6: `auto_renew_interval_seconds` is what the lease's length makes of it, however often it was renewed."""
-    async with workshop(config={"lease_sec": 7200.0}) as tools:
+    """`auto_renew_interval_seconds` is what the lease's length makes of it, however often it was renewed (P6)."""
+    async with open_tools(config={"lease_sec": 7200.0}) as tools:
         for _ in range(2):
             box = (await done(tools, "box_lifecycle", action="create")).structured["box"]
             assert (box["auto_renew_interval_seconds"], round(box["lease_expires_in_seconds"], -2)) == (360, 7200)
-    async with workshop(config={"lease_sec": 0.0}) as tools:
+    async with open_tools(config={"lease_sec": 0.0}) as tools:
         box = (await done(tools, "box_lifecycle", action="create")).structured["box"]
         assert (box["auto_renew_interval_seconds"], box["lease_expires_in_seconds"]) == (None, None)
 
 
 async def test_a_box_is_made_switched_to_renewed_released_and_destroyed() -> None:
     """P6, P12."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         first = (await done(tools, "exec", command="echo one > which")).structured["box"]
         made = (await done(tools, "box_lifecycle", action="create", name="second")).structured["box"]
         assert made["current"]
@@ -81,7 +81,7 @@ async def test_a_box_is_made_switched_to_renewed_released_and_destroyed() -> Non
 
 
 async def test_what_ends_a_box_wants_it_named() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="true")
         for action in ("destroy", "switch", "takeover"):
             result = await refused(tools, "box_lifecycle", "invalid", action=action)
@@ -90,8 +90,8 @@ async def test_what_ends_a_box_wants_it_named() -> None:
 
 
 async def test_a_takeover_ends_the_other_agent_s_hold_and_it_goes_on_elsewhere() -> None:
-    """P6, P7: the box that was taken is not a crash for its earlier holder; the result says so."""
-    async with workshop(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
+    """The box that was taken is not a crash for its earlier holder; the result says so (P6, P7)."""
+    async with open_tools(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
         box = (await done(tools, "exec", command="echo mine > f")).structured["box"]
         taken = await done(tools, "box_lifecycle", action="takeover", box=box, agent="other")
         assert taken.structured["box"]["held_by"] == "you"
@@ -107,8 +107,8 @@ async def test_a_takeover_ends_the_other_agent_s_hold_and_it_goes_on_elsewhere()
 
 
 async def test_a_box_that_is_gone_is_replaced_and_the_loss_is_said() -> None:
-    """P7, B21: nothing falls back to anywhere else."""
-    async with workshop() as tools:
+    """Nothing falls back to anywhere else (P7, B21)."""
+    async with open_tools() as tools:
         box = (await done(tools, "exec", command="echo mine > f")).structured["box"]
         await tools.hutch.for_session("somebody").destroy(box, force=True)
         after = await done(tools, "exec", command="ls")
@@ -118,7 +118,7 @@ async def test_a_box_that_is_gone_is_replaced_and_the_loss_is_said() -> None:
 
 
 async def test_the_retention_of_a_box_is_set_where_that_can_be_done() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         made = await done(tools, "box_lifecycle", action="create", retention="persistent")
         assert made.structured["box"]["retention"] == "persistent"
         result = await tools.call("box_lifecycle", {"action": "set_retention", "retention": "temporary"})
@@ -133,10 +133,10 @@ async def test_the_retention_of_a_box_is_set_where_that_can_be_done() -> None:
 
 
 async def test_a_profile_can_be_chosen_only_from_those_the_operator_allows() -> None:
-    """B5: fields that decide isolation are not the model's."""
-    async with workshop() as tools:
+    """Fields that decide isolation are not the model's (B5)."""
+    async with open_tools() as tools:
         await refused(tools, "box_lifecycle", "refused", action="create", profile="network_basic")
-    async with workshop(profiles=("code",)) as tools:
+    async with open_tools(profiles=("code",)) as tools:
         made = await done(tools, "box_lifecycle", action="create", profile="code")
         assert made.structured["box"]["profile"] == "code"
         await refused(tools, "box_lifecycle", "refused", action="create", profile="network_basic")
@@ -144,8 +144,8 @@ async def test_a_profile_can_be_chosen_only_from_those_the_operator_allows() -> 
 
 
 async def test_a_file_is_copied_between_boxes_and_nothing_is_left_behind() -> None:
-    """P14: streamed, no temporary file in either box or on the host, no lease that was not there before."""
-    async with workshop(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
+    """Streamed, no temporary file in either box or on the host, no lease that was not there before (P14)."""
+    async with open_tools(permissions=AgentPermissions(takeover=Decision.ALLOW)) as tools:
         data = bytes(range(256)) * 20_000  # 5 MB
         first = (await done(tools, "exec", command="true")).structured["box"]
         await put(tools, "data.bin", data)
@@ -190,14 +190,14 @@ async def test_a_file_is_copied_between_boxes_and_nothing_is_left_behind() -> No
 
 
 async def test_a_box_without_a_screen_says_so() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         result = await refused(tools, "box_operation", "unsupported", action="screenshot")
         assert "no screen" in result.text
 
 
 async def test_nothing_of_the_host_is_told() -> None:
-    """B5: host paths, other sessions' names and secrets are in no answer about boxes."""
-    async with workshop(spec={"secrets": {"TOKEN": "hidden-4711"}}) as tools:
+    """Host paths, other sessions' names and secrets are in no answer about boxes (B5)."""
+    async with open_tools(spec={"secrets": {"TOKEN": "hidden-4711"}}) as tools:
         await done(tools, "exec", command="true", agent="named-agent")
         for action in ("list", "current", "providers"):
             text = str(await done(tools, "box_query", action=action))
@@ -208,7 +208,7 @@ async def test_nothing_of_the_host_is_told() -> None:
 
 async def test_an_agent_that_falls_silent_lets_go_of_its_box_and_finds_it_again() -> None:
     """Leases are not held for ever by agents that have gone: the box's own clocks count again."""
-    async with workshop(hold_sec=0.2) as tools:
+    async with open_tools(hold_sec=0.2) as tools:
         box = (await done(tools, "exec", command="echo still > f")).structured["box"]
         while (await tools.hutch.find(box)).lease is not None:
             await asyncio.sleep(0.02)

@@ -6,12 +6,12 @@ import zlib
 import pytest
 
 from hutch.tools import Tools
-from tests.tools.workshop import content, done, put, refused, workshop
+from tests.tools.real_tools import content, done, open_tools, put, refused
 
 
 async def test_files_and_commands_live_in_one_place() -> None:
-    """Lesson 18: the same paths, the same owner, the same symlinks for tools and commands."""
-    async with workshop() as tools:
+    """The same paths, the same owner, the same symlinks for tools and commands (lesson 18)."""
+    async with open_tools() as tools:
         await done(tools, "write", path="made/by/tool.txt", content="by tool\n")
         told = await done(tools, "exec", command="cat made/by/tool.txt; stat -c %U made/by/tool.txt; whoami")
         text, owner, me = told.structured["stdout"].split("\n")[:3]
@@ -49,8 +49,8 @@ async def test_files_and_commands_live_in_one_place() -> None:
 async def test_edit_changes_nothing_but_what_it_should(
     name: str, before: bytes, old: str, new: str, after: bytes
 ) -> None:
-    """Lesson 19: encoding, line endings and every byte around stay, whatever the model's text looks like."""
-    async with workshop() as tools:
+    """Encoding, line endings and every byte around stay, whatever the model's text looks like (lesson 19)."""
+    async with open_tools() as tools:
         await put(tools, "f.txt", before)
         await done(tools, "read", path="f.txt")
         result = await done(tools, "edit", path="f.txt", old=old, new=new)
@@ -59,8 +59,8 @@ async def test_edit_changes_nothing_but_what_it_should(
 
 
 async def test_read_then_write_keeps_encoding_and_line_endings() -> None:
-    """Lesson 19: a model that writes back what it was shown, with a change, changes only that."""
-    async with workshop() as tools:
+    """A model that writes back what it was shown, with a change, changes only that (lesson 19)."""
+    async with open_tools() as tools:
         for before in (
             "eins\r\nzwei äöü\r\n".encode("latin-1"),
             b"\xef\xbb\xbfone\r\ntwo\r\n",
@@ -79,7 +79,7 @@ async def test_read_then_write_keeps_encoding_and_line_endings() -> None:
 
 async def test_what_a_file_s_encoding_cannot_hold_is_refused() -> None:
     """Lesson 19."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await put(tools, "f.txt", "caf\xe9\n".encode("latin-1"))
         shown = await done(tools, "read", path="f.txt")
         assert shown.structured["text"] == "café\n"
@@ -95,8 +95,8 @@ async def test_what_a_file_s_encoding_cannot_hold_is_refused() -> None:
 
 
 async def test_edit_wants_exactly_one_match_unless_told_otherwise() -> None:
-    """Lesson 19: exact match count, replace_all."""
-    async with workshop() as tools:
+    """Exact match count, replace_all (lesson 19)."""
+    async with open_tools() as tools:
         await done(tools, "write", path="f.py", content="a = 1\nb = 1\n    c = 1\n")
         many = await refused(tools, "edit", "no_match", path="f.py", old="= 1", new="= 2")
         assert many.structured["error"]["details"] == {"count": 3, "lines": [1, 2, 3]}
@@ -111,8 +111,8 @@ async def test_edit_wants_exactly_one_match_unless_told_otherwise() -> None:
 
 
 async def test_a_file_must_be_read_before_and_be_the_same_still() -> None:
-    """Lesson 19: the guard is of each agent; its own writes and edits keep it up to date."""
-    async with workshop() as tools:
+    """The guard is of each agent; its own writes and edits keep it up to date (lesson 19)."""
+    async with open_tools() as tools:
         await put(tools, "f.txt", b"one two\n")
         unread = await refused(tools, "edit", "not_read", path="f.txt", old="one", new="1")
         assert 'read(path="f.txt")' in unread.structured["error"]["hint"]
@@ -138,8 +138,8 @@ async def test_a_file_must_be_read_before_and_be_the_same_still() -> None:
 
 
 async def test_a_write_is_there_whole_or_not_at_all() -> None:
-    """Lesson 21: a write that fails leaves the file that was there, and nothing beside it."""
-    async with workshop(spec={"disk_mb": 8}) as tools:
+    """A write that fails leaves the file that was there, and nothing beside it (lesson 21)."""
+    async with open_tools(spec={"disk_mb": 8}) as tools:
         await done(tools, "write", path="f.txt", content="precious\n")
         full = await tools.call("write", {"path": "f.txt", "content": "x" * (10 << 20)})
         assert full.is_error
@@ -155,7 +155,7 @@ async def test_binary_files_come_as_base64_and_pictures_as_pictures() -> None:
     header = chunk(b"IHDR", (1).to_bytes(4, "big") * 2 + bytes([8, 2, 0, 0, 0]))
     png = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(b"\0\xff\0\0")) + chunk(b"IEND", b"")
     data = bytes(range(256)) * 300
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await put(tools, "pixel.png", png)
         shown = await done(tools, "read", path="pixel.png")
         assert [(image.mime, image.data) for image in shown.images] == [("image/png", png)]
@@ -177,7 +177,7 @@ async def test_binary_files_come_as_base64_and_pictures_as_pictures() -> None:
 
 
 async def test_reading_goes_by_pages_of_lines_with_numbers() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await put(tools, "many.txt", "".join(f"line {n}\n" for n in range(1, 5001)).encode())
         first = await done(tools, "read", path="many.txt", limit="2", numbered="yes")
         assert "     1\tline 1\n     2\tline 2" in first.text
@@ -198,7 +198,7 @@ async def test_reading_goes_by_pages_of_lines_with_numbers() -> None:
 
 async def test_a_large_file_is_paged_without_being_loaded() -> None:
     """More than is read at once: 12 MB, of which the last line turns out not to be UTF-8."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await put(tools, "large.log", b"".join(b"%09d\n" % n for n in range(1_200_000)) + b"\xe9nd\n")
         page = await done(tools, "read", path="large.log", offset=1_200_000)
         assert page.structured["text"] == "001199999\nénd\n"
@@ -211,7 +211,7 @@ async def test_a_large_file_is_paged_without_being_loaded() -> None:
 
 
 async def test_a_directory_is_listed_and_missing_things_are_named() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="mkdir -p d/sub; touch d/file; ln -s file d/link")
         listed = await done(tools, "read", path="d")
         assert listed.text.splitlines()[1:] == ["file", "link@", "sub/"]
@@ -225,8 +225,8 @@ async def test_a_directory_is_listed_and_missing_things_are_named() -> None:
 
 
 async def test_glob_means_what_it_says() -> None:
-    """Lesson 20: `**` finds files at every depth, hidden names only when they are named; a bound is said."""
-    async with workshop() as tools:
+    """`**` finds files at every depth, hidden names only when they are named; a bound is said (lesson 20)."""
+    async with open_tools() as tools:
         await done(
             tools, "exec", command="mkdir -p src/a/b/c .git; touch src/x.py src/a/y.py src/a/b/c/z.py .git/h.py t.txt"
         )
@@ -245,8 +245,8 @@ async def test_glob_means_what_it_says() -> None:
 
 
 async def test_grep_gives_what_it_has_and_says_if_that_is_not_all() -> None:
-    """Lesson 20: partial results are results."""
-    async with workshop() as tools:
+    """Partial results are results (lesson 20)."""
+    async with open_tools() as tools:
         await done(tools, "exec", command='mkdir d; for i in $(seq 30); do echo "needle $i" > d/$i.txt; done')
         found = await done(tools, "grep", pattern=r"needle \d+$", path="d", glob="**/1*.txt")
         assert len(found.structured["hits"]) == 11
@@ -265,7 +265,7 @@ async def test_grep_gives_what_it_has_and_says_if_that_is_not_all() -> None:
 
 
 async def test_names_that_are_not_utf_8_are_shown_escaped() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="mkdir o; touch $'o/caf\\xe9.txt'")
         for call in (("glob", {"pattern": "o/*"}), ("read", {"path": "o"})):
             result = await tools.call(*call)
@@ -285,5 +285,5 @@ async def _fuzzy(tools: Tools) -> None:
 
 
 async def test_arguments_may_be_sloppy_where_only_one_thing_can_be_meant() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await _fuzzy(tools)

@@ -19,8 +19,10 @@ from hutch.errors import HutchError
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
 from tests import proofs
-from tests.tools.answering import check_answer
-from tests.tools.wild import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
+from tests.tools.answer_schema import check_answer
+from tests.tools.fuzz_strategies import CALLS, FLIPPING, HOST, JOB, LONG, SETTING, TOKEN, a_call
+
+pytestmark = pytest.mark.slow
 
 CALLS_EACH = 20
 PROVEN = 20_000
@@ -174,7 +176,7 @@ def test_a_box_that_shows_the_host_is_noticed(hutch_directories: Path) -> None:
 
 @pytest.mark.proof
 def test_twenty_thousand_calls_reach_nothing(hutch_directories: Path) -> None:
-    """Issue 5: symlinks, races, odd encodings and absurd lengths, for at least 20,000 calls."""
+    """Symlinks, races, odd encodings and absurd lengths, for at least 20,000 calls."""
     with _range(hutch_directories) as ground:
         _fuzz(ground, PROVEN // CALLS_EACH)
         assert ground.calls.total() >= PROVEN

@@ -22,7 +22,7 @@ from hutch.policy.permissions import (
     on_tool,
 )
 from hutch.tools import Answer, AskRequest, Tools
-from tests.tools.workshop import done, put, refused, workshop
+from tests.tools.real_tools import done, open_tools, put, refused
 
 ALLOW, ASK, DENY = Decision.ALLOW, Decision.ASK, Decision.DENY
 
@@ -137,7 +137,7 @@ def test_the_configuration_names_place_and_key(tmp_path: object) -> None:
 
 async def test_a_denied_tool_vanishes_and_is_refused() -> None:
     permissions = AgentPermissions(tools={"exec": DENY, "box_lifecycle.destroy": DENY})
-    async with workshop(permissions=permissions) as tools:
+    async with open_tools(permissions=permissions) as tools:
         names = {each["name"]: each for each in await tools.schemas("anthropic")}
         assert "exec" not in names
         assert "destroy" not in names["box_lifecycle"]["input_schema"]["properties"]["action"]["enum"]
@@ -159,7 +159,7 @@ async def test_ask_goes_to_the_application_and_always_is_remembered() -> None:
         asked.append(request)
         return answers.pop(0)
 
-    async with workshop(permissions=AgentPermissions(tools={"exec": ASK}), ask=ask) as tools:
+    async with open_tools(permissions=AgentPermissions(tools={"exec": ASK}), ask=ask) as tools:
         said_no = await refused(tools, "exec", "refused", command="echo x")
         assert "user said no" in said_no.text
         for _ in range(4):
@@ -173,7 +173,7 @@ async def test_ask_goes_to_the_application_and_always_is_remembered() -> None:
 
 
 async def test_without_anybody_to_ask_it_is_denied_with_the_reason() -> None:
-    async with workshop(permissions=AgentPermissions(default=ASK)) as tools:
+    async with open_tools(permissions=AgentPermissions(default=ASK)) as tools:
         result = await refused(tools, "read", "refused", path="x")
         assert "nobody can be asked" in result.text
 
@@ -186,7 +186,7 @@ async def test_path_rules_hold_through_symlinks_searches_and_copies() -> None:
             PathRule(match="/workspace/ro/**", decision=DENY, access=Access.WRITE),
         ),
     )
-    async with workshop(permissions={"main": permissions}) as tools:
+    async with open_tools(permissions={"main": permissions}) as tools:
         await put(tools, "secret/key.txt", b"hidden needle\n")
         await put(tools, "ro/a.txt", b"open needle\n")
         box, _ = await tools.agent().box()
@@ -219,13 +219,13 @@ async def test_path_rules_hold_through_symlinks_searches_and_copies() -> None:
 
 
 async def test_a_decision_before_there_is_a_box_is_in_the_daybook() -> None:
-    """Issue 5.2: every decision is a receipt, also of an agent that never gets as far as a box; verify covers it."""
+    """Every decision is a receipt, also of an agent that never gets as far as a box; verify covers it."""
     permissions = AgentPermissions(tools={"exec": DENY, "box_lifecycle": ASK, "box_query": ALLOW})
 
     async def ask(request: AskRequest) -> Answer:
         return Answer.DENY
 
-    async with workshop(permissions=permissions, ask=ask, config={"store": "memory"}) as tools:
+    async with open_tools(permissions=permissions, ask=ask, config={"store": "memory"}) as tools:
         await refused(tools, "exec", "refused", command="curl -H 'Authorization: Bearer hush-hush-hush'")
         await refused(tools, "box_lifecycle", "refused", action="create")
         await done(tools, "box_query", action="list")
@@ -249,7 +249,7 @@ async def test_every_decision_is_a_receipt() -> None:
         return Answer.ALLOW if "fine" in request.what else Answer.DENY
 
     permissions = AgentPermissions(tools={"exec": ASK}, paths=(PathRule(match="/etc/**", decision=DENY),))
-    async with workshop(permissions=permissions, ask=ask) as tools:
+    async with open_tools(permissions=permissions, ask=ask) as tools:
         box = (await done(tools, "exec", command="echo fine")).structured["box"]
         await refused(tools, "exec", "refused", command="echo bad")
         await done(tools, "write", path="a", content="b")
@@ -267,7 +267,7 @@ async def test_every_decision_is_a_receipt() -> None:
 async def test_a_dashboard_can_answer() -> None:
     """Questions wait where a dashboard sees them; the first answer counts, and no answer in time is a no."""
     questions = Questions(wait_sec=30)
-    async with workshop(permissions=AgentPermissions(tools={"exec": ASK}), ask=questions.ask) as tools:
+    async with open_tools(permissions=AgentPermissions(tools={"exec": ASK}), ask=questions.ask) as tools:
         call = asyncio.create_task(tools.call("exec", {"command": "echo x"}))
         while not questions.waiting("main"):
             await questions.changed()
@@ -281,14 +281,14 @@ async def test_a_dashboard_can_answer() -> None:
             questions.answer(question.id, "deny")
         await done(tools, "exec", command="echo x")
     hasty = Questions(wait_sec=0.01)
-    async with workshop(permissions=AgentPermissions(tools={"exec": ASK}), ask=hasty.ask) as tools:
+    async with open_tools(permissions=AgentPermissions(tools={"exec": ASK}), ask=hasty.ask) as tools:
         late = await refused(tools, "exec", "refused", command="echo x")
         assert "no answer came" in late.text
 
 
 async def test_the_operator_s_rules_hold_without_being_passed_on() -> None:
     table = {"*": {"tools": {"exec": "deny"}}}
-    async with workshop(config={"permissions": table}) as tools:
+    async with open_tools(config={"permissions": table}) as tools:
         await refused(tools, "exec", "refused", command="true")
     async with Hutch(permissions=table) as hutch:
         for view in (hutch, hutch.for_session("chat-7")):
@@ -298,7 +298,7 @@ async def test_the_operator_s_rules_hold_without_being_passed_on() -> None:
 async def test_a_rule_in_plain_text_holds() -> None:
     """A program may write `"deny"` where a record has an enum: it is the same rule, and a misspelt one is an error."""
     written: Any = {"default": "allow", "tools": {"exec": "deny"}, "takeover": "deny"}
-    async with workshop(permissions=AgentPermissions(**written)) as tools:
+    async with open_tools(permissions=AgentPermissions(**written)) as tools:
         await refused(tools, "exec", "refused", command="true")
         assert "exec" not in {each["name"] for each in await tools.schemas("anthropic")}
     with pytest.raises(Invalid):

@@ -3,12 +3,12 @@
 import asyncio
 import hashlib
 
-from tests.tools.workshop import done, refused, workshop
+from tests.tools.real_tools import done, open_tools, refused
 
 
 async def test_a_command_answers_with_output_exit_code_and_duration() -> None:
-    """B1, B2: what a command did is data, whatever it did."""
-    async with workshop() as tools:
+    """What a command did is data, whatever it did (B1, B2)."""
+    async with open_tools() as tools:
         result = await done(tools, "exec", command="echo out; echo err >&2; exit 3")
         assert result.structured["exit_code"] == 3
         assert result.structured["stdout"] == "out\n"
@@ -23,7 +23,7 @@ async def test_a_command_answers_with_output_exit_code_and_duration() -> None:
 
 
 async def test_environment_directory_and_input_are_of_one_call() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         given = {"command": "pwd; echo $A; cat", "cwd": "/tmp", "env": {"A": "b"}, "stdin": "in"}
         assert (await done(tools, "exec", **given)).structured["stdout"] == "/tmp\nb\nin"
         assert (await done(tools, "exec", command="cd /tmp; A=b")).structured["exit_code"] == 0
@@ -32,15 +32,15 @@ async def test_environment_directory_and_input_are_of_one_call() -> None:
 
 async def test_an_empty_command_is_refused_when_it_is_run() -> None:
     """B7."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await refused(tools, "exec", "invalid", command="  ")
         await refused(tools, "exec", "invalid", command=[])
         assert (await done(tools, "exec", command="echo fine")).structured["stdout"] == "fine\n"
 
 
 async def test_a_timeout_ends_the_command_and_keeps_the_box() -> None:
-    """Lesson 16, B4: the process group is killed; files and jobs of the box are as they were."""
-    async with workshop() as tools:
+    """The process group is killed; files and jobs of the box are as they were (B4, lesson 16)."""
+    async with open_tools() as tools:
         await done(tools, "write", path="kept.txt", content="kept")
         job = (await done(tools, "job", action="start", command="sleep 1000")).structured["job"]
         result = await done(tools, "exec", command="sleep 1000", timeout=0.3)
@@ -55,15 +55,15 @@ async def test_a_timeout_ends_the_command_and_keeps_the_box() -> None:
 
 async def test_a_timeout_beyond_the_maximum_is_clamped_and_said() -> None:
     """B4."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         result = await done(tools, "exec", command="true", timeout=5000)
         assert any("timeout" in note and "120" in note for note in result.notes), result.notes
         assert "120" in result.text
 
 
 async def test_long_output_is_paged_without_loss() -> None:
-    """Lesson 17, B3: head and tail are shown, the notice says how much is missing, and the handle gives every byte."""
-    async with workshop() as tools:
+    """Head and tail are shown, the notice says how much is missing, and the handle gives every byte (B3, lesson 17)."""
+    async with open_tools() as tools:
         script = "import sys\nfor n in range(60000): sys.stdout.write(f'line {n:06d} ' + 'x' * (n % 50) + '\\n')"
         result = await done(tools, "exec", command=["python3", "-c", script])
         told = result.structured
@@ -87,8 +87,8 @@ async def test_long_output_is_paged_without_loss() -> None:
 
 
 async def test_output_without_line_ends_is_paged_by_bytes() -> None:
-    """Lesson 17: a single line of megabytes, of characters that pages must not cut."""
-    async with workshop() as tools:
+    """A single line of megabytes, of characters that pages must not cut (lesson 17)."""
+    async with open_tools() as tools:
         result = await done(tools, "exec", command=["python3", "-c", "print('ä€' * 300000, end='')"])
         assert "�" not in result.structured["stdout"]
         assert 'unit="bytes"' in result.text
@@ -103,10 +103,10 @@ async def test_output_without_line_ends_is_paged_by_bytes() -> None:
 
 
 async def test_what_ended_a_command_is_said_with_limit_and_advice() -> None:
-    """Lesson 24: memory, processes, disk, forbidden system calls and signals are told apart; the box survives each."""
+    """Memory, processes, disk, forbidden system calls and signals are told apart; the box survives each (lesson 24)."""
     # mount(2): forbidden to everybody in a box
     forbidden = "import ctypes; ctypes.CDLL(None).syscall(165, 0, 0, 0, 0, 0)"
-    async with workshop(spec={"memory_mb": 64, "pids": 24, "disk_mb": 16}) as tools:
+    async with open_tools(spec={"memory_mb": 64, "pids": 24, "disk_mb": 16}) as tools:
         await done(tools, "write", path="kept.txt", content="kept")
 
         async def ended_by(command: str | list[str]) -> tuple[dict[str, object], str]:
@@ -136,16 +136,16 @@ async def test_what_ended_a_command_is_said_with_limit_and_advice() -> None:
 
 
 async def test_a_command_killed_for_its_system_call_is_told_so() -> None:
-    """Lesson 24: SIGSYS is how the kernel says that a call was forbidden."""
-    async with workshop() as tools:
+    """SIGSYS is how the kernel says that a call was forbidden (lesson 24)."""
+    async with open_tools() as tools:
         result = await done(tools, "exec", command="kill -SYS $$")
         assert result.structured["verdict"]["cause"] == "syscall_denied"
         assert "another way" in result.text
 
 
 async def test_memory_is_not_limited_by_address_space() -> None:
-    """Lesson 25: a program that reserves far more than it uses runs in a small box."""
-    async with workshop(spec={"memory_mb": 64}) as tools:
+    """A program that reserves far more than it uses runs in a small box (lesson 25)."""
+    async with open_tools(spec={"memory_mb": 64}) as tools:
         reserve = (
             "import mmap; m = mmap.mmap(-1, 8 << 30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000); m[0] = 1"
         )
@@ -155,7 +155,7 @@ async def test_memory_is_not_limited_by_address_space() -> None:
 
 async def test_descendants_that_keep_the_output_open_are_reported_not_waited_for() -> None:
     """Lesson 26."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         result = await done(tools, "exec", command="sleep 1000 & echo started", timeout=60)
         assert result.structured["stdout"] == "started\n"
         assert result.structured["lingering"]
@@ -164,15 +164,15 @@ async def test_descendants_that_keep_the_output_open_are_reported_not_waited_for
 
 
 async def test_paths_in_a_command_are_not_rewritten() -> None:
-    """Lesson 23: what the model writes is what the program gets."""
-    async with workshop() as tools:
+    """What the model writes is what the program gets (lesson 23)."""
+    async with open_tools() as tools:
         text = "/workspace/../workspace //workspace /etc/../workspace C:\\workspace file:///workspace"
         assert (await done(tools, "exec", command=["echo", "-n", text])).structured["stdout"] == text
 
 
 async def test_a_job_is_read_written_signalled_and_waited_for() -> None:
-    """Lesson 22: a process in the background is a resource."""
-    async with workshop() as tools:
+    """A process in the background is a resource (lesson 22)."""
+    async with open_tools() as tools:
         started = await done(
             tools, "job", action="start", command="while read line; do echo got $line; done", name="echo"
         )
@@ -200,7 +200,7 @@ async def test_a_job_is_read_written_signalled_and_waited_for() -> None:
 
 async def test_a_job_with_a_terminal_ends_as_it_wants() -> None:
     """Programs close their terminal just before they exit: that must not end them by SIGHUP, not once in 20 times."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         for _ in range(20):
             job = (await done(tools, "job", action="start", command="tty; cat", terminal=True)).structured["job"]
             read = await done(tools, "job", action="read", job=job, wait=10)
@@ -211,7 +211,7 @@ async def test_a_job_with_a_terminal_ends_as_it_wants() -> None:
 
 
 async def test_a_waited_job_shows_head_and_tail_of_what_it_wrote() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         job = (await done(tools, "job", action="start", command="seq 1 500000; echo e >&2")).structured["job"]
         ended = await done(tools, "job", action="wait", job=job)
         assert ended.structured["stdout"].startswith("1\n2\n")
@@ -222,7 +222,7 @@ async def test_a_waited_job_shows_head_and_tail_of_what_it_wrote() -> None:
 
 
 async def test_what_a_job_action_lacks_is_said_with_an_example() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         for action, field in (("start", "command"), ("read", "job"), ("wait", "job"), ("signal", "job")):
             result = await refused(tools, "job", "invalid", action=action)
             assert result.structured["error"]["details"]["field"] == field
@@ -235,7 +235,7 @@ async def test_what_a_job_action_lacks_is_said_with_an_example() -> None:
 
 
 async def test_cancelling_a_call_kills_the_command() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="true")
         call = asyncio.create_task(tools.call("exec", {"command": "echo $$ > pid; exec sleep 1000", "timeout": 100}))
         box, _ = await tools.agent().box()
@@ -249,7 +249,7 @@ async def test_cancelling_a_call_kills_the_command() -> None:
 
 
 async def test_long_work_reports_progress() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         told: list[tuple[float, float | None, str]] = []
         seen = asyncio.Event()
 

@@ -13,7 +13,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.tools import ProviderKit, Tool, ToolResult, Tools
 from hutch.tools.call import Call
 from hutch.tools.toolbox import TOOLS
-from tests.tools.workshop import done, refused, workshop
+from tests.tools.real_tools import done, open_tools, refused
 
 NAMES = [
     "exec", "job", "read", "write", "edit", "glob", "grep", "send_file", "box_query", "box_lifecycle", "box_operation",
@@ -37,7 +37,7 @@ def _properties(schema: Any) -> set[str]:
 
 async def test_one_definition_gives_every_interface_its_schema() -> None:
     """B5."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         openai = await tools.schemas("openai")
         assert [each["function"]["name"] for each in openai] == NAMES
         anthropic = await tools.schemas("anthropic")
@@ -60,7 +60,7 @@ async def test_one_definition_gives_every_interface_its_schema() -> None:
 
 async def test_every_tool_says_what_it_answers() -> None:
     """Output schemas come from the same definition, need no references, take an error, and refuse what does not fit."""
-    async with workshop() as tools:
+    async with open_tools() as tools:
         for each in await tools.schemas("mcp"):
             schema = each["outputSchema"]
             assert schema["type"] == "object" and "$ref" not in json.dumps(schema), each["name"]
@@ -76,8 +76,8 @@ async def test_every_tool_says_what_it_answers() -> None:
 
 
 async def test_what_decides_isolation_is_in_no_schema() -> None:
-    """B5: nor does any tool take it."""
-    async with workshop() as tools:
+    """Nor does any tool take it (B5)."""
+    async with open_tools() as tools:
         for schema in await tools.schemas("anthropic"):
             assert not ISOLATION & _properties(schema), schema["name"]
             for field in sorted(ISOLATION - {"profile"}):
@@ -95,20 +95,20 @@ async def test_examples_are_valid_calls() -> None:
 
 
 async def test_the_profiles_an_operator_allows_are_a_choice() -> None:
-    async with workshop(profiles=("code", "default")) as tools:
+    async with open_tools(profiles=("code", "default")) as tools:
         schema = next(each for each in await tools.schemas("mcp") if each["name"] == "box_lifecycle")
         assert schema["inputSchema"]["properties"]["profile"]["enum"] == ["code", "default"]
 
 
 async def test_an_unknown_tool_is_answered_with_those_there_are() -> None:
-    async with workshop() as tools:
+    async with open_tools() as tools:
         result = await refused(tools, "bash", "not_found")
         assert "exec, job, read" in result.structured["error"]["hint"]
 
 
 async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None:
     """B5, B20, B21."""
-    async with workshop(config={"enabled": False}) as tools:
+    async with open_tools(config={"enabled": False}) as tools:
         for flavour in ("openai", "anthropic", "mcp"):
             assert await tools.schemas(flavour) == []
         assert await tools.guidance() == ""
@@ -122,8 +122,8 @@ async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None
 
 
 async def test_tools_vanish_when_no_engine_is_usable() -> None:
-    """B5, B21: failed is told apart from disabled."""
-    async with workshop(config={"provider": "nowhere"}) as tools:
+    """Failed is told apart from disabled (B5, B21)."""
+    async with open_tools(config={"provider": "nowhere"}) as tools:
         assert await tools.schemas("openai") == []
         status = await tools.status()
         assert status.state == "unavailable"
@@ -134,7 +134,7 @@ async def test_tools_vanish_when_no_engine_is_usable() -> None:
 
 
 async def test_a_provider_s_tools_appear_only_for_its_boxes() -> None:
-    """P13, P2: marked by origin, with the provider's own guidance."""
+    """Marked by origin, with the provider's own guidance (P13, P2)."""
 
     async def click(call: Call, given: dict[str, Any]) -> ToolResult:
         box = await call.box()
@@ -143,7 +143,7 @@ async def test_a_provider_s_tools_appear_only_for_its_boxes() -> None:
     schema = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
     tool = Tool(name="click", description="Click.", arguments=None, handler=click, parameters=schema)
     kits = {"native": ProviderKit(tools=(tool,), prompt="Native boxes have no mouse."), "other": ProviderKit()}
-    async with workshop(provider_tools=kits) as tools:
+    async with open_tools(provider_tools=kits) as tools:
         assert "click" not in [each["name"] for each in await tools.schemas("mcp")]
         await refused(tools, "click", "not_found", x=1)
         assert "mouse" not in await tools.guidance()
@@ -157,7 +157,7 @@ async def test_a_provider_s_tools_appear_only_for_its_boxes() -> None:
 
 async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
     """B6, P2."""
-    async with workshop(spec={"memory_mb": 300}) as tools:
+    async with open_tools(spec={"memory_mb": 300}) as tools:
         before = await tools.guidance()
         assert "/workspace" in before
         assert "every exec is a new shell" in before
@@ -171,14 +171,14 @@ async def test_guidance_tells_paths_limits_persistence_and_network() -> None:
 
 
 async def test_guidance_names_what_of_the_machine_can_be_changed(tmp_path: Path) -> None:
-    """B6, lesson 50: it follows from the box's effective spec, and is true before there is a box, too."""
+    """It follows from the box's effective spec, and is true before there is a box, too (B6, lesson 50)."""
     never = "Nothing you do in it reaches the machine"
     project, data = tmp_path / "project", tmp_path / "data"
     for place in (project, data):
         place.mkdir()
         place.chmod(0o777)
     shown = {"workspace": str(project), "mounts": [f"{data}:/data:ro"]}
-    async with workshop(spec=shown, config={"mount_roots": (str(tmp_path),)}) as tools:
+    async with open_tools(spec=shown, config={"mount_roots": (str(tmp_path),)}) as tools:
         for box in (False, True):
             if box:
                 await done(tools, "write", path="made.txt", content="here")
@@ -189,12 +189,12 @@ async def test_guidance_names_what_of_the_machine_can_be_changed(tmp_path: Path)
         assert str(project) in (await done(tools, "box_query", action="current")).text
     profile = {"at-home": {"workspace": {"source": str(project), "mode": "ro"}}}
     config = {"mount_roots": (str(tmp_path),), "profiles": profile, "profile": "at-home"}
-    async with workshop(config=config) as tools:
+    async with open_tools(config=config) as tools:
         assert never not in await tools.guidance(), "what the profile adds is not known yet"
         await done(tools, "exec", command="true")
         text = await tools.guidance()
         assert f"/workspace shows {project}" in text and "/workspace is read-only: write to /tmp" in text
-    async with workshop() as tools:
+    async with open_tools() as tools:
         await done(tools, "exec", command="true")
         assert never in await tools.guidance()
 
@@ -213,7 +213,7 @@ async def test_the_tools_of_one_process_serve_agents_after_a_restart() -> None:
 
 
 async def test_a_hutch_that_is_switched_off_has_tools_that_say_so() -> None:
-    """B5, B20: they can be made like any others; there is nothing to call, and a call says why."""
+    """They can be made like any others; there is nothing to call, and a call says why (B5, B20)."""
     async with front.Hutch(enabled=False) as hutch:
         tools = Tools(hutch)
         assert await tools.schemas() == [] and await tools.guidance() == ""

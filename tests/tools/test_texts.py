@@ -36,7 +36,7 @@ def test_every_encoding_python_knows_reads_and_edits_or_is_refused(name: str) ->
 
 @given(st.binary(max_size=200), st.text(min_size=1, max_size=5), st.text(max_size=5))
 def test_an_edit_replaces_exactly_what_it_says(content: bytes, old: str, new: str) -> None:
-    """Lesson 19: whatever the bytes, what is not replaced is there afterwards."""
+    """Whatever the bytes, what is not replaced is there afterwards (lesson 19)."""
     try:
         plan = text_encoding.plan_edit("f", content, old, new, replace_all=True)
     except (Invalid, NoMatch):
@@ -49,7 +49,7 @@ def test_an_edit_replaces_exactly_what_it_says(content: bytes, old: str, new: st
 
 @given(st.lists(st.sampled_from(["a", "ä", "€", "𝕏", "\n", "\r\n", " "]), max_size=80), st.integers(1, 40))
 def test_pages_lose_nothing(parts: list[str], size: int) -> None:
-    """Lesson 17: by lines or by bytes, in pages of any size, the whole comes out again."""
+    """By lines or by bytes, in pages of any size, the whole comes out again (lesson 17)."""
     content = "".join(parts).encode()
 
     async def pieces(start: int) -> AsyncIterator[bytes]:
@@ -83,7 +83,7 @@ def test_pages_lose_nothing(parts: list[str], size: int) -> None:
 
 @given(st.text(alphabet="aä€𝕏\n", min_size=1, max_size=300), st.integers(4, 100))
 def test_head_and_tail_are_whole_characters_and_add_up(text: str, kept: int) -> None:
-    """B3: what is shown and what is said to be missing is everything."""
+    """What is shown and what is said to be missing is everything (B3)."""
     content = text.encode()
     head = kept * 3 // 5
     given = content if len(content) <= kept else content[:head] + content[len(content) - (kept - head) :]

@@ -1,4 +1,4 @@
-"""`hutch`: finds the command, imports only what it needs, and turns every error into a message and an exit code.
+"""The entry point of `hutch`: it finds the command and turns every error into a message and an exit code.
 
 The module of a command (`commands.py` lists them) is imported when it is called, because `hutch run` has to start fast.
 """
@@ -17,7 +17,7 @@ KEEPS_BOXES = (
 )  # fmt: skip
 """Commands that need a keeper, and so the locks and signals of a Unix."""
 FAILED = 125
-"""Hutch itself failed. The number is docker's, env's and timeout's too; a command's own codes rarely reach it."""
+"""The exit code if Hutch itself failed. docker, env and timeout use it too; commands rarely do."""
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 
@@ -51,7 +51,7 @@ exit codes: the command's own; 128+N if signal N ended it; 124 timeout; 125 Hutc
 
 
 def main() -> NoReturn:
-    """The process's entry. It leaves without the interpreter's teardown: everything is closed by then."""
+    """Run the command of this process, and exit without the interpreter's teardown: everything is closed by then."""
     _fill_standard_descriptors()
     try:
         code = command(sys.argv[1:])
@@ -66,7 +66,7 @@ def main() -> NoReturn:
 
 
 def _fill_standard_descriptors() -> None:
-    """A caller may have closed one of 0, 1, 2; then the next socket we open would get that number, and output."""
+    """Open 0, 1 and 2 if the caller closed them; else the next socket would get that number, and our output."""
     for fd in (0, 1, 2):
         try:
             os.fstat(fd)
@@ -78,8 +78,7 @@ def command(argv: list[str]) -> int:
     """Run one command line and return its exit code."""
     leading, name, rest = split(argv)
     if name in ("run", "shell"):
-        gc.disable()  # until the box stands (`in_new_box`): collections during the imports cost a tenth of the start
-    if name in ("run", "shell"):
+        gc.disable()  # until the box runs (`run_in_new_box`): collections during the imports cost a tenth of the start
         _start_engine(rest)
         _import_without("ssl", "asyncio")
         _import_without("typing_extensions", "msgspec")
@@ -99,7 +98,7 @@ def command(argv: list[str]) -> int:
         return _code_of(error)
     except BrokenPipeError:
         return BROKEN_PIPE
-    except Exception as error:  # the boundary of the process: a defect of ours is reported, never a bare traceback
+    except Exception as error:  # the boundary of the process reports a defect of ours without a bare traceback
         from hutch.cli.output import report_defect
 
         report_defect(error, as_json=_wants_json(words), verbose="--verbose" in words)
@@ -107,7 +106,7 @@ def command(argv: list[str]) -> int:
 
 
 def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
-    """Options before the command, the command, the rest."""
+    """Split into the options before the command, the command, and the rest."""
     position = 0
     while position < len(argv) and argv[position].startswith("-"):
         position += 2 if argv[position] in ("--config", "--server") else 1
@@ -117,12 +116,12 @@ def split(argv: list[str]) -> tuple[list[str], str, list[str]]:
 
 
 def _remote(argv: list[str]) -> bool:
-    """Whether a server is named: then no engine is needed here."""
+    """Tell whether a server is named, so that no engine is needed here."""
     return "HUTCH_SERVER" in os.environ or "--server" in argv
 
 
 def _start_engine(words: list[str]) -> None:
-    """The native engine's spawner starts while we import the rest; unused, it ends with us."""
+    """Start the native engine's spawner while we import the rest; if it is not used, it ends with us."""
     own = words[: words.index("--")] if "--" in words else words
     if sys.platform != "linux" or os.environ.get("HUTCH_PROVIDER", "native") != "native":
         return
@@ -134,10 +133,10 @@ def _start_engine(words: list[str]) -> None:
 
 
 def _import_without(left_out: str, name: str) -> None:
-    """Import a module as where one that it does without is not installed; whoever imports that later gets it as ever.
+    """Import a module as if an optional dependency were not installed; later imports of the dependency work.
 
-    asyncio loads ssl, for 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions, for
-    3 ms, and takes nothing from it that the typing of our oldest Python has not.
+    asyncio loads ssl, which takes 7 ms, and the native engine makes no TLS connection. msgspec loads typing_extensions,
+    which takes 3 ms, and uses nothing of it that the typing of our oldest Python does not have.
     """
     if name in sys.modules or left_out in sys.modules:
         return
@@ -164,7 +163,7 @@ def _dispatch(name: str, words: list[str]) -> int:
             return _group_help(name)
         words = [*leading, *rest]
     found, parser = parser_of(name, action)
-    if "logging" in sys.modules:  # with asyncio; else nobody logs past us
+    if "logging" in sys.modules:  # asyncio loads it; without it no other code logs
         from hutch import logs
 
         logs.take_over()
@@ -197,13 +196,13 @@ def _help() -> int:
 
 
 def _wants_json(words: list[str]) -> bool:
-    """Asked of the words, because they may be what could not be parsed."""
+    """Look for --json in the words, because parsing them may have failed."""
     own = words[: words.index("--")] if "--" in words else words
     return "--json" in own
 
 
 def _code_of(error: Exception) -> int:
-    """126 and 127 as shells have them, so that scripts can tell "no such program" from "Hutch failed"."""
+    """Return 126 and 127 as shells do, so that scripts can tell "no such program" from "Hutch failed"."""
     details = getattr(error, "details", {})
     if getattr(error, "code", "") != "not_runnable" or details.get("what") != "program":
         return FAILED

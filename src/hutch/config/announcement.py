@@ -1,4 +1,7 @@
-"""Where a server announces itself in its state directory, and whether one is there now."""
+"""The file in a state directory by which a server announces itself, and whether that server is there now.
+
+The file is small because only a program that looks for a server needs `json`.
+"""
 
 import json
 import socket
@@ -10,16 +13,16 @@ ANNOUNCEMENT = "server.json"
 
 
 def read(state_dir: Path) -> dict[str, Any]:
-    """What the last server there told of itself; empty: nothing that could be read."""
+    """Read what the last server wrote about itself; empty if there is nothing that can be read."""
     try:
-        told = json.loads((state_dir / ANNOUNCEMENT).read_text())
+        content = json.loads((state_dir / ANNOUNCEMENT).read_text())
     except (OSError, ValueError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def owner_of(state_dir: Path) -> str:
-    """The socket of the live server that owns this state directory; empty: there is none that would talk to us.
+    """Return the socket of the live server that owns this state directory; empty if no server answers.
 
     A killed server leaves its announcement behind, so only a socket that takes a connection counts.
     """

@@ -1,4 +1,4 @@
-"""From plain data to checked records: what is wrong is said with the place, the key and what was probably meant."""
+"""Decode plain data to checked records; an error names the place, the key and what was probably meant."""
 
 import os
 import re
@@ -21,13 +21,13 @@ class Source(NamedTuple):
     """Where plain data came from."""
 
     origin: Callable[..., str]
-    """From the parts of a key to a text such as FILE:LINE."""
+    """Turns the parts of a key to a text such as FILE:LINE."""
     text: bool = False
-    """Numbers and booleans are written as text, as in the environment."""
+    """Whether numbers and booleans are written as text, as in the environment."""
 
 
 def decode(kind: type[T], plain: object, source: Source, *prefix: str) -> T:
-    """`prefix` is the key under which the data stands. Raises ConfigError."""
+    """Decode data that stands under the key `prefix`. Raises ConfigError."""
     try:
         return msgspec.convert(_without_paths(plain), type=kind, strict=not source.text)
     except msgspec.ValidationError as error:
@@ -46,10 +46,10 @@ def unknown_key(key: Sequence[str], known: Sequence[str], source: Source) -> Con
 
 
 def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]) -> ConfigError:
-    """msgspec says what and where as text: "Expected `int`, got `str` - at `$.limits.pids`"."""
+    """Parse the error text of msgspec, such as "Expected `int`, got `str` - at `$.limits.pids`"."""
     match = re.fullmatch(_MESSAGE, message, flags=re.DOTALL)
     what, path = (match["what"], match["path"] or "") if match else (message, "")
-    # `[...]` stands for a value of a mapping whose key is not told.
+    # `[...]` stands for a value of a mapping; msgspec does not name its key.
     inner = tuple(part for part in re.findall(r"[^.\[\]]+", path.replace("[...]", "")) if part)
     if unknown := re.fullmatch(_UNKNOWN, what):
         named = [part for part in inner if not part.isdigit()]
@@ -64,7 +64,7 @@ def _explained(message: str, kind: type, source: Source, prefix: tuple[str, ...]
 
 
 def _inner() -> dict[str, type[msgspec.Struct]]:
-    """The tables within tables, by their keys."""
+    """Return the types of tables within tables, by their keys."""
     from hutch.policy.permissions import CommandRule, PathRule
 
     return {
@@ -74,7 +74,7 @@ def _inner() -> dict[str, type[msgspec.Struct]]:
 
 
 def _without_paths(value: Any) -> Any:
-    """Keyword arguments may hold paths and records; files and variables never do."""
+    """Turn paths to text: keyword arguments may hold them, files and variables never do."""
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Where Hutch keeps its files: by XDG for a person, under /var/lib and /run for root."""
+"""The directories of Hutch's files: by XDG for a person, under /var/lib and /run for root."""
 
 import contextlib
 import os
@@ -14,13 +14,13 @@ _SOCKET_PATH = 107
 """Bytes of sun_path in sockaddr_un (108) without the NUL, see unix(7)."""
 _LONGEST_SOCKET = "/" + 20 * "x" + "/deputy"
 _OURS = frozenset({"keepers", "hutch.db", "receipts.db", "server.lock"})
-"""Each state or run directory that a keeper has used has one of these."""
+"""Every state or run directory that a keeper has used has one of these entries."""
 _ALSO_OURS = frozenset({"boxes", "cache", "images", "instance", "mcp", "skills", "volumes"})
-"""What a state directory may have before a keeper comes: an engine that was only looked at makes its own part."""
+"""Entries that a state directory may have before its first keeper: probing an engine makes its part."""
 _SHARED = frozenset(
     {"/", "/etc", "/home", "/opt", "/root", "/run", "/srv", "/tmp", "/usr", "/var", "/var/lib", "/var/run"}
 )
-"""Their mode is the machine's business, whatever somebody has put there."""
+"""Hutch never changes the mode of these, whatever they contain."""
 
 
 def is_root() -> bool:
@@ -28,14 +28,14 @@ def is_root() -> bool:
 
 
 def state_dir(environ: Mapping[str, str]) -> Path:
-    """What outlives a restart of the machine: records, persistent boxes, volumes."""
+    """Return the default directory of what outlives a restart of the machine: records, persistent boxes, volumes."""
     if is_root():
         return Path("/var/lib/hutch")
     return _xdg(environ, "XDG_STATE_HOME", ".local/state") / "hutch"
 
 
 def run_dir(environ: Mapping[str, str]) -> Path:
-    """Sockets and other things of the running boxes. Without XDG_RUNTIME_DIR a directory of this user in /tmp."""
+    """Return the default directory of sockets of running boxes; without XDG_RUNTIME_DIR it is in /tmp."""
     if is_root():
         return Path("/run/hutch")
     given = environ.get("XDG_RUNTIME_DIR", "")
@@ -45,19 +45,23 @@ def run_dir(environ: Mapping[str, str]) -> Path:
 
 
 def config_dir(environ: Mapping[str, str]) -> Path:
-    """The user's own configuration, which is never shown in a box."""
+    """Return the directory of the user's own configuration, which is never shown in a box."""
     return _xdg(environ, "XDG_CONFIG_HOME", ".config") / "hutch"
 
 
 def config_files(environ: Mapping[str, str]) -> tuple[Path, ...]:
-    """Where a configuration is looked for when none is named and none in the working directory is trusted; the first
-    one there is used."""
+    """List where a configuration is searched if none is named and none in the working directory is trusted.
+
+    The first that exists is used.
+    """
     return (config_dir(environ) / CONFIG_FILE, Path("/etc/hutch") / CONFIG_FILE)
 
 
 def check_author(path: Path, found: os.stat_result) -> None:
-    """Raises ConfigError if a stranger may have written an open file that configures us. Where nobody can write, on a
-    read-only mount, it does not matter whose it is: so containers are given their configuration."""
+    """Raise ConfigError if another user may have written an open file that configures us.
+
+    On a read-only mount nobody can write it, so its owner does not matter: containers get their configuration so.
+    """
     if not hasattr(os, "geteuid") or os.statvfs(path).f_flag & os.ST_RDONLY:
         return
     owned = found.st_uid in (0, os.geteuid())
@@ -71,7 +75,7 @@ def check_author(path: Path, found: os.stat_result) -> None:
 
 
 def check_run_dir(path: Path, origin: str) -> None:
-    """Raises ConfigError if a box's socket in it would have a longer path than the kernel takes."""
+    """Raise ConfigError if a box's socket in it would have a longer path than the kernel accepts."""
     room = _SOCKET_PATH - len(_LONGEST_SOCKET)
     length = len(os.fsencode(path))
     if length <= room:
@@ -86,15 +90,15 @@ def check_run_dir(path: Path, origin: str) -> None:
 def make(path: Path, mode: int = 0o700) -> None:
     """Make a directory of ours, or check that the one there is ours alone.
 
-    /tmp/hutch-1000 may have been made by somebody who waits for us to put sockets into it: what others can write to, or
-    own, is refused. What others can only look into is closed to them, because it holds commands, keys' digests and the
-    files of boxes; the directories above it stay as they are.
+    Another user may have made /tmp/hutch-1000 to catch our sockets, so a directory that others own or can write to is
+    refused. One that others can only read is closed to them, because it holds commands, digests of keys and the files
+    of boxes; the directories above it stay as they are.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with contextlib.suppress(FileExistsError):
             path.mkdir(mode=mode)
-            path.chmod(mode)  # the umask took its part
+            path.chmod(mode)  # the umask removed some bits
         found = path.lstat()
     except OSError as error:
         raise ConfigError(
@@ -113,7 +117,7 @@ def make(path: Path, mode: int = 0o700) -> None:
 
 
 def _close(path: Path, found: os.stat_result, mode: int) -> None:
-    """Take the rights of others from a directory that only Hutch uses; ConfigError if it serves anything else too."""
+    """Close a directory that only Hutch uses to others; raise ConfigError if it has another use too."""
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         entries = set(os.listdir(descriptor)) - {"lost+found"}
@@ -129,7 +133,7 @@ def _close(path: Path, found: os.stat_result, mode: int) -> None:
 
 
 def _xdg(environ: Mapping[str, str], variable: str, fallback: str) -> Path:
-    """A relative path in such a variable is to be ignored, says the XDG specification."""
+    """Read an XDG variable; the specification says that a relative path in it is ignored."""
     given = environ.get(variable, "")
     if given.startswith("/"):
         return Path(given)

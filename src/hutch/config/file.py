@@ -1,4 +1,4 @@
-"""Reading `hutch.toml`: which file counts, who may have written it, and the line on which each key stands."""
+"""`hutch.toml`: which file is used, who may have written it, and the line of each key."""
 
 import os
 import re
@@ -26,10 +26,10 @@ class ConfigFile(Record, frozen=True, kw_only=True):
     path: str
     plain: dict[str, Any]
     lines: dict[str, int]
-    """From the key, its parts joined by NUL, to its line."""
+    """Maps each key, its parts joined by NUL, to its line."""
 
     def origin(self, *key: str) -> str:
-        """FILE:LINE of the key, or of the nearest thing around it that has a line of its own."""
+        """Return FILE:LINE of the key, or of the nearest table around it that has a line."""
         for length in range(len(key), 0, -1):
             if line := self.lines.get("\0".join(key[:length])):
                 return f"{self.path}:{line}"
@@ -37,17 +37,17 @@ class ConfigFile(Record, frozen=True, kw_only=True):
 
 
 class Found(Record, frozen=True, kw_only=True):
-    """Which file counts, and which one in the working directory does not."""
+    """The file that is used, and the one in the working directory that is not."""
 
     file: ConfigFile | None = None
     pinned: bool = False
-    """It counts by the digest of its content."""
+    """Whether it is used because the user accepted the digest of its content."""
     ignored: str = ""
 
 
 def find(named: str | os.PathLike[str] | None, environ: Mapping[str, str], cwd: Path) -> Found:
-    """The named file, that of HUTCH_CONFIG, one in the working directory that the user has accepted, or the first of
-    the user's and the machine's own."""
+    """Find the configuration: the named file, that of HUTCH_CONFIG, an accepted one in the working directory, or the
+    first of the user's and the machine's own."""
     chosen = named or environ.get("HUTCH_CONFIG")
     if chosen:
         path = cwd / Path(chosen).expanduser()
@@ -75,7 +75,7 @@ _warned: set[str] = set()
 
 
 def _warn(ignored: str) -> None:
-    """Once in a process: a command loads its configuration more than once."""
+    """Warn once in a process, because a command loads its configuration more than once."""
     if ignored not in _warned:
         _warned.add(ignored)
         log("config").warning(
@@ -85,10 +85,12 @@ def _warn(ignored: str) -> None:
 
 
 def content_of(path: Path, *, own: bool) -> bytes:
-    """Whole, from one descriptor, so that what is checked is what is read. `own`: nobody else may have written it; one
-    in the working directory is accepted by its digest, whoever wrote it."""
+    """Read a file through one descriptor, so that the file that is checked is the one that is read.
+
+    With `own` nobody else may have written it. A file in the working directory is accepted by its digest instead.
+    """
     try:
-        # O_NONBLOCK: a pipe in its place would keep us waiting for a writer.
+        # O_NONBLOCK: opening a pipe in its place would wait for a writer.
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if own:
                 directories.check_author(path, os.fstat(file.fileno()))
@@ -119,9 +121,9 @@ def parse(path: Path, content: bytes) -> ConfigFile:
 
 
 def lines_of(text: str) -> dict[str, int]:
-    """On which line each key of a TOML text stands; an element of `[[array]]` by its number.
+    """Find the line of each key of a TOML text, which tomllib does not report; an element of `[[array]]` has a number.
 
-    tomllib does not tell. What stands inside an inline table or an array has no line of its own here.
+    A key inside an inline table or an array has no line of its own here.
     """
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}
@@ -141,7 +143,7 @@ def lines_of(text: str) -> dict[str, int]:
             continue
         if key := re.match(_KEY, line):
             _mark(lines, (*table, *_split(key[1])), number)
-        # A multi-line string may hold anything, also lines that look like keys.
+        # A multi-line string may hold lines that look like keys.
         inside = next((mark for mark in ('"""', "'''") if line.partition("#")[0].count(mark) % 2), "")
     return lines
 

@@ -23,14 +23,14 @@ class McpTable(Record, frozen=True, kw_only=True):
     npm_cache: str = ""
     """A host directory in npm's cache format that a server's own cache begins with."""
     gateway_wait_sec: float = 30.0
-    """How long a list of the gateway waits for servers that are still starting; later ones are announced."""
+    """Seconds that a list of the gateway waits for servers that are still starting; later ones are announced."""
     retry_pauses_sec: tuple[float, ...] = (2.0, 4.0, 8.0)
     """Pauses before a failed server is tried again; after the last one it has failed."""
     health_sec: float = 5.0
-    """How often a server is asked whether it is well."""
+    """Seconds between health checks of a server."""
 
     def check(self, origin: str) -> None:
-        """Raises ConfigError, which names `origin`."""
+        """Raise ConfigError, which names `origin`, for a wrong value."""
         for name, server in self.servers.items():
             if not is_name(name):
                 raise ConfigError(f"{origin}: {name!r} is no name for an MCP server")
@@ -42,7 +42,7 @@ class McpTable(Record, frozen=True, kw_only=True):
             raise ConfigError(f"{origin}: a time of [mcp] is negative, or health_sec is 0")
 
     def shown(self) -> dict[str, Any]:
-        """Without secrets."""
+        """Return the table with secrets hidden."""
         servers = {name: hidden(server).to_plain() for name, server in self.servers.items()}
         return self.but(install_env=dict.fromkeys(self.install_env, "***")).to_plain() | {"servers": servers}
 

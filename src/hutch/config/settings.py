@@ -1,6 +1,6 @@
 """`Config`: every setting, its meaning, its value and where the value came from.
 
-Later wins: default, `hutch.toml` (one file, see `file.find`; never one that a box may have written), `HUTCH_*`,
+Later sources win: default, `hutch.toml` (one file, see `file.find`; never one that a box may have written), `HUTCH_*`,
 keyword arguments. Relative paths in a file start at that file's directory, all others at the working directory.
 """
 
@@ -35,7 +35,7 @@ T = TypeVar("T")
 
 
 class Written(Record, frozen=True, kw_only=True):
-    """The settings as one source may write them; None: it does not."""
+    """The settings of one source; None for those that it does not set."""
 
     enabled: bool | None = None
     state_dir: str | None = None
@@ -67,16 +67,16 @@ class Written(Record, frozen=True, kw_only=True):
 _KEYS = Written.__struct_fields__
 _TABLES = ("profiles", "providers", "quotas", "rights", "pool", "server", "images", "permissions", "mcp")
 _VARIABLES = frozenset({"HUTCH_CONFIG", "HUTCH_KEY"})
-"""What else the environment says to Hutch."""
+"""Variables of Hutch that are no settings."""
 _LISTS = ("mount_roots", "mount_refused", "fallback")
 _PATHS = ("state_dir", "run_dir", "mount_roots", "mount_refused", "server_ca", "key_file", "state_key_file")
 
 _PASSWORD = r"(://[^:/@]*:)[^/@]*(?=@)|([?&]password=)[^&]*"
-"""In an address: `scheme://user:HERE@host/name?password=HERE`."""
+"""Finds the password in an address: `scheme://user:HERE@host/name?password=HERE`."""
 
 
 class Shown(Record, frozen=True, kw_only=True):
-    """One line of `hutch config show`; a value whose key tells a secret is hidden."""
+    """One line of `hutch config show`; a value whose key names a secret is hidden."""
 
     key: str
     value: Any
@@ -84,84 +84,84 @@ class Shown(Record, frozen=True, kw_only=True):
 
 
 class Config(Record, frozen=True, kw_only=True):
-    """Made by `Config.load`, never changed."""
+    """All settings of a process, made by `Config.load` and never changed."""
 
     enabled: bool = True
-    """False: no process, no connection, every call answers `disabled` (B20)."""
+    """False switches Hutch off: it starts no process, opens no connection, and every call raises Disabled."""
     state_dir: Path
     """Records, persistent boxes, volumes. Default: $XDG_STATE_HOME/hutch; root: /var/lib/hutch."""
     run_dir: Path
     """Sockets of running boxes; at most 79 bytes long. Default: $XDG_RUNTIME_DIR/hutch; root: /run/hutch."""
     provider: str = "native"
-    """Which engine makes a box whose caller and profile name none."""
+    """The engine of a box whose caller and profile name none."""
     fallback: tuple[str, ...] = ()
-    """Which engines may stand in for it, in this order. One that does not enforce what a profile needs is passed by."""
+    """Engines that may stand in for it, in this order. One that cannot enforce what a profile needs is skipped."""
     profile: str = "default"
     """The profile of a box whose caller names none."""
     image: str | None = None
-    """The image of a box whose caller names none: above the profile's (B19)."""
+    """The image of a box whose caller names none; it wins over the profile's."""
     mount_roots: tuple[Path, ...] = ()
     """Host directories below which files may be mounted. Default: the working directory."""
     mount_refused: tuple[Path, ...] = ()
-    """Trees that are never mounted, besides those that never are (`policy.mounts`)."""
+    """Trees that are never mounted, besides the fixed ones (`policy.mounts`)."""
     max_boxes: int = 1024
-    """How many boxes may live at once; 0: no limit."""
+    """Most boxes at once; 0 for no limit."""
     orphan_grace_sec: float = 10.0
-    """How long a box lives on without any keeper."""
+    """Seconds that a box lives without any keeper."""
     store: str = ""
-    """Where records live: empty for `hutch.db` in the state directory, "memory", or postgresql://…"""
+    """Where records are kept: empty for `hutch.db` in the state directory, "memory", or postgresql://…"""
     state_key_file: Path | None = None
     """The key that seals values in records and proves commands in receipts. Default: `state.key` in the state
     directory. Servers that share a PostgreSQL database need the same one; without it they seal nothing."""
     lease_sec: float = 600.0
-    """How long a session holds a box after its last operation; 0: until it releases it."""
+    """Seconds that a session holds a box after its last operation; 0 until it releases it."""
     queue_sec: float = 0.0
-    """How long a creation waits for room at the limit before it is refused."""
+    """Seconds that a creation waits for capacity before it is refused."""
     idle_action: str = "destroy"
-    """What happens to an idle box first: destroy, or pause (and destroy after as long again)."""
+    """What happens to an idle box: destroy, or pause first and destroy after as long again."""
     strict: bool = False
     """Refuse a box whose limits are not held by a cgroup or a quota."""
     receipts: str = "on"
-    """Whether each operation is put on record: on, strict (the answer waits until it is), or off."""
+    """Whether each operation has a receipt: on, strict (the answer waits for it), or off."""
     receipts_days: float = 30.0
-    """How long the receipts of a gone box are kept."""
+    """Days that the receipts of a destroyed box are kept."""
     receipts_rows: int = 1_000_000
-    """How many receipts are kept of each owner; past that, those of his boxes that went first are removed."""
+    """Most receipts of each owner; past that, those of the boxes that ended first are removed."""
     log_level: str = "warning"
     """debug, info, warning, error or off."""
     log_format: str = "text"
     """text or json."""
     server_url: str = ""
-    """The server whose client Hutch is (http://…, https://…, unix:/…); empty: none, but for one that owns the state
-    directory. The environment calls it HUTCH_SERVER."""
+    """The server to use (http://…, https://…, unix:/…); without one, only a server that owns the state directory. The
+    environment variable is HUTCH_SERVER."""
     server_ca: Path | None = None
-    """Certificates (PEM) that vouch for it; none: those of this machine."""
+    """Certificates (PEM) that are trusted for the server; by default those of this machine."""
     key_file: Path | None = None
-    """A file with the key for it. HUTCH_KEY, the key itself, goes before."""
+    """A file with the key for the server. HUTCH_KEY, the key itself, wins over it."""
     profiles: dict[str, ProfileTable] = msgspec.field(default_factory=dict)
     """`[profiles.NAME]`: profiles besides the built-in ones."""
     providers: dict[str, dict[str, Any]] = msgspec.field(default_factory=dict)
-    """`[providers.NAME]`: settings of each provider, which alone knows their meaning."""
+    """`[providers.NAME]`: settings that are passed to that provider."""
     quotas: dict[str, Quota] = msgspec.field(default_factory=dict)
-    """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for whoever is not named."""
+    """`[quotas.OWNER]`: what each owner's boxes may use together; `[quotas."*"]` for all others."""
     rights: dict[str, RightsTable] = msgspec.field(default_factory=dict)
     """`[rights.OWNER]`: what each owner's keys may ask of a server; `[rights."*"]` for all others."""
     pool: dict[str, int] = msgspec.field(default_factory=dict)
-    """`[pool]`: how many boxes of each profile wait ready."""
+    """`[pool]`: how many boxes of each profile are kept ready."""
     permissions: "dict[str, AgentPermissions]" = msgspec.field(default_factory=dict)
-    """`[permissions.AGENT]`: what each agent may do with its tools; `[permissions."*"]` for whoever is not named."""
+    """`[permissions.AGENT]`: what each agent may do with its tools; `[permissions."*"]` for all others."""
     server: ServerTable = ServerTable()
-    """`[server]`: what `hutch serve` needs to know."""
+    """`[server]`: settings of `hutch serve`."""
     images: ImageSettings = ImageSettings()
     """`[images]`: when images are pulled, from whom, and how large they may be."""
     mcp: McpTable = McpTable()
     """`[mcp]` and `[mcp.servers.NAME]`: MCP servers that run in boxes."""
     origins: dict[str, str] = msgspec.field(default_factory=dict)
-    """From a key to where its value was written; a key that is absent has its default."""
+    """Maps a key to where its value was written; an absent key has its default."""
     config_file: Path | None = None
-    """The file that was read; none: there was none."""
+    """The file that was read, if any."""
     config_pinned: bool = False
-    """It lies in the working directory, and counts as long as nobody changes it."""
+    """Whether that file is in the working directory and is used until it changes."""
     config_ignored: str = ""
     """A `hutch.toml` of the working directory that the user has not accepted (`hutch config trust`)."""
     config_dir: Path | None = None
@@ -176,7 +176,7 @@ class Config(Record, frozen=True, kw_only=True):
         cwd: Path | None = None,
         **arguments: Any,
     ) -> Self:
-        """`config` names the file; `arguments` are fields of this record. Raises ConfigError, which names the place."""
+        """Load from the file `config`, the environment and `arguments`. Raises ConfigError, which names the place."""
         environ = os.environ if environ is None else environ
         cwd = cwd or Path.cwd()
         loading = _Loading(cwd)
@@ -210,42 +210,42 @@ class Config(Record, frozen=True, kw_only=True):
         return made
 
     def resolve_profile(self, name: str | None = None) -> Profile:
-        """The profile of that name, or the default one, with all it inherits. NotFound if there is none."""
+        """Return the profile of that name, or the default one, with all it inherits. Raises NotFound."""
         return profiles.resolve(name or self.profile, self.profiles)
 
     def rights_of(self, owner: str) -> Rights:
-        """What the owner's keys of role user may ask for."""
+        """Return what the owner's keys of role user may ask for."""
         return of_owner(owner, self.rights, self.profile, self.profiles, pull=self.server.pulls == "user")
 
     def for_provider(self, name: str) -> dict[str, Any]:
-        """What `Provider.configure` is given. The native engine's boxes live in our own directories."""
+        """Return what `Provider.configure` gets. The native engine keeps its boxes in our own directories."""
         table = dict(self.providers.get(name, {}))
         if name == "native":
             table = {"state_dir": str(self.state_dir), "run_dir": str(self.run_dir), "images": self.images} | table
-        elif name in ("docker", "podman"):  # by it an engine's containers are told from another Hutch's
+        elif name in ("docker", "podman"):  # tells an engine's containers from those of another Hutch
             table = {"state_dir": str(self.state_dir)} | table
         return table
 
     @property
     def never_mounted(self) -> tuple[Path, ...]:
-        """For `policy.mounts.check`: our own directories, so also other boxes, and what the configuration adds."""
+        """Trees that `policy.mounts` refuses: our own directories (and so other boxes), and configured ones."""
         own = (self.state_key_file, self.config_dir)
         return (self.state_dir, self.run_dir, *(path for path in own if path is not None), *self.mount_refused)
 
     @property
     def never_writable(self) -> tuple[Path, ...]:
-        """For `policy.mounts.check`: the file that configures us, unless it counts by its digest (lesson 44)."""
+        """Files that boxes may only read: the file that configures us, unless it is pinned by its digest."""
         return () if self.config_file is None or self.config_pinned else (self.config_file,)
 
     def host_place(self, source: str, what: str) -> CheckedMount:
-        """A path that a caller names, as policy allows this process to read it for him; Refused if it does not."""
+        """Check a path that a caller wants this process to read. Raises Refused if policy does not allow it."""
         return mounts.check_source(source, what, roots=self.mount_roots, refused=self.never_mounted)
 
     def origin(self, key: str) -> str:
         return self.origins.get(key, "default")
 
     def show(self) -> tuple[Shown, ...]:
-        """Every setting with its origin, without secrets."""
+        """Return every setting with its origin, with secrets hidden."""
         shown = [Shown(key=key, value=_plain(getattr(self, key)), origin=self.origin(key)) for key in _KEYS]
         for name, profile in sorted(self.profiles.items()):
             written = msgspec.to_builtins(profile)
@@ -329,14 +329,14 @@ class Config(Record, frozen=True, kw_only=True):
         )
 
     def _misplaced(self, error: HutchError) -> ConfigError:
-        """The error of a profile, with the place where that profile, or the field in it, was written."""
+        """Add to the error of a profile the place where the profile, or its field, was written."""
         profile, field = error.details.get("profile", ""), error.details.get("field", "")
         place = self.origins.get(f"profiles.{profile}.{field}") or self.origin(f"profiles.{profile}")
         return ConfigError(f"{place}: {error.message}", remedy=error.remedy, details=error.details)
 
 
 class _Loading:
-    """Values from one source after the other; each overwrites what came before."""
+    """Collects values from one source after the other; each overwrites what came before."""
 
     def __init__(self, cwd: Path) -> None:
         self.cwd = cwd
@@ -357,7 +357,7 @@ class _Loading:
         self._add(found.plain, source, base=Path(found.path).parent)
 
     def add_environment(self, environ: Mapping[str, str]) -> None:
-        """An empty variable counts as none. One that nearly names a setting is an error: a typo must not fail open."""
+        """Add variables that are not empty. One that nearly names a setting is an error: a typo must not fail open."""
         variables = {f"HUTCH_{key.upper()}": key for key in _KEYS} | {"HUTCH_SERVER": "server_url"}
         tables = {f"HUTCH_SERVER_{key.upper()}": key for key in ServerTable.__struct_fields__}
         given: dict[str, Any] = {}
@@ -429,7 +429,7 @@ class _Loading:
 
 
 def _table(kind: type[T], written: dict[str, Any], name: str) -> T:
-    """What all sources have written together; nobody, mostly, and then no decoder is made for it."""
+    """Decode what all sources wrote into a table; mostly nothing, and then no decoder is built."""
     return decode(kind, written, Source(origin=lambda *key: name), name) if written else kind()
 
 
@@ -440,7 +440,7 @@ def _absolute(value: str | tuple[str, ...], base: Path) -> Path | tuple[Path, ..
 
 
 def _variable(*key: str) -> str:
-    """What the environment calls a key."""
+    """Return the name of a key's environment variable."""
     if key == ("server",):
         return "HUTCH_SERVER_*"
     return "_".join(("HUTCH", *key)).upper() if key else "environment"

@@ -1,9 +1,9 @@
-"""Which `hutch.toml` of working directories the user has accepted: each path with its content's digest (lesson 44).
+"""The list of `hutch.toml` files in working directories that the user has accepted, each with its digest.
 
-Code in a box that works in a directory of the host can write there, and a `hutch.toml` there could ask for the provider
-`host` or open any mount at the user's next `hutch run`. So a file that is merely found in the working directory counts
-for nothing until the user has accepted it with `hutch config trust`, and for nothing again once a byte of it changes.
-The list lies in the user's own configuration directory, which is never shown in a box.
+Code in a box can write to a host directory that is its workspace, and a `hutch.toml` there could ask for the provider
+`host` or open any mount at the user's next `hutch run`. So a file in the working directory is ignored until the user
+accepts it with `hutch config trust`, and again once a byte of it changes. The list is in the user's own configuration
+directory, which is never shown in a box.
 """
 
 import json
@@ -18,7 +18,7 @@ from hutch.errors import ConfigError
 
 LIST = "trusted.json"
 _MOST = 1000
-"""Entries; past that the oldest are forgotten."""
+"""Most entries; the oldest are dropped."""
 
 
 def is_trusted(path: Path, content: bytes, environ: Mapping[str, str]) -> bool:
@@ -26,7 +26,7 @@ def is_trusted(path: Path, content: bytes, environ: Mapping[str, str]) -> bool:
 
 
 def trust(path: Path, content: bytes, environ: Mapping[str, str]) -> None:
-    """From now on this content at this path is the user's own word."""
+    """Accept this content at this path as the user's own."""
     trusted = _read(environ)
     trusted.pop(os.path.realpath(path), None)
     trusted[os.path.realpath(path)] = _digest(content)
@@ -34,7 +34,7 @@ def trust(path: Path, content: bytes, environ: Mapping[str, str]) -> None:
 
 
 def forget(path: Path, environ: Mapping[str, str]) -> bool:
-    """Whether it had been accepted."""
+    """Drop an entry; tell whether there was one."""
     trusted = _read(environ)
     if trusted.pop(os.path.realpath(path), None) is None:
         return False

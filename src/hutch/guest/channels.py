@@ -308,7 +308,7 @@ class Connection:
             fields = decode(payload)
             name = fields["op"]
         except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ProtocolError("a request that is no JSON object with an op") from error
+            raise ProtocolError("a request that is not a JSON object with an op") from error
         channel = Channel(self, number)
         if len(self.channels) >= MAX_CHANNELS:
             channel.fail(Failure("quota", f"{MAX_CHANNELS} requests are open on this connection"))

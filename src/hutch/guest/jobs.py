@@ -221,7 +221,10 @@ class Jobs:
         except OSError as error:
             name = errno.errorcode.get(error.errno or 0, "")
             raise Failure(
-                "not_runnable", f"no pipes for {job.argv[0][:200]!r}: {error.strerror}", errno=name, what="pipes"
+                "not_runnable",
+                f"cannot create pipes for {job.argv[0][:200]!r}: {error.strerror}",
+                errno=name,
+                what="pipes",
             ) from error
 
     def _start_on_pipes(self, job: Job, cwd: str, env: Mapping[bytes, bytes], with_input: bool) -> None:

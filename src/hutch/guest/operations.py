@@ -100,18 +100,18 @@ def failure(error: OSError, what: str, path: str) -> Failure:
 def text_field(request: Request, key: str) -> str:
     value = request.get(key)
     if not isinstance(value, str):
-        raise Failure("invalid", f"{key} must be a text, not {value!r}")
+        raise Failure("invalid", f"{key} must be text, not {value!r}")
     try:
         os.fsencode(value)
     except UnicodeEncodeError:
-        raise Failure("invalid", f"{key} {value!r} is not a text that bytes could stand for") from None
+        raise Failure("invalid", f"{key} {value!r} cannot be encoded") from None
     return value
 
 
 def number_field(request: Request, key: str, default: int, *, least: int = 0) -> int:
     value = request.get(key, default)
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 63:
-        raise Failure("invalid", f"{key} must be a whole number from {least} on, not {value!r}")
+        raise Failure("invalid", f"{key} must be an integer of at least {least}, not {value!r}")
     return value
 
 

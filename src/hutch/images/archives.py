@@ -77,7 +77,7 @@ class DirectoryArchive:
         file = os.fdopen(fd, "rb")
         if not os.path.isfile(f"/proc/self/fd/{fd}"):
             file.close()
-            raise NotFound(f"{name} of {self._path} is no file")
+            raise NotFound(f"{name} of {self._path} is not a file")
         return file
 
 
@@ -170,7 +170,7 @@ def open_file(path: str) -> BinaryIO:
         raise NotFound(f"{path} cannot be read: {error.strerror}", op="import") from error
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise Invalid(f"{path} is no file", op="import", remedy="`-` reads from standard input")
+        raise Invalid(f"{path} is not a file", op="import", remedy="`-` reads from standard input")
     return file
 
 
@@ -209,7 +209,7 @@ def _import(store: Store, archive: Archive, name: str, platform: Platform | None
     elif archive.has("manifest.json"):
         found = _import_docker(store, archive)
     else:
-        raise Invalid("this directory is no OCI layout: it has no index.json", op="import", remedy="use dir:PATH")
+        raise Invalid("this directory is not an OCI layout: it has no index.json", op="import", remedy="use dir:PATH")
     if name and len({digest for _, digest in found}) > 1:
         raise Invalid(f"the archive holds {len(found)} images, and one name was given", remedy="leave the name out")
     images = [_set_name(store, name or annotated, digest) for annotated, digest in found]
@@ -218,7 +218,7 @@ def _import(store: Store, archive: Archive, name: str, platform: Platform | None
 
 def _set_name(store: Store, name: str, digest: str) -> Image:
     if not name:
-        raise Invalid("the archive does not say how its image is called", op="import", remedy="give it a name")
+        raise Invalid("the archive does not name its image", op="import", remedy="give it a name")
     stored = Stored(name=str(store.reference(name)), manifest=digest, source="import", at=time.time())
     image = store.load(stored)  # before the name is set: this proves that the image is complete
     store.set_name(stored)
@@ -271,7 +271,7 @@ def _document(archive: Archive, digest: str) -> bytes:
 
 def _blob_name(digest: str) -> str:
     if not is_digest(digest):
-        raise Invalid(f"the archive names a blob by {digest[:80]!r}", remedy="only sha256 is used")
+        raise Invalid(f"the archive identifies a blob by {digest[:80]!r}", remedy="only sha256 is used")
     return f"blobs/sha256/{digest.partition(':')[2]}"
 
 

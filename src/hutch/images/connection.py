@@ -39,10 +39,10 @@ def dial(url: str, rules: ConnectionRules) -> tuple[http.client.HTTPConnection, 
     parts = urlsplit(url)
     host, known = parts.hostname or "", rules.known.get(parts.netloc)
     if parts.scheme not in ("http", "https") or not host:
-        raise Refused(f"{url!r} is no address of a registry")
+        raise Refused(f"{url!r} is not a registry address")
     if parts.scheme == "http" and not (is_loopback(host) or (known is not None and known.insecure)):
         raise Refused(
-            f"{parts.netloc} would be asked without TLS",
+            f"{parts.netloc} would be contacted without TLS",
             remedy=f'set insecure = true in [images.registries."{parts.netloc}"]',
         )
     context = _context(parts.netloc, known) if parts.scheme == "https" else None
@@ -71,7 +71,7 @@ def _via_proxy(
 ) -> tuple[http.client.HTTPConnection, str]:
     via = urlsplit(proxy if "//" in proxy else f"http://{proxy}")
     if not via.hostname:
-        raise Refused(f"the proxy {proxy!r} of the environment is no address")
+        raise Refused(f"the proxy {proxy!r} of the environment is not an address")
     connection = _new_connection(via.hostname, via.port or 80, context, timeout)
     if context is None:
         return connection, url
@@ -105,8 +105,8 @@ def _check_literal(parts: SplitResult) -> None:
 
 def _not_public(netloc: str) -> Refused:
     return Refused(
-        f"a registry sends us to {netloc}, which is on this machine or on a network that is not public",
-        remedy=f'if it is meant to be asked, give it a table [images.registries."{netloc}"]',
+        f"a registry refers us to {netloc}, which is on this machine or on a network that is not public",
+        remedy=f'if it should be contacted, add the table [images.registries."{netloc}"]',
     )
 
 
@@ -201,7 +201,7 @@ def request(
             headers = {name: value for name, value in headers.items() if name != "Authorization"}
             method, body = "GET", None  # the body posted for a token is a secret too
         url = following
-    raise EngineError(f"{origin[1]} sent us from one place to the next more than {_MAX_REDIRECTS} times")
+    raise EngineError(f"{origin[1]} redirected us more than {_MAX_REDIRECTS} times")
 
 
 def _host_of(url: str) -> tuple[str, str]:
@@ -238,7 +238,7 @@ def _send(url: str, rules: ConnectionRules, headers: dict[str, str], method: str
         raise  # some HutchErrors are OSErrors too
     except ValueError as error:  # a port out of range, or a name that cannot be encoded
         _close(connection)
-        raise Refused(f"{url!r} is no address of a registry") from error
+        raise Refused(f"{url!r} is not a registry address") from error
     except (http.client.HTTPException, OSError) as error:
         _close(connection)
         raise TransientError(_reason(error)) from error

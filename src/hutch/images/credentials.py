@@ -132,7 +132,7 @@ def _of_helper(helper: str, server: str) -> Credentials | None:
     import subprocess
 
     if not helper.replace("-", "").replace("_", "").isalnum():
-        raise ConfigError(f"{helper!r} is no name of a credential helper")
+        raise ConfigError(f"{helper!r} is not the name of a credential helper")
     try:
         done = subprocess.run(
             [f"docker-credential-{helper}", "get"], input=server.encode(), capture_output=True, timeout=_HELPER_TIMEOUT
@@ -147,5 +147,5 @@ def _of_helper(helper: str, server: str) -> Credentials | None:
         plain = json.loads(done.stdout)
         name, secret = str(plain["Username"]), str(plain["Secret"])
     except (ValueError, KeyError, TypeError) as error:
-        raise EngineError(f"docker-credential-{helper} answered what is no credential") from error
+        raise EngineError(f"docker-credential-{helper} did not return a credential") from error
     return Credentials("", "", secret) if name == "<token>" else Credentials(name, secret)

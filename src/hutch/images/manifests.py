@@ -134,7 +134,7 @@ def parse_platform(text: str) -> Platform:
     if len(parts) == 1:
         parts = ["linux", *parts]
     if len(parts) > 3 or not all(parts):
-        raise Invalid(f"{text!r} is no platform", remedy="write os/architecture[/variant], such as linux/arm64")
+        raise Invalid(f"{text!r} is not a platform", remedy="write os/architecture[/variant], such as linux/arm64")
     return Platform(os=parts[0], architecture=parts[1], variant=parts[2] if len(parts) > 2 else "")
 
 
@@ -152,7 +152,7 @@ def media_type_of(data: bytes) -> str:
     """Return the media type that a document declares, or else the one that its fields show."""
     plain: dict[str, Any] = decode(dict[str, Any], data, "manifest")
     if plain.get("schemaVersion") == 1:
-        raise Unsupported("the image has a manifest of schema 1, given up in 2017", remedy="push it again")
+        raise Unsupported("the image has a manifest of schema 1, obsolete since 2017", remedy="push it again")
     declared = plain.get("mediaType")
     if isinstance(declared, str) and declared:
         return declared
@@ -163,12 +163,12 @@ def parse_manifest(data: bytes, max_layers: int) -> Manifest:
     """Parse a manifest and check that every part of it can be used here."""
     manifest = decode(Manifest, data, "manifest")
     if len(manifest.layers) > max_layers:
-        raise Unsupported(f"the image has {len(manifest.layers)} layers, and a box takes {max_layers}")
+        raise Unsupported(f"the image has {len(manifest.layers)} layers, and a box supports {max_layers}")
     for part in (manifest.config, *manifest.layers):
         if not is_digest(part.digest) or part.size < 0:
-            raise Invalid(f"the manifest names a blob by {part.digest[:80]!r}", remedy="only sha256 is used")
+            raise Invalid(f"the manifest identifies a blob by {part.digest[:80]!r}", remedy="only sha256 is used")
         if part.urls and "foreign" in part.media_type:
-            raise Unsupported("the image has layers that its registry may not hand out")
+            raise Unsupported("the image has layers that its registry may not distribute")
     return manifest
 
 
@@ -176,7 +176,7 @@ def parse_config(data: bytes, manifest: Manifest) -> Config:
     config = decode(Config, data, "configuration of the image")
     ids = config.rootfs.diff_ids
     if len(ids) != len(manifest.layers) or not all(map(is_digest, ids)):
-        raise Invalid(f"the image has {len(manifest.layers)} layers and tells what is in {len(ids)}")
+        raise Invalid(f"the image has {len(manifest.layers)} layers but {len(ids)} diff ids")
     return config
 
 
@@ -191,7 +191,7 @@ def choose_manifest(index: Index, wanted: Platform) -> Descriptor:
         return plain[0]
     offered = sorted({str(each.platform) for each in images if each.platform and each.platform.os != "unknown"})
     raise NotFound(
-        f"the image is not there for {wanted}", remedy=f"it is there for {', '.join(offered) or 'no platform'}"
+        f"the image does not exist for {wanted}", remedy=f"it exists for {', '.join(offered) or 'no platform'}"
     )
 
 

@@ -54,7 +54,7 @@ def _refuse_if_used(store: Store, text: str, manifest: str) -> None:
     if users:
         raise Conflict(
             f"image {text} is in use by {len(users)} box{'es' if len(users) > 1 else ''}: {', '.join(users)}",
-            remedy="destroy them first, or force it: then only the name goes, and the layers with the last of them",
+            remedy="destroy them first, or force it: then only the name goes, and the layers follow the last box",
             details={"boxes": list(users)},
         )
 

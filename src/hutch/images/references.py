@@ -49,7 +49,7 @@ def parse(text: str, default_registry: str = DEFAULT_REGISTRY) -> Reference:
     """Parse a reference. A first part with a dot, a colon or the name `localhost` is a registry. Raises Invalid."""
     rest, at, digest = text.partition("@")
     if at and not is_digest(digest):
-        raise _invalid(text, "after @ comes sha256: and 64 hexadecimal digits")
+        raise _invalid(text, "sha256: and 64 hexadecimal digits must follow the @")
     first, slash, others = rest.partition("/")
     registry = default_registry
     if slash and ("." in first or ":" in first or first == "localhost"):
@@ -58,11 +58,13 @@ def parse(text: str, default_registry: str = DEFAULT_REGISTRY) -> Reference:
     if not colon:
         repository, tag = rest, "" if digest else DEFAULT_TAG
     if not _HOST.fullmatch(registry):
-        raise _invalid(text, f"{registry!r} is no host")
+        raise _invalid(text, f"{registry!r} is not a host name")
     if not _REPOSITORY.fullmatch(repository) or len(repository) > 255:
-        raise _invalid(text, f"{repository!r} is no repository: lower case letters, digits and . _ - between them")
+        raise _invalid(
+            text, f"{repository!r} is not a repository name: lower case letters, digits and . _ - between them"
+        )
     if (colon or tag) and not _TAG.fullmatch(tag):
-        raise _invalid(text, f"{tag!r} is no tag")
+        raise _invalid(text, f"{tag!r} is not a tag")
     if registry == DEFAULT_REGISTRY and "/" not in repository:
         repository = f"library/{repository}"
     return Reference(registry, repository, tag, digest)
@@ -74,5 +76,6 @@ def is_digest(text: str) -> bool:
 
 def _invalid(text: str, why: str) -> Invalid:
     return Invalid(
-        f"{text!r} names no image: {why}", remedy="write NAME, NAME:TAG, HOST[:PORT]/NAME:TAG or NAME@sha256:…"
+        f"{text!r} is not an image reference: {why}",
+        remedy="write NAME, NAME:TAG, HOST[:PORT]/NAME:TAG or NAME@sha256:…",
     )

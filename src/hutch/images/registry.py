@@ -74,7 +74,7 @@ class Registry:
             except TransientError as error:
                 if number == self._settings.tries:
                     raise Unavailable(
-                        f"{self._name} could not give {what}, in {number} tries: {error}",
+                        f"{self._name} could not provide {what} after {number} tries: {error}",
                         op="pull",
                         remedy="try again: what has arrived is kept for a day",
                     ) from error
@@ -110,9 +110,9 @@ class Registry:
         if response.status in TRANSIENT_STATUSES:
             raise TransientError(f"HTTP {response.status}{text}")
         if response.status in (401, 403):
-            hint = "the credentials do not open it" if self._credentials else "it wants to know who we are"
+            hint = "it does not accept the credentials" if self._credentials else "it requires credentials"
             raise Unauthenticated(
-                f"{where} does not let us in: {hint}{text}",
+                f"{where} denies access: {hint}{text}",
                 op="pull",
                 remedy="`docker login`, --username with --password-stdin, or [images.registries] in hutch.toml",
             )
@@ -131,7 +131,7 @@ class Registry:
                 raise self._unauthenticated()
             return f"Basic {self._credentials.basic()}"
         if kind.lower() != "bearer":
-            raise EngineError(f"{self._name} asks for {kind or 'nothing'!r}, which we do not know", op="pull")
+            raise EngineError(f"{self._name} asks for {kind or 'nothing'!r}, which is not supported", op="pull")
         token = self.retry(lambda: self._token(dict(_CHALLENGE.findall(rest))), "a token")
         conceal([token])
         return f"Bearer {token}"
@@ -165,13 +165,13 @@ class Registry:
         except (ValueError, KeyError, AttributeError) as error:
             if isinstance(error, HutchError):
                 raise
-            raise EngineError(f"{urlsplit(realm).netloc} answered what is no token", op="pull") from error
+            raise EngineError(f"{urlsplit(realm).netloc} did not return a token", op="pull") from error
         finally:
             response.close()
 
     def _unauthenticated(self) -> Unauthenticated:
         known = self._credentials
-        what = f"does not know {known.username!r} or its password" if known else "wants to know who we are"
+        what = f"does not accept {known.username!r} or its password" if known else "requires credentials"
         return Unauthenticated(
             f"{self._name} {what}",
             op="pull",

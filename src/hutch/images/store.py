@@ -159,7 +159,7 @@ class Store:
 
     def blob_path(self, digest: str) -> str:
         if not references.is_digest(digest):
-            raise Invalid(f"{digest!r} is no digest")
+            raise Invalid(f"{digest!r} is not a digest")
         return self.path("blobs", digest.partition(":")[2])
 
     def has_blob(self, digest: str) -> bool:
@@ -276,7 +276,7 @@ class Store:
         if len(wanted) < _MIN_DIGEST_PREFIX or not found:
             raise NotFound(f"no image here has the digest {text}", remedy="`hutch image list` shows them")
         if len(found) > 1:
-            raise Invalid(f"{text} is the beginning of {len(found)} digests", remedy="give more of it")
+            raise Invalid(f"{text} matches {len(found)} digests", remedy="give more of the digest")
         return next(iter(found.values()))
 
     def open(self, text: str) -> Image:

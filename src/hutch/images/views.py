@@ -48,7 +48,7 @@ def find_by_digest(store: Store, digest: str) -> Stored:
     if not found or len(digest) < len("sha256:") + 8:
         raise NotFound(f"no image here has the digest {digest[:80]}", remedy="`hutch image list` shows them")
     if len(found) > 1:
-        raise Invalid(f"{digest} is the beginning of {len(found)} digests", remedy="give more of it")
+        raise Invalid(f"{digest} matches {len(found)} digests", remedy="give more of the digest")
     return next(iter(found.values()))
 
 

@@ -27,7 +27,7 @@ from hutch.providers import registry
 if TYPE_CHECKING:
     from hutch.keeper.access.observe import ObservedBox
     from hutch.keeper.owner_view import OwnerQuestions, OwnerReceipts, OwnerView, OwnerVolumes
-    from hutch.keeper.skills.skills import OwnerSkills
+    from hutch.keeper.skills.skills import LocalSkills
     from hutch.model.status import Status
 
 
@@ -206,8 +206,8 @@ class Hutch:
         return self._own.receipts
 
     @property
-    def skills(self) -> "OwnerSkills":
-        return self._own.skills
+    def skills(self) -> "LocalSkills":
+        return self._own.local_skills
 
     @cached_property
     def questions(self) -> "OwnerQuestions":

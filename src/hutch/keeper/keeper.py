@@ -33,8 +33,7 @@ from hutch.keeper.skills.mounts import SkillBoxes
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
-from hutch.keeper.takeover import keeper_locks
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.keeper.takeover.reconcile import Reconciler
 from hutch.keeper.volumes import Volumes
 from hutch.logs import log, reveal
@@ -91,7 +90,7 @@ class Keeper:
         """Creations in progress by key: concurrent calls with one key give one box, and nobody else waits."""
         self.reuses: Counter[str] = Counter()
         """How often a scope found its box again, by profile."""
-        self.liveness = liveness or Locks(keeper_locks.homes(config.state_dir, config.run_dir))
+        self.liveness = liveness or LockLiveness(lock_directories(config.state_dir, config.run_dir))
         """It belongs to the store, because keepers that share the store must see each other."""
         self.visiting = visiting
         """A visiting keeper takes over only boxes that are asked for, and leaves them all to themselves at the end."""
@@ -211,7 +210,7 @@ class Keeper:
         await self.pool.stop()
         await asyncio.gather(*(self.teardown.close(live, visiting=self.visiting) for live in list(self._live.values())))
         for live in self._live.values():
-            self.receipts.left(live.record)
+            self.receipts.record_left(live.record)
         await self._close_parts()
 
     async def detach(self) -> None:
@@ -227,12 +226,12 @@ class Keeper:
                     continue
                 if live.instance is not None:
                     await live.instance.close()
-                self.receipts.left(live.record)
+                self.receipts.record_left(live.record)
         await self._close_parts()
 
     async def _close_parts(self) -> None:
         await self.engines.close()
-        await losses.tell(self.states, await self.receipts.close())
+        await losses.report_lost(self.states, await self.receipts.close())
         await self.liveness.release()
         await self.store.close()
         self._started = False

@@ -10,7 +10,7 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.questions import Questions
 from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.skills.skills import OwnerSkills
+from hutch.keeper.skills.skills import LocalSkills, OwnerSkills
 from hutch.keeper.volumes import Volume, Volumes
 from hutch.model.boxes import VolumeInfo
 from hutch.model.questions import Answer, AskRequest, QuestionInfo
@@ -43,6 +43,11 @@ class OwnerView:
     @property
     def skills(self) -> OwnerSkills:
         return OwnerSkills(self._keeper.skills, self._keeper.skill_boxes, self.owner)
+
+    @property
+    def local_skills(self) -> LocalSkills:
+        """The skills with installation from paths of this machine, which no server may offer its callers."""
+        return LocalSkills(self._keeper.skills, self._keeper.skill_boxes, self.owner)
 
 
 class OwnerVolumes:

@@ -1,1 +1,1 @@
-"""What all layers speak: frozen, slotted, validated records with JSON both ways."""
+"""The records that all layers exchange: frozen, validated, and convertible to and from JSON."""

@@ -1,4 +1,4 @@
-"""What anybody may see of a box without holding it: its info, its lease, what happened to it; volumes likewise."""
+"""What is shown of boxes and volumes: infos, leases, events."""
 
 from enum import StrEnum
 
@@ -8,57 +8,57 @@ from hutch.model.spec import EffectiveSpec
 from hutch.model.state import State
 
 RENEWED_AFTER = 0.05
-"""The lease of a live handle is renewed when that moves its expiry by this share of its length."""
+"""The lease of a live handle is renewed when this share of its length has passed."""
 
 
 class Lease(Record, frozen=True, kw_only=True):
-    """Which session may change a box now. It ends for good when it expires; a takeover bumps the record's epoch."""
+    """The session that may change a box now. An expired lease is over for good; a takeover raises the box's epoch."""
 
     holder: str
     acquired_at: float
     expires_at: float
-    """Unix time; 0: until it is released."""
+    """Unix time; 0 if it lasts until it is released."""
     seconds: float = 0.0
-    """How long it lasts from the last use on; 0: until it is released."""
+    """How long it lasts after the last use; 0 until it is released."""
     key: str = ""
-    """The id of the key by which the session got it; empty: by none."""
+    """The id of the key with which the session acquired it, if any."""
 
     def live(self, now: float) -> bool:
         return self.expires_at == 0 or self.expires_at > now
 
     def expires_in_sec(self, now: float) -> float | None:
-        """None: it does not expire."""
+        """Return the seconds until it expires; None if it does not."""
         return max(0.0, self.expires_at - now) if self.expires_at else None
 
     @property
     def auto_renew_sec(self) -> float | None:
-        """How often it is renewed while a handle of its holder lives; None: it does not expire."""
+        """Seconds between renewals while a handle of its holder lives; None if it does not expire."""
         return RENEWED_AFTER * self.seconds if self.expires_at and self.seconds else None
 
 
 class BoxInfo(Record, frozen=True, kw_only=True):
-    """One box (B13)."""
+    """Everything that is shown of one box."""
 
     id: BoxId
     name: str
     owner: str
     state: State
     reason: str
-    """Why it is in this state, or what is wrong with it all the same."""
+    """Why it is in this state, or what is wrong with it nevertheless."""
     provider: str
     spec: EffectiveSpec
-    """Secrets keep their names only; `adjustments` tells what policy changed."""
+    """Secrets have names only; `adjustments` lists what policy changed."""
     created_at: float
     used_at: float
     grace_sec: float
-    """How long it lives without a keeper."""
+    """Seconds that it lives without a keeper."""
     remaining_sec: float | None
-    """Until the first of its clocks ends it (idle, ttl, or life without a keeper), or lets it sleep, if nobody uses it
-    from now on and no job runs; None: nothing ends it by time."""
+    """Seconds until a clock (idle, ttl, life without a keeper) ends or pauses it, if nobody uses it and no job runs;
+    None if no clock does."""
     epoch: int
     lease: Lease | None
     elsewhere: bool = False
-    """Another live process keeps it: it can be seen from here, not used."""
+    """Whether another live process keeps it, so that it can be seen but not used from here."""
 
 
 class EventCause(StrEnum):
@@ -76,7 +76,7 @@ class EventCause(StrEnum):
 
 
 class Event(Record, frozen=True, kw_only=True):
-    """Something that happened to a box; `seq` grows by one and never repeats within a store."""
+    """Something that happened to a box; `seq` grows by one and is unique within a store."""
 
     seq: int
     at: float
@@ -92,15 +92,15 @@ class Event(Record, frozen=True, kw_only=True):
 
 
 class Moved(Record, frozen=True, kw_only=True):
-    """What came of an export or an import."""
+    """The result of an export or an import."""
 
     box_id: str
     parts: tuple[str, ...]
-    """workspace, home, system: what was carried."""
+    """The parts that were moved: workspace, home, system."""
     notes: tuple[str, ...] = ()
-    """What was left behind, and why."""
+    """What was not moved, and why."""
     size: int = 0
-    """Of the file, in bytes."""
+    """Size of the file in bytes."""
 
 
 class VolumeInfo(Record, frozen=True, kw_only=True):
@@ -110,4 +110,4 @@ class VolumeInfo(Record, frozen=True, kw_only=True):
     owner: str
     created_at: float
     path: str = ""
-    """On the host; told to whoever is on that host, not over HTTP."""
+    """Path on the host; shown only on that host, never over HTTP."""

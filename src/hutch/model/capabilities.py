@@ -25,7 +25,7 @@ class Missing(Record, frozen=True, kw_only=True):
 
 
 class Capabilities(Record, frozen=True, kw_only=True):
-    """What `Provider.probe` found; verified by a canary box, not assumed."""
+    """What `Provider.probe` found, verified by a canary box."""
 
     provider: str
     contract: int = 1
@@ -47,23 +47,23 @@ class Capabilities(Record, frozen=True, kw_only=True):
     images: tuple[str, ...] = ()
     """Kinds of image references accepted: host, dir, tar, oci."""
     default_image: str = "host"
-    """What a box is made from if nobody names an image; empty: one must be named."""
+    """The image of a box for which none is named; empty if one must be named."""
     mounts: bool = False
     ports: bool = False
     memory_mb: int = 0
-    """What the machine has: no box can have more; 0: unknown."""
+    """Memory of the machine, which no box can exceed; 0 if unknown."""
     grades: Grades = msgspec.field(default_factory=Grades)
-    """By what each limit is held in a temporary box with a read-only root."""
+    """What enforces each limit in a temporary box with a read-only root."""
     disk_if_persistent: EnforcedBy | None = None
-    """By what `disk_mb` is held in a persistent box; None: as in any other."""
+    """What enforces `disk_mb` in a persistent box; None if the same as in others."""
     disk_if_writable_root: EnforcedBy | None = None
     missing: tuple[Missing, ...] = ()
     facts: dict[str, str] = msgspec.field(default_factory=dict)
     """For people: kernel, cgroup mode, Landlock ABI, ..."""
 
     def grades_of(self, spec: EffectiveSpec) -> Grades:
-        """By what each limit is held in this very box: files that outlive it, or lie in its root, may lie where no size
-        bounds them."""
+        """Return what enforces each limit in this box. Files that outlive it, or that are in its root, may be where
+        nothing limits their size."""
         held = [self.grades.disk_mb]
         if spec.retention is Retention.PERSISTENT and self.disk_if_persistent is not None:
             held.append(self.disk_if_persistent)

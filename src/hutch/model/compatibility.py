@@ -1,10 +1,10 @@
-"""Reading what another release wrote: fields that this one does not know are left out.
+"""Decoding what another release wrote: fields that this release does not know are ignored.
 
-Whoever asks something of us is told of a field we do not know: it is a slip, or he means more than we would do. Answers
-and records of the past are different: what a newer release adds there must not keep an older one from the rest.
+A request with an unknown field is an error: it is a mistake, or asks for more than we would do. Answers and stored
+records are different: a field that a newer release added must not keep an older one from reading the rest.
 
-A value that an enum does not have is another matter. In an answer it is the enum's `UNKNOWN`, if it has one: a caller
-is told as much as can be said. In a record it stays an error: a keeper must not treat as lost what a newer one keeps.
+An unknown value of an enum becomes the enum's `UNKNOWN` in an answer, if it has one. In a record it stays an error: a
+keeper must not treat as lost what a newer keeper keeps.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 OfEnum = Callable[[str, EnumMeta], object]
-"""What becomes of a value that stands where one of an enum should."""
+"""Replaces a text that should be a value of an enum."""
 
 
 def _as_it_is(value: str, enum: EnumMeta) -> object:
@@ -30,7 +30,7 @@ def _as_it_is(value: str, enum: EnumMeta) -> object:
 
 
 def understood(data: bytes | str, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
-    """What `encoded` wrote, here or elsewhere; raises msgspec's errors."""
+    """Decode what `encoded` wrote in any release; raises msgspec's errors."""
     try:
         return decoded(data, kind)
     except msgspec.ValidationError:
@@ -38,7 +38,7 @@ def understood(data: bytes | str, kind: type[T], of_enum: OfEnum = _as_it_is) ->
 
 
 def understood_plain(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
-    """The same for what is decoded already."""
+    """Do the same for data that is decoded already."""
     try:
         return msgspec.convert(plain, type=kind)
     except msgspec.ValidationError:
@@ -46,17 +46,17 @@ def understood_plain(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) 
 
 
 def of_a_newer_release(data: bytes | str, kind: type[T]) -> T:
-    """What a server answered that may know more values than we do; raises msgspec's errors."""
+    """Decode the answer of a server that may know more values than we do; raises msgspec's errors."""
     return understood(data, kind, _or_unknown)
 
 
 def of_a_newer_release_plain(plain: object, kind: type[T]) -> T:
-    """The same for what is decoded already."""
+    """Do the same for data that is decoded already."""
     return understood_plain(plain, kind, _or_unknown)
 
 
 def remembered(data: bytes | str, kind: type[T]) -> T:
-    """A record of the past, as it was stored; Invalid if it is none."""
+    """Decode a stored record. Raises Invalid."""
     try:
         return understood(data, kind)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -70,8 +70,8 @@ def _without_unknown(plain: object, kind: type[T], of_enum: OfEnum) -> T:
 
 
 def _known(value: Any, info: "inspect.Type", of_enum: OfEnum) -> Any:
-    """The value without fields that no record in `info` has. What has the wrong form stays: converting tells of it."""
-    kinds: tuple[Any, ...] = getattr(info, "types", (info,))  # of a union
+    """Remove the fields that no record in `info` has. A value of a wrong type stays, and fails to convert."""
+    kinds: tuple[Any, ...] = getattr(info, "types", (info,))  # the members of a union
     for each in kinds:
         if isinstance(value, str) and isinstance(enum := getattr(each, "cls", None), EnumMeta):
             return of_enum(value, enum)
@@ -89,7 +89,7 @@ def _known(value: Any, info: "inspect.Type", of_enum: OfEnum) -> Any:
 
 
 def _tagged(value: Mapping[str, object], struct: Any) -> bool:
-    """Of several records, the one that the value says it is."""
+    """Tell whether the value is tagged as this record."""
     return struct.tag_field is None or value.get(struct.tag_field) == struct.tag
 
 

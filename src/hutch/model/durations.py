@@ -1,4 +1,4 @@
-"""Times as people write and read them, in one place: "90", "90s", "5m", "1h30m" in; "1h30m" out (P17)."""
+"""Durations as people write and read them: "90", "90s", "5m" and "1h30m" are parsed, "1h30m" is written."""
 
 import re
 
@@ -10,7 +10,7 @@ _PARTS = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
 def seconds(text: str) -> float:
-    """Raises Invalid for whatever is not a time; nothing is guessed."""
+    """Parse a duration to seconds. Raises Invalid for anything else; nothing is guessed."""
     plain = text.strip()
     if re.fullmatch(_NUMBER, plain):
         return float(plain)
@@ -23,7 +23,7 @@ def seconds(text: str) -> float:
 
 
 def shown(amount: float) -> str:
-    """In its two largest units; below ten seconds with a tenth."""
+    """Write seconds in their two largest units; below ten seconds with a tenth."""
     if amount < 0:
         return f"-{shown(-amount)}"
     if amount < 10 and amount != int(amount):

@@ -1,4 +1,4 @@
-"""What file operations answer: entries, matches, changes."""
+"""Results of file operations: entries, matches, changes."""
 
 from enum import StrEnum
 
@@ -27,7 +27,7 @@ class FileInfo(Record, frozen=True, kw_only=True):
 
 
 class Matches(Record, frozen=True, kw_only=True):
-    """Paths that a glob found; `complete` is False when a bound was met, and `note` says which."""
+    """Paths that a glob found; `complete` is False if a bound cut them, and `note` says which."""
 
     paths: tuple[str, ...]
     complete: bool = True
@@ -41,7 +41,7 @@ class GrepHit(Record, frozen=True, kw_only=True):
 
 
 class GrepResult(Record, frozen=True, kw_only=True):
-    """Lines that a grep found; partial results are returned and say so (lesson 20)."""
+    """Lines that a grep found; a partial result says so in `complete` and `note`."""
 
     hits: tuple[GrepHit, ...]
     complete: bool = True
@@ -56,7 +56,7 @@ class Edited(Record, frozen=True, kw_only=True):
     replaced: int
     size: int
     digest: str
-    """Pass it as `expect` to the next edit to be told if somebody else changed the file."""
+    """Pass it as `expect` to the next edit, which then fails if somebody else changed the file."""
 
 
 class Change(Record, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""What an image brings to a box besides files: how its commands want to run."""
+"""Images as they are shown, and what an image says about its commands."""
 
 import msgspec
 
@@ -6,39 +6,39 @@ from hutch.model.record import Record
 
 
 class ImageDefaults(Record, frozen=True, kw_only=True):
-    """Used where neither the caller nor the profile says otherwise."""
+    """Defaults of an image, used if neither the caller nor the profile says otherwise."""
 
     env: dict[str, str] = msgspec.field(default_factory=dict)
     workdir: str = ""
     user: str = ""
-    """As a box knows it: "user", "root" or a number; empty: the image does not say."""
+    """"user", "root" or a number; empty if the image names none."""
     entrypoint: tuple[str, ...] = ()
     cmd: tuple[str, ...] = ()
 
     @property
     def command(self) -> tuple[str, ...]:
-        """What the image runs when nobody names a command."""
+        """The command of the image if the caller names none."""
         return (*self.entrypoint, *self.cmd)
 
 
 class ImageInfo(Record, frozen=True, kw_only=True):
-    """An image of this machine's store, whatever it is called."""
+    """An image in this machine's store."""
 
     digest: str
-    """Of its manifest: what it is."""
+    """Digest of its manifest."""
     names: tuple[str, ...]
-    """Newest first; what stands behind `oci:` in a spec."""
+    """Its names, newest first, as they follow `oci:` in a spec."""
     layers: int
     bytes: int
-    """Unpacked."""
+    """Unpacked size."""
     at: float
     """When it got its newest name."""
     source: str
     """The registry or archive it came from."""
     boxes: tuple[str, ...]
-    """Which stand on it: those that the caller may see."""
+    """The boxes that use it, of those that the caller may see."""
     in_use: bool
-    """Whether any box does."""
+    """Whether any box uses it."""
 
 
 class LayerInfo(Record, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class LayerInfo(Record, frozen=True, kw_only=True):
     diff_id: str
     packed_bytes: int
     bytes: int | None = None
-    """None: it is not there."""
+    """None if the layer is missing."""
     entries: int | None = None
     devices_left_out: int = 0
 
@@ -57,8 +57,8 @@ class ImageDetails(ImageInfo, frozen=True, kw_only=True):
 
     platform: str
     created: str
-    """As its maker wrote it."""
+    """Time of its creation, as its maker wrote it."""
     defaults: ImageDefaults
-    """How its commands run where nobody says otherwise."""
+    """How its commands run unless the caller or the profile says otherwise."""
     parts: tuple[LayerInfo, ...]
-    """Lowest first."""
+    """Its layers, lowest first."""

@@ -1,4 +1,4 @@
-"""Limits: what is asked, what is given, and by what each one is enforced."""
+"""Limits: what is asked, what is given, and what enforces each."""
 
 from enum import StrEnum
 
@@ -6,7 +6,7 @@ from hutch.model.record import Record
 
 
 class EnforcedBy(StrEnum):
-    """By what a limit bites, strongest first; `none` is refused by every built-in profile."""
+    """What enforces a limit, strongest first; every built-in profile refuses `none`."""
 
     CGROUP = "cgroup"
     QUOTA = "quota"
@@ -16,7 +16,7 @@ class EnforcedBy(StrEnum):
 
 
 class Limits(Record, frozen=True, kw_only=True):
-    """Every limit with a number."""
+    """All limits of a box."""
 
     cpus: float
     memory_mb: int
@@ -24,13 +24,13 @@ class Limits(Record, frozen=True, kw_only=True):
     disk_mb: int
     open_files: int
     timeout_sec: float
-    """Default of a command that names none."""
+    """The timeout of a command that names none."""
     max_timeout_sec: float
-    """The longest a command may ask for; 0: no maximum."""
+    """The longest timeout that a command may ask for; 0 for no maximum."""
 
 
 class LimitsAsked(Record, frozen=True, kw_only=True):
-    """The limits a caller named; None: not asked."""
+    """The limits that a caller asked for; None for others."""
 
     cpus: float | None = None
     memory_mb: int | None = None
@@ -41,7 +41,7 @@ class LimitsAsked(Record, frozen=True, kw_only=True):
 
 
 class Grades(Record, frozen=True, kw_only=True):
-    """Which mechanism holds each limit on this machine, with this provider."""
+    """The mechanism that enforces each limit on this machine, with this provider."""
 
     cpus: EnforcedBy = EnforcedBy.NONE
     memory_mb: EnforcedBy = EnforcedBy.NONE

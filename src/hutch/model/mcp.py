@@ -1,4 +1,4 @@
-"""MCP servers that Hutch hosts: what a server is defined as, and what is known of it while it runs."""
+"""MCP servers that Hutch hosts: their definitions, and what is known of them while they run."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,14 +9,14 @@ from hutch.model.record import Record
 from hutch.model.spec import MountMode, NetworkMode
 
 SECRETS_AT = "/run/secrets"
-"""Where a server finds its `secret_files`: outside of every workspace, volume and mount."""
+"""Directory of a server's `secret_files`, outside of every workspace, volume and mount."""
 
 
 class Transport(StrEnum):
-    """How a server is spoken to."""
+    """The transport to a server."""
 
     STDIO = "stdio"
-    """A process of ours, in a box."""
+    """A process in a box of ours."""
     HTTP = "http"
     """Streamable HTTP, somewhere else."""
     SSE = "sse"
@@ -25,13 +25,13 @@ class Transport(StrEnum):
 
 class Start(StrEnum):
     LAZY = "lazy"
-    """At its first use."""
+    """Start it at its first use."""
     EAGER = "eager"
-    """As soon as Hutch serves."""
+    """Start it as soon as Hutch serves."""
 
 
 class Share(StrEnum):
-    """Whose box a server runs in (B10)."""
+    """Whose box a server runs in."""
 
     OWN = "own"
     PIPELINE = "pipeline"
@@ -41,7 +41,7 @@ class Share(StrEnum):
 
 
 class Phase(StrEnum):
-    """How far a server has come; an error names the one it happened in (B36)."""
+    """The phase of a server; an error names the phase in which it happened."""
 
     SESSION_CREATE = "session_create"
     DEP_INSTALL = "dep_install"
@@ -54,31 +54,31 @@ class Phase(StrEnum):
 
 class ServerState(StrEnum):
     DISABLED = "disabled"
-    """Switched off by its definition, or Hutch itself is."""
+    """It is switched off by its definition, or Hutch itself is."""
     STOPPED = "stopped"
     STARTING = "starting"
     WAITING = "waiting"
     """It failed, and is tried again after a pause."""
     READY = "ready"
     FAILED = "failed"
-    """It was tried as often as it is; `error` says why it failed last."""
+    """All attempts to start it failed; `error` says why the last one did."""
 
 
 class McpServer(Record, frozen=True, kw_only=True):
-    """A server as `mcpServers` tables define it, and the options of its box (B33)."""
+    """A server as `mcpServers` tables define it, and the options of its box."""
 
     command: str = ""
     args: tuple[str, ...] = ()
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """Given to the process as its environment. Values are taken for secrets: nothing shows them."""
+    """Environment of the process. Values are secrets, which are never shown."""
     secret_files: dict[str, str] = msgspec.field(default_factory=dict)
-    """What files of these names hold, in SECRETS_AT of its box, readable by its user only: for servers that take a
-    secret by a file. Secrets like `env`."""
+    """Names and content of files in SECRETS_AT of its box, readable by its user only, for servers that read a secret
+    from a file. Secrets like `env`."""
     cwd: str = ""
     url: str = ""
-    """Of a server somewhere else; then there is no command."""
+    """Address of a server somewhere else, which then has no command."""
     type: Transport | None = None
-    """None: stdio for a command, http for a url."""
+    """None for stdio with a command and http with a url."""
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     """Sent to `url`; secrets like `env`."""
     disabled: bool = False
@@ -86,28 +86,28 @@ class McpServer(Record, frozen=True, kw_only=True):
     start: Start = Start.LAZY
     share: Share = Share.OWN
     group: str = "default"
-    """Which pipeline, where `share` is pipeline."""
+    """The pipeline, if `share` is pipeline."""
     profile: str = "mcp"
     image: str | None = None
     network: NetworkMode | None = None
     mount: MountMode = MountMode.RO
-    """How its host files are shown in its box; none: not at all."""
+    """How its host files are shown in its box; `none` for not at all."""
     host_path: str = ""
-    """The project's directory on this machine, where command and args do not tell."""
+    """The project's directory on this machine, if command and args do not name it."""
     read_only_root: bool | None = None
     cpus: float | None = None
     memory_mb: int | None = None
     pids: int | None = None
     disk_mb: int | None = None
     startup_timeout_sec: float = 120.0
-    """From the start of the process until it has answered `initialize`."""
+    """Seconds from the start of the process to its answer to `initialize`."""
     install_timeout_sec: float = 600.0
     tool_timeout_sec: float = 600.0
-    """For one request; 0: no end."""
+    """Seconds for one request; 0 for no end."""
     allow: tuple[str, ...] = ()
-    """Patterns of the tools that are shown; empty: all."""
+    """Patterns of the tools that are shown; all if empty."""
     deny: tuple[str, ...] = ()
-    """Patterns of the tools that are not, even if allowed."""
+    """Patterns of tools that are not shown, even if allowed."""
 
     @property
     def transport(self) -> Transport:
@@ -125,36 +125,36 @@ class McpFailure(Record, frozen=True, kw_only=True):
 
 
 class McpServerInfo(Record, frozen=True, kw_only=True):
-    """A server as everybody may see it: no secret is in it (B37)."""
+    """What is shown of a server, without secrets."""
 
     name: str
     transport: Transport
     state: ServerState
     phase: Phase | None
-    """The one it is in, or in which it failed."""
+    """The phase it is in, or in which it failed."""
     boxed: bool
     box: str
-    """Id of the box it runs in; empty: none."""
+    """Id of the box it runs in, if any."""
     job: str
     retries: int
-    """Tries since it was last well."""
+    """Failed starts since it was last ready."""
     starts: int
     since: float
-    """When it came into this state."""
+    """When it entered this state."""
     error: McpFailure | None
     start: Start
     share: Share
     command: tuple[str, ...]
-    """With arguments; those that hold a secret are hidden."""
+    """Program and arguments; those that hold a secret are hidden."""
     url: str
     env: tuple[str, ...]
     """Names only."""
     secret_files: tuple[str, ...]
     """Names only."""
     files: dict[str, str]
-    """Host paths that its box shows, and where."""
+    """Host paths that its box shows, and their targets."""
     tools: int | None
-    """None: not asked yet."""
+    """Number of its tools; None if they were not listed yet."""
     origin: str
     """Where it was defined: `registry`, or a place in hutch.toml."""
     description: str = ""

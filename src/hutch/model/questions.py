@@ -1,4 +1,4 @@
-"""Permission questions: what an agent wants to do and somebody has to decide."""
+"""Permission questions of agents, which a person answers."""
 
 from enum import StrEnum
 from typing import Any
@@ -9,7 +9,7 @@ from hutch.model.record import Record
 
 
 class Answer(StrEnum):
-    """What somebody who was asked has said; `always` holds for the same thing from then on."""
+    """An answer; `always` also allows the same thing from then on."""
 
     ALLOW = "allow"
     DENY = "deny"
@@ -17,13 +17,13 @@ class Answer(StrEnum):
 
 
 class AskRequest(Record, frozen=True, kw_only=True):
-    """What somebody is asked to decide."""
+    """What a person is asked to decide."""
 
     agent: str
     tool: str
     action: str = ""
     what: str = ""
-    """The command or path, or nothing if the tool itself is in question."""
+    """The command or path; empty if the question is about the tool itself."""
     reason: str = ""
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     box: str = ""
@@ -35,7 +35,7 @@ class AskRequest(Record, frozen=True, kw_only=True):
 
 
 class QuestionInfo(Record, frozen=True, kw_only=True):
-    """One that waits."""
+    """An open question."""
 
     id: str
     owner: str
@@ -48,5 +48,5 @@ class QuestionInfo(Record, frozen=True, kw_only=True):
     what: str
     reason: str
     arguments: dict[str, Any]
-    """Of the call; a server hides secrets and cuts what is long."""
+    """Arguments of the call; a server hides secrets and shortens long values."""
     box: str

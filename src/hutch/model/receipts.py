@@ -1,4 +1,4 @@
-"""Receipts: the tamper-evident record of each operation on a box, and what is known of the chain they form."""
+"""Receipts: the tamper-evident record of each operation on a box, and the chain that they form."""
 
 from enum import StrEnum
 
@@ -11,22 +11,22 @@ Detail = str | int | float | bool | tuple[str, ...] | None
 Details = dict[str, Detail]
 
 ARRIVED = "box.arrived"
-"""Drafted by a keeper that took a box over; what stands before it in the chain tells which of the next two it is."""
+"""Drafted by a keeper that took a box over; the receipt before it decides which of the next two it becomes."""
 HANDED_OVER = "box.handed_over"
 GAP = "gap"
 LEFT = "box.left"
 GONE = "box.gone"
 
-DAYBOOK = "daybook-"
-"""How the id of a chain begins that is no box's."""
+OWNER_LOG = "daybook-"
+"""Prefix of the ids of owner logs: the chains of what concerns no box, one for each owner and day."""
 
 
 NOTES = ("tool.", "mcp.", "note.")
-"""How operations begin that a caller puts on record himself."""
+"""Prefixes of operations that callers add themselves."""
 
 
 SPELLED = ("command", "what")
-"""Details in which a command may spell a secret out."""
+"""Details in which a command may contain a secret."""
 
 
 class Pruned(StrEnum):
@@ -35,33 +35,33 @@ class Pruned(StrEnum):
     AGE = "age"
     """Its box was gone for longer than receipts are kept."""
     ROWS = "rows"
-    """Its owner had more receipts than are kept of one."""
+    """Its owner had more receipts than are kept for one owner."""
     EARLIER = "earlier"
-    """By a release that did not say."""
+    """An earlier release removed them and did not say why."""
 
 
 class Who(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """Who asked: a session, and over HTTP the key, its role and the request."""
+    """The caller: a session, and over HTTP the key, its role and the request."""
 
     session: str = ""
     role: str = "local"
-    """admin, user or observer; local: this machine's user, in the process itself; keeper: nobody asked."""
+    """admin, user or observer; local for the user of the process itself; keeper if nobody asked."""
     key: str = ""
     """The key's id; never the key."""
     request: str = ""
     """The operation id that the log lines of the request carry."""
     admin: bool = False
-    """Acted past owner and lease (`Hutch-Admin: yes`)."""
+    """Whether it ignored owner and lease (`Hutch-Admin: yes`)."""
 
 
 class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation. What is not known is left out: a receipt never guesses."""
+    """One operation. Unknown facts are left out, never guessed."""
 
     box: str
-    """Its id; of what concerns no box, the id of the owner's daybook (`keeper.receipt_chain`)."""
+    """Its id; of what concerns no box, the id of the owner's log."""
     owner: str
     seq: int = 0
-    """From 1, without holes, within the box's chain."""
+    """Number in the box's chain, from 1 without gaps."""
     at: float
     """Unix time at which the operation began; of a caller's own note, at which the server got it."""
     op: str
@@ -75,22 +75,22 @@ class Receipt(Record, frozen=True, kw_only=True, omit_defaults=True):
     policy: str = ""
     """SHA-256 of the box's effective spec, as it is shown, when the operation began."""
     error: str = ""
-    """The code of the error that the caller got; empty: it was done."""
+    """The code of the error that the caller got; empty if it succeeded."""
     cause: str = ""
-    """Of a command's verdict."""
+    """Cause in the verdict of a command."""
     exit_code: int | None = None
     signal: int | None = None
     usage: Usage | None = None
     changed: tuple[str, ...] | None = None
-    """Paths that the operation itself changed; absent: not known (what a command did to files)."""
+    """Paths that the operation itself changed; absent if unknown, as for a command."""
     hosts: tuple[str, ...] | None = None
-    """Hosts reached; absent: not known."""
+    """Hosts reached; absent if unknown."""
     duration_ms: float = 0.0
-    """Of a caller's own note: as the caller says."""
+    """Duration; for a caller's own note, as the caller says."""
     prev: str = ""
-    """The hash of the receipt before; of the first: of the chain's own beginning (box and owner)."""
+    """Hash of the receipt before; for the first, of the chain's start (box and owner)."""
     hash: str = ""
-    """SHA-256 of this receipt's JSON up to here. It stands last, so that it can be cut off and checked."""
+    """SHA-256 of this receipt's JSON up to here. It is the last field, so that it can be cut off and checked."""
 
 
 class Chain(Record, frozen=True, kw_only=True):
@@ -105,12 +105,12 @@ class Chain(Record, frozen=True, kw_only=True):
     last_at: float = 0.0
     last_op: str = ""
     ended_at: float = 0.0
-    """The box is gone since, or the daybook is closed from then on; 0: it goes on."""
+    """The box is gone since, or the owner's log is closed; 0 if it goes on."""
     pruned_at: float = 0.0
-    """The receipts were removed by retention then, all of them; 0: they are there."""
+    """When retention removed all receipts; 0 if they are there."""
     pruned_why: Pruned | None = None
     pruned_limit: float = 0.0
-    """What was kept at that time: seconds after the end (age), or receipts of one owner (rows)."""
+    """The limit at that time: seconds after the end (age), or receipts of one owner (rows)."""
 
 
 class ChainCheck(Record, frozen=True, kw_only=True):
@@ -119,10 +119,10 @@ class ChainCheck(Record, frozen=True, kw_only=True):
     box: str
     owner: str = ""
     count: int = 0
-    """Receipts that are in order, from the first on."""
+    """Number of valid receipts, from the first on."""
     ok: bool = True
     broken: int | None = None
-    """The number of the first receipt that is not what was written; 0: the head record itself."""
+    """Number of the first receipt that is not what was written; 0 for the head record itself."""
     problem: str = ""
     pruned_at: float = 0.0
     pruned_why: Pruned | None = None

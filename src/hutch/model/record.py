@@ -35,12 +35,12 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             raise Invalid(f"not a valid {cls.__name__}: {error}", remedy=remedy) from error
 
     def but(self, **changes: Any) -> Self:
-        """A copy with these fields changed."""
+        """Return a copy with these fields changed."""
         return msgspec.structs.replace(self, **changes)
 
 
 def encoded(value: object) -> bytes:
-    """As JSON. The name of a file need not be UTF-8: its odd bytes are lone surrogates in a string, which msgspec
+    """Encode as JSON. A file name need not be UTF-8: its other bytes are lone surrogates in a string, which msgspec
     refuses and the standard library writes as `\\udcXX`."""
     try:
         return msgspec.json.encode(value)
@@ -51,7 +51,7 @@ def encoded(value: object) -> bytes:
 
 
 def decoded(data: bytes | str, kind: type[T]) -> T:
-    """What `encoded` wrote; raises msgspec's errors."""
+    """Decode what `encoded` wrote; raises msgspec's errors."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:
@@ -63,7 +63,7 @@ def decoded(data: bytes | str, kind: type[T]) -> T:
 
         try:
             plain = json.loads(data)
-            # Only bytes of a name: no other surrogate could be written down again.
+            # Accept only surrogates that stand for bytes; no other could be encoded again.
             json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogateescape")
         except (ValueError, RecursionError):
             raise error from None

@@ -1,4 +1,4 @@
-"""What a command left behind: output, verdict, usage."""
+"""Results of commands and jobs: output, verdict, usage."""
 
 from enum import StrEnum
 
@@ -23,22 +23,22 @@ class Cause(StrEnum):
     CANCELLED = "cancelled"
     BOX_BROKEN = "box_broken"
     UNKNOWN = "unknown"
-    """Told by a server of a newer release; the message says what it is."""
+    """A cause that only a newer release knows; the message explains it."""
 
 
 class Verdict(Record, frozen=True, kw_only=True):
-    """Why an exec ended as it did, what limit it met, and what to do about it."""
+    """Why a command ended as it did, what limit it met, and what to do about it."""
 
     cause: Cause
     message: str = ""
     limit: float | None = None
     """The limit that was met, in the unit the message names."""
     peak: float | None = None
-    """How far the command or its box went, in the same unit."""
+    """The highest use of the command or its box, in the same unit."""
     unit: str = ""
     remedy: str = ""
     certain: bool = True
-    """False: the fact belongs to the box and several commands ran; this one may not have caused it."""
+    """False if several commands ran in the box, so that another one may have caused it."""
 
     @property
     def ok(self) -> bool:
@@ -46,7 +46,7 @@ class Verdict(Record, frozen=True, kw_only=True):
 
 
 class Usage(Record, frozen=True, kw_only=True):
-    """What the command used: wait4's numbers for its own processes, the box's peak beside them."""
+    """What the command used: the numbers of wait4(2) for its own processes, and the box's peak."""
 
     wall_sec: float = 0.0
     cpu_user_sec: float = 0.0
@@ -57,25 +57,25 @@ class Usage(Record, frozen=True, kw_only=True):
 
 
 class Result(Record, frozen=True, kw_only=True):
-    """What `exec` returns, whatever the command did."""
+    """The result of a command, however it ended."""
 
     job_id: str
     exit_code: int | None
-    """None: it did not exit by itself (a signal ended it)."""
+    """None if a signal ended it."""
     signal: int | None = None
     stdout_bytes: bytes = b""
     stderr_bytes: bytes = b""
     stdout_total: int = 0
-    """Bytes the command wrote; larger than len(stdout_bytes) when the middle was left out."""
+    """Bytes that the command wrote; more than len(stdout_bytes) if the middle was left out."""
     stderr_total: int = 0
     stdout_truncated: bool = False
     stderr_truncated: bool = False
     lingering: bool = False
-    """Descendants still held the output open when the command had ended; they were not waited for."""
+    """Whether descendants still held the output open at the end; nobody waited for them."""
     verdict: Verdict = msgspec.field(default_factory=lambda: Verdict(cause=Cause.OK))
     usage: Usage = msgspec.field(default_factory=Usage)
     notes: tuple[str, ...] = ()
-    """What the caller should know: clamped timeouts, a replaced box, ..."""
+    """Remarks for the caller: clamped timeouts, a replaced box, ..."""
 
     @property
     def stdout(self) -> str:
@@ -100,7 +100,7 @@ class JobState(StrEnum):
 
 
 class JobInfo(Record, frozen=True, kw_only=True):
-    """A process as a resource, as `job.info()` and `box.jobs()` show it."""
+    """A job, as `job.info()` and `box.jobs()` show it."""
 
     id: str
     command: tuple[str, ...]
@@ -113,7 +113,7 @@ class JobInfo(Record, frozen=True, kw_only=True):
     signal: int | None = None
     pty: bool = False
     timeout_sec: float | None = None
-    """Seconds after which it is killed; None: it may run as long as its box."""
+    """Seconds after which it is killed; None if it may run as long as its box."""
     stdout_total: int = 0
     stderr_total: int = 0
     dropped: int = 0
@@ -123,7 +123,7 @@ class JobInfo(Record, frozen=True, kw_only=True):
 
 
 class Chunk(Record, frozen=True, kw_only=True):
-    """A piece of a job's output, and where to go on reading."""
+    """A piece of a job's output, and the cursor of the next piece."""
 
     data: bytes
     cursor: int

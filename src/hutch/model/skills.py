@@ -1,4 +1,4 @@
-"""Skills: packages in the open SKILL.md format, as everybody sees them."""
+"""Skills: packages in the open SKILL.md format, as they are shown."""
 
 from enum import StrEnum
 from typing import Any
@@ -8,17 +8,17 @@ import msgspec
 from hutch.model.record import Record
 
 INSTALLED_AT = "/workspace/.skills"
-"""Where every box shows its skills, read-only."""
+"""Directory in every box with its skills, read-only."""
 STATE_AT = "/workspace/.skills-state"
-"""Where each skill may write, in the box's own workspace."""
+"""Directory in the box's own workspace where each skill may write."""
 EVERY_SKILL = "all"
-"""The group that every skill of an owner belongs to."""
+"""The group of all skills of an owner."""
 NO_SKILL = "none"
-"""For a box that shows no skills at all."""
+"""The group of a box without skills."""
 
 
 class SkillTool(Record, frozen=True, kw_only=True):
-    """A tool that a skill brings; its command runs in the box while the skill is active (B38)."""
+    """A tool of a skill; its command runs in the box while the skill is active."""
 
     name: str
     description: str = ""
@@ -29,22 +29,22 @@ class SkillTool(Record, frozen=True, kw_only=True):
 
 
 class SkillPermissions(Record, frozen=True, kw_only=True):
-    """What a skill declares to need: more than this its calls do not get. None: not declared, so as the box is."""
+    """What a skill declares to need; its calls get no more. None if not declared, so that the box decides."""
 
     network: bool | None = None
     paths: tuple[str, ...] | None = None
     """Below the workspace or absolute; `PATH:ro` only to read. Beside them a call has its state directory and /tmp."""
     tools: tuple[str, ...] | None = None
-    """Tools of ours it relies on: its own programs may do to files what these could; None: as the box is."""
+    """Tools of ours it relies on: its programs may do to files what these could. None if the box decides."""
 
 
 class SkillDependencies(Record, frozen=True, kw_only=True):
-    """What has to be installed before its programs run; prepared once, and shown beside the skill."""
+    """Packages that are installed once before its programs run, and shown beside the skill."""
 
     python: tuple[str, ...] = ()
-    """Requirements as pip has them; one that begins with `./` is a file of the skill."""
+    """Requirements in pip's format; one that begins with `./` is a file of the skill."""
     node: tuple[str, ...] = ()
-    """Packages as npm has them."""
+    """Packages in npm's format."""
 
 
 class SkillInfo(Record, frozen=True, kw_only=True):
@@ -98,14 +98,14 @@ class ChangeKind(StrEnum):
 
 
 class SkillChange(Record, frozen=True, kw_only=True):
-    """What a new version would do to one file of the active one."""
+    """A difference of a new version from the active one in one file."""
 
     path: str
     kind: ChangeKind
 
 
 class SkillPreview(Record, frozen=True, kw_only=True):
-    """What an installation would bring. Nothing has been installed."""
+    """What an installation would install; nothing has been installed yet."""
 
     name: str
     description: str
@@ -120,9 +120,9 @@ class SkillPreview(Record, frozen=True, kw_only=True):
     permissions: SkillPermissions = SkillPermissions()
     warnings: tuple[str, ...] = ()
     replaces: str = ""
-    """The digest that is active now; empty: the name is new."""
+    """The digest that is active now; empty if the name is new."""
     changes: tuple[SkillChange, ...] = ()
-    """To the active version; empty if there is none, or if it is the same."""
+    """Differences from the active version; empty if there is none, or if it is the same."""
 
 
 class FoundSkill(Record, frozen=True, kw_only=True):
@@ -135,14 +135,14 @@ class FoundSkill(Record, frozen=True, kw_only=True):
 
 
 class SkillBinding(Record, frozen=True, kw_only=True):
-    """A named set of skills: what the boxes of one pipeline show (B12)."""
+    """A named group of skills, which the boxes of one pipeline show."""
 
     group: str
     skills: tuple[str, ...]
 
 
 class SkillPlace(Record, frozen=True, kw_only=True):
-    """A skill made ready in one box: where it lies, where it may write, and what its programs need to be told."""
+    """A skill prepared in one box: its directory, its state directory, and the environment of its programs."""
 
     name: str
     digest: str

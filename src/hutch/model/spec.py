@@ -27,7 +27,7 @@ class Retention(StrEnum):
 
 
 class Isolation(StrEnum):
-    """How strong a provider's wall is, weakest first."""
+    """How strongly a provider isolates boxes, weakest first."""
 
     NONE = "none"
     NAMESPACES = "namespaces"
@@ -51,7 +51,7 @@ class Workspace(Record, frozen=True, kw_only=True):
 
 
 class CheckedMount(Record, frozen=True, kw_only=True):
-    """A mount that may be made: the place with no symlink in its path, and the inode that was found there."""
+    """A mount that policy has allowed: its real path without symlinks, and the inode that was found there."""
 
     real: str
     target: str
@@ -59,22 +59,22 @@ class CheckedMount(Record, frozen=True, kw_only=True):
     dev: int
     ino: int
     public: bool = False
-    """Everybody may read it as it is, so that nobody's ids have to be mapped: the box sees the files as nobody's."""
+    """Whether everybody may read it, so that no ids have to be mapped: the box sees the files as nobody's."""
 
 
 class CheckedMounts(Record, frozen=True, kw_only=True):
-    """Everything of the host that a box will show."""
+    """Everything of the host that a box shows, as policy allowed it."""
 
     mounts: tuple[CheckedMount, ...] = ()
-    """Without those of mode none."""
+    """All mounts but those of mode none."""
     workspace: CheckedMount | None = None
-    """None: the box's own, or none at all."""
+    """None for the box's own workspace, or for none at all."""
     image: CheckedMount | None = None
     """The directory or archive of a `dir:` or `tar:` image."""
 
 
 class Spec(Record, frozen=True, kw_only=True):
-    """None always means "not asked": the profile, then the provider decides."""
+    """What a caller asks for; for None the profile decides, then the provider."""
 
     profile: str | None = None
     provider: str | None = None
@@ -90,7 +90,7 @@ class Spec(Record, frozen=True, kw_only=True):
     """Like env, but never shown in a record, a log, an error or a receipt."""
     network: NetworkMode | None = None
     allow_private: tuple[str, ...] = ()
-    """Private ranges (CIDR) that network `on` may reach all the same."""
+    """Private ranges (CIDR) that network `on` may reach too."""
     limits: LimitsAsked = msgspec.field(default_factory=LimitsAsked)
     read_only_root: bool | None = None
     retention: Retention | None = None
@@ -100,7 +100,7 @@ class Spec(Record, frozen=True, kw_only=True):
     ports: tuple[int, ...] = ()
     name: str | None = None
     skills: str | None = None
-    """Which skills it shows: "all" of its owner, "none", or the name of a group they are bound to."""
+    """Which skills it shows: "all" of its owner, "none", or the name of a group."""
 
 
 class Adjustment(Record, frozen=True, kw_only=True):
@@ -116,7 +116,7 @@ class Adjustment(Record, frozen=True, kw_only=True):
 
 
 class EffectiveSpec(Record, frozen=True, kw_only=True):
-    """A spec with every question answered: what the provider builds."""
+    """A spec with all values decided, which the provider builds."""
 
     profile: str
     provider: str
@@ -133,9 +133,9 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     read_only_root: bool
     retention: Retention
     idle_timeout_sec: float
-    """0: never by idleness."""
+    """0 if it never ends by idleness."""
     ttl_sec: float
-    """0: no end of life."""
+    """0 if it never ends by age."""
     labels: dict[str, str]
     ports: tuple[int, ...]
     name: str
@@ -144,17 +144,17 @@ class EffectiveSpec(Record, frozen=True, kw_only=True):
     adjustments: tuple[Adjustment, ...] = ()
 
     def shown(self) -> "EffectiveSpec":
-        """The spec as records, logs and people may see it: secrets keep their names only."""
+        """Return the spec for records, logs and people: secrets have names only."""
         return self.but(secrets=dict.fromkeys(self.secrets, "***")) if self.secrets else self
 
 
 class Order(Record, frozen=True, kw_only=True):
-    """What a provider is told to make: the box's id, its keeper and its effective spec."""
+    """What a provider has to make: the box's id, its keeper and its effective spec."""
 
     box_id: BoxId
     keeper: str
     spec: EffectiveSpec
     places: CheckedMounts = msgspec.field(default_factory=CheckedMounts)
-    """Mounts, workspace and image directory as policy allowed them: build from these, not from names."""
+    """Mounts, workspace and image directory as policy allowed them; providers use these, not the names in the spec."""
     orphan_grace_sec: float = 10.0
-    """Dead-man's clock: how long the box lives without any keeper."""
+    """Seconds that the box lives without any keeper."""

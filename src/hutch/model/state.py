@@ -1,4 +1,4 @@
-"""The states of a box and the moves between them: the one table that code, tests and documents read."""
+"""The states of a box and the moves between them, in a file of its own because code, tests and documents read it."""
 
 from enum import StrEnum
 
@@ -24,7 +24,7 @@ MOVES: dict[State, frozenset[State]] = {
     State.ERROR: frozenset({State.STOPPING}),
     State.UNKNOWN: frozenset({State.RESTORING, State.STOPPING}),
 }
-"""From a state to those it may become; a box also leaves the table from `stopping`, when it is gone."""
+"""Maps a state to those that may follow. From `stopping` a box may also be gone."""
 
 
 def may_move(old: State, new: State) -> bool:

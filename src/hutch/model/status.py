@@ -1,4 +1,4 @@
-"""Whether boxes can be made, and if not why not: disabled, failed and degraded are told apart (B25)."""
+"""Whether boxes can be made, and if not, why. `hutch run` does not load this file."""
 
 from enum import StrEnum
 
@@ -10,7 +10,7 @@ from hutch.model.record import Record
 class Condition(StrEnum):
     READY = "ready"
     DEGRADED = "degraded"
-    """Boxes can be made; something else is wrong, and `reason` says what."""
+    """Boxes can be made, but something else is wrong; `reason` says what."""
     DISABLED = "disabled"
     UNAVAILABLE = "unavailable"
     """No engine is usable here."""
@@ -20,7 +20,7 @@ class Condition(StrEnum):
 
 
 class Status(Record, frozen=True, kw_only=True):
-    """`available` only if boxes can be made through this very door, now."""
+    """The status of a keeper or a server; `available` only if boxes can be made through it now."""
 
     state: Condition
     enabled: bool
@@ -32,4 +32,4 @@ class Status(Record, frozen=True, kw_only=True):
     keeper: str = ""
     uptime_sec: float = 0.0
     boxes: dict[str, int] = msgspec.field(default_factory=dict)
-    """The caller's own, by state."""
+    """Number of the caller's own boxes, by state."""

@@ -1,6 +1,6 @@
-"""A change of a live box, held to what holds for a new one: locks and maxima of its profile, rights of the caller.
+"""Policy for changes of a live box: locks and maxima of its profile and rights of the caller, as for a new box.
 
-Pure. Only the fields that are to change are held to it: the box keeps what it has, also where a new one would get less.
+Only the fields that change are checked: the box keeps what it has, even where a new box would get less.
 """
 
 from typing import TypeVar
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Change:
-    """Gives what may be had of what is asked, and writes down in `adjustments` what was cut, and by what."""
+    """Bounds the asked values, and lists in `adjustments` what was reduced and why."""
 
     def __init__(self, profile: Profile, rights: Rights) -> None:
         self._profile = profile
@@ -23,27 +23,27 @@ class Change:
         self.adjustments: list[Adjustment] = []
 
     def choose(self, field: str, now: T, asked: T) -> T:
-        """The value as it is where the profile locks the field."""
+        """Return the asked value, or the present one if the profile locks the field."""
         if asked == now or not self._profile.locks(field):
             return asked
         self._note(field, asked, now, f"locked by profile {self._profile.name}")
         return now
 
     def limits(self, now: Limits, asked: Limits) -> Limits:
-        """Each limit as it was asked, within its maxima. Invalid for a number that makes no sense."""
+        """Return each limit as asked, within its maxima. Raises Invalid for an impossible number."""
         fields = Limits.__struct_fields__
         given = {field: self._number(field, getattr(now, field), getattr(asked, field)) for field in fields}
         return now.but(**given)
 
     def clock(self, field: str, now: float, asked: float) -> float:
-        """A time after which the box ends; 0 means never, which is over every maximum."""
+        """Bound a time after which the box ends; 0 means never, which is over every maximum."""
         return float(self._number(field, now, asked))
 
     def _number(self, field: str, now: float, asked: float) -> float:
         if asked == now:
             return now
         values.check_number(field, asked)
-        # The longest a command may ask for is no field of its own in a profile's locks.
+        # `max_timeout_sec` cannot be locked by itself: the lock of `timeout_sec` covers it.
         locked_as = "timeout_sec" if field == "max_timeout_sec" else field
         if self._profile.locks(locked_as):
             return self.choose(locked_as, now, asked)
@@ -66,4 +66,4 @@ class Change:
 
 
 _ENDLESS = frozenset({"max_timeout_sec", "idle_timeout_sec", "ttl_sec"})
-"""Where 0 means that there is no end."""
+"""Fields in which 0 means that there is no end."""

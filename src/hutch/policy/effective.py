@@ -1,7 +1,7 @@
-"""From what a caller asked to what the box gets: every question answered, every change listed, or a refusal.
+"""The effective spec of a box: what the caller asked, within profile and capabilities, with every change listed.
 
-Pure: nothing here looks at the machine. What the machine can do comes in as capabilities; whether a mount's source may
-be shown is decided by `policy.mounts`, which has to open it.
+Nothing here looks at the machine: what it can do comes in as capabilities. Whether a mount's source may be shown is
+decided by `policy.mounts`, which has to open it.
 """
 
 import os
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 
 def providers_of(spec: Spec, profile: Profile, default: str, fallback: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """Which providers may make the box, in this order: the caller's alone, else the profile's and the configuration's
-    with those that may stand in for it. A locked one is the profile's."""
+    """List the providers that may make the box, in order: the caller's alone, else that of the profile or of the
+    configuration with its fallbacks. If the profile locks the provider, the caller's does not count."""
     if spec.provider and not profile.locks("provider"):
         return (spec.provider,)
     stand_ins = fallback if profile.fallback is None else profile.fallback
@@ -49,9 +49,12 @@ def effective(
     strict: bool = False,
     passed: Mapping[str, str] | None = None,
 ) -> EffectiveSpec:
-    """Invalid: the request is wrong; Refused: policy says no; Unsupported: the provider cannot do that; Unavailable: it
-    can do nothing here. `default_image` is the configuration's, `provider_image` the last resort. `passed` are the
-    providers that came first and could not, with the reasons."""
+    """Answer every question of a spec.
+
+    `default_image` is the configuration's, `provider_image` the last resort; `passed` are the providers that were
+    skipped, with the reasons. Raises Invalid for a wrong request, Refused by policy, Unsupported if the provider
+    cannot do it, and Unavailable if the provider cannot be used here.
+    """
     spec = _decoded(spec)
     if not capabilities.usable:
         raise Unavailable(
@@ -59,41 +62,41 @@ def effective(
             remedy=capabilities.remedy or None,
             details={"provider": provider},
         )
-    ledger = _Ledger(profile)
+    choices = _Choices(profile)
     for other, reason in (passed or {}).items():
-        ledger.note("provider", other, provider, reason)
-    workspace = _workspace(spec, profile, ledger)
-    limits = _within(_limits(spec, profile, ledger), spec, capabilities, ledger)
+        choices.note("provider", other, provider, reason)
+    workspace = _workspace(spec, profile, choices)
+    limits = _within(_limits(spec, profile, choices), spec, capabilities, choices)
     answer = EffectiveSpec(
         profile=profile.name,
-        provider=ledger.told("provider", spec.provider, provider),
-        image=_image(spec, profile, ledger, default_image, provider_image),
+        provider=choices.note_choice("provider", spec.provider, provider),
+        image=_image(spec, profile, choices, default_image, provider_image),
         workspace=workspace,
-        workdir=_workdir(spec, profile, ledger, workspace),
-        user=ledger.choose("user", spec.user, profile.user),
-        mounts=_mounts(spec, profile, ledger),
-        env=ledger.merge("env", spec.env, profile.env),
-        secrets=ledger.merge("secrets", spec.secrets, {}),
-        network=ledger.choose("network", spec.network, profile.network),
-        allow_private=ledger.choose("allow_private", spec.allow_private or None, profile.allow_private),
+        workdir=_workdir(spec, profile, choices, workspace),
+        user=choices.choose("user", spec.user, profile.user),
+        mounts=_mounts(spec, profile, choices),
+        env=choices.merge("env", spec.env, profile.env),
+        secrets=choices.merge("secrets", spec.secrets, {}),
+        network=choices.choose("network", spec.network, profile.network),
+        allow_private=choices.choose("allow_private", spec.allow_private or None, profile.allow_private),
         limits=limits,
-        read_only_root=ledger.choose("read_only_root", spec.read_only_root, profile.read_only_root),
-        retention=ledger.choose("retention", spec.retention, profile.retention),
-        idle_timeout_sec=ledger.clock("idle_timeout_sec", spec.idle_timeout_sec, profile.idle_timeout_sec),
-        ttl_sec=ledger.clock("ttl_sec", spec.ttl_sec, profile.ttl_sec),
-        labels=ledger.merge("labels", spec.labels, profile.labels),
-        ports=ledger.choose("ports", spec.ports or None, profile.ports),
+        read_only_root=choices.choose("read_only_root", spec.read_only_root, profile.read_only_root),
+        retention=choices.choose("retention", spec.retention, profile.retention),
+        idle_timeout_sec=choices.clock("idle_timeout_sec", spec.idle_timeout_sec, profile.idle_timeout_sec),
+        ttl_sec=choices.clock("ttl_sec", spec.ttl_sec, profile.ttl_sec),
+        labels=choices.merge("labels", spec.labels, profile.labels),
+        ports=choices.choose("ports", spec.ports or None, profile.ports),
         name=spec.name or "",
         skills=spec.skills or "all",
         min_isolation=profile.min_isolation,
     )
     _check_values(answer, spec)
     if spec.read_only_root is None and answer.image == "host" and not capabilities.writable_root:
-        answer = _read_only(answer, ledger, capabilities)
+        answer = _read_only(answer, choices, capabilities)
     requirements.check(answer, capabilities)
     for limit in grades.check(answer, profile, capabilities, strict=strict):
-        ledger.note(limit, getattr(answer.limits, limit), "not enforced", f"accepted by profile {profile.name}")
-    return answer.but(adjustments=tuple(ledger.adjustments))
+        choices.note(limit, getattr(answer.limits, limit), "not enforced", f"accepted by profile {profile.name}")
+    return answer.but(adjustments=tuple(choices.adjustments))
 
 
 def with_image_defaults(
@@ -117,17 +120,19 @@ def with_image_defaults(
     return answer.but(adjustments=(*answer.adjustments, adjustment))
 
 
-def _read_only(answer: EffectiveSpec, ledger: "_Ledger", capabilities: Capabilities) -> EffectiveSpec:
-    """A profile's writable root is a convenience: where the machine's own files cannot be written over, the box is
-    made all the same and says so. A caller who asked for it is refused instead."""
+def _read_only(answer: EffectiveSpec, choices: "_Choices", capabilities: Capabilities) -> EffectiveSpec:
+    """Make the root read-only and say so, where the machine cannot give the writable root that the profile offers.
+
+    A caller who asked for a writable root is refused instead.
+    """
     if not answer.read_only_root:
-        told = requirements.missing(capabilities, "writable_root")
-        ledger.note("read_only_root", False, True, told.reason if told else f"provider {answer.provider} cannot")
+        gap = requirements.missing(capabilities, "writable_root")
+        choices.note("read_only_root", False, True, gap.reason if gap else f"provider {answer.provider} cannot")
     return answer.but(read_only_root=True)
 
 
 def clamp_timeout(asked: float | None, limits: Limits) -> tuple[float, Adjustment | None]:
-    """How long one command may run: its own timeout, the box's default, never over the box's maximum (B4)."""
+    """Return how long a command may run: its own timeout or the box's default, within the box's maximum."""
     if asked is None:
         return limits.timeout_sec, None
     if isinstance(asked, bool) or not isinstance(asked, int | float):
@@ -143,8 +148,8 @@ def clamp_timeout(asked: float | None, limits: Limits) -> tuple[float, Adjustmen
     )
 
 
-class _Ledger:
-    """Chooses between caller and profile, and writes down every time the caller did not get what was asked."""
+class _Choices:
+    """Chooses between caller and profile, and records every time the caller did not get what was asked."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -163,8 +168,8 @@ class _Ledger:
         self.note(field, asked, default, f"locked by profile {self.profile.name}")
         return default
 
-    def told(self, field: str, asked: str | None, given: str) -> str:
-        """The choice was made before; only say so if it is another."""
+    def note_choice(self, field: str, asked: str | None, given: str) -> str:
+        """Return a value that was chosen before, and note it if the caller asked for another."""
         if asked is not None and asked != given:
             reason = (
                 f"locked by profile {self.profile.name}" if self.profile.locks(field) else "chosen by configuration"
@@ -173,7 +178,7 @@ class _Ledger:
         return given
 
     def merge(self, field: str, asked: dict[str, str], default: dict[str, str]) -> dict[str, str]:
-        """The caller's entries over the profile's; only the names are ever shown."""
+        """Merge the caller's entries over the profile's; notes show only the names."""
         if not self.profile.locks(field):
             return default | asked
         if any(default.get(name) != value for name, value in asked.items()):
@@ -186,12 +191,12 @@ class _Ledger:
         value = self.choose(field, asked, default)
         if maximum is None or value <= maximum:
             return value
-        # Only a caller's value can be over: a profile's own defaults lie within its maxima.
+        # Only a caller's value can be over: a profile's own defaults are within its maxima.
         self.note(field, value, maximum, f"maximum of profile {self.profile.name}")
         return maximum
 
     def clock(self, field: str, asked: float | None, default: float) -> float:
-        """A time after which the box ends; 0 means never, which is over every maximum."""
+        """Bound a time after which the box ends; 0 means never, which is over every maximum."""
         maximum: float | None = getattr(self.profile.maxima, field)
         if asked == 0 and maximum is not None and not self.profile.locks(field):
             self.note(field, "never", maximum, f"maximum of profile {self.profile.name}")
@@ -200,7 +205,7 @@ class _Ledger:
 
 
 def _decoded(spec: Spec) -> Spec:
-    """The same spec with every type checked: constructing a record checks none."""
+    """Check all types of a spec, which its constructor does not."""
     try:
         return Spec.from_plain(msgspec.to_builtins(spec, enc_hook=_path_as_text))
     except TypeError as error:
@@ -213,12 +218,12 @@ def _path_as_text(value: object) -> str:
     raise TypeError(f"a value of type {type(value).__name__} has no place in a spec")
 
 
-def _limits(spec: Spec, profile: Profile, ledger: _Ledger) -> Limits:
+def _limits(spec: Spec, profile: Profile, choices: _Choices) -> Limits:
     longest = profile.limits.max_timeout_sec
     if profile.locks("timeout_sec"):
         longest = profile.limits.timeout_sec
     numbers = {
-        field: ledger.number(
+        field: choices.number(
             field,
             getattr(spec.limits, field),
             getattr(profile.limits, field),
@@ -229,49 +234,49 @@ def _limits(spec: Spec, profile: Profile, ledger: _Ledger) -> Limits:
     return Limits(**numbers, max_timeout_sec=longest)
 
 
-def _within(limits: Limits, spec: Spec, capabilities: Capabilities, ledger: _Ledger) -> Limits:
-    """A limit above what the machine has would hold nothing back: a caller who asked for more is told."""
+def _within(limits: Limits, spec: Spec, capabilities: Capabilities, choices: _Choices) -> Limits:
+    """Reduce a memory limit above what the machine has, which would limit nothing."""
     most = capabilities.memory_mb
     if spec.limits.memory_mb is None or not most or limits.memory_mb <= most:
         return limits
-    ledger.note("memory_mb", limits.memory_mb, most, "that is all the memory of the machine")
+    choices.note("memory_mb", limits.memory_mb, most, "that is all the memory of the machine")
     return limits.but(memory_mb=most)
 
 
-def _image(spec: Spec, profile: Profile, ledger: _Ledger, default: str | None, last: str) -> str:
-    """B19: the caller's, the configuration's, the profile's, the provider's. A locked one is the profile's."""
+def _image(spec: Spec, profile: Profile, choices: _Choices, default: str | None, last: str) -> str:
+    """Choose the image: the caller's, the configuration's, the profile's, the provider's; a locked one first."""
     if profile.locks("image"):
-        return ledger.choose("image", spec.image, profile.image or default or last)
+        return choices.choose("image", spec.image, profile.image or default or last)
     return spec.image or default or profile.image or last
 
 
-def _workspace(spec: Spec, profile: Profile, ledger: _Ledger) -> Workspace:
+def _workspace(spec: Spec, profile: Profile, choices: _Choices) -> Workspace:
     if spec.workspace is None:
         return profile.workspace
     return Workspace(
-        source=ledger.choose("workspace.source", spec.workspace.source, profile.workspace.source),
-        mode=ledger.choose("workspace.mode", spec.workspace.mode, profile.workspace.mode),
+        source=choices.choose("workspace.source", spec.workspace.source, profile.workspace.source),
+        mode=choices.choose("workspace.mode", spec.workspace.mode, profile.workspace.mode),
     )
 
 
-def _workdir(spec: Spec, profile: Profile, ledger: _Ledger, workspace: Workspace) -> str:
+def _workdir(spec: Spec, profile: Profile, choices: _Choices, workspace: Workspace) -> str:
     default = profile.workdir or ("/" if workspace.mode is MountMode.NONE else "/workspace")
-    chosen = ledger.choose("workdir", spec.workdir, default)
+    chosen = choices.choose("workdir", spec.workdir, default)
     plain = values.plain_path("workdir", chosen)
     if plain != chosen and chosen == spec.workdir:
-        ledger.note("workdir", chosen, plain, "written plainly")
+        choices.note("workdir", chosen, plain, "written plainly")
     return plain
 
 
-def _mounts(spec: Spec, profile: Profile, ledger: _Ledger) -> tuple[Mount, ...]:
+def _mounts(spec: Spec, profile: Profile, choices: _Choices) -> tuple[Mount, ...]:
     asked = spec.mounts
     if asked and profile.locks("mounts"):
-        ledger.note("mounts", asked, profile.mounts, f"locked by profile {profile.name}")
+        choices.note("mounts", asked, profile.mounts, f"locked by profile {profile.name}")
         asked = ()
     mounts = values.plain_mounts((*profile.mounts, *asked))
     for old, new in zip(asked, mounts[len(profile.mounts) :], strict=True):
         if old != new:
-            ledger.note("mounts", old.target, new.target, "written plainly")
+            choices.note("mounts", old.target, new.target, "written plainly")
     return mounts
 
 

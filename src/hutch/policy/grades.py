@@ -1,8 +1,7 @@
-"""Grades: by what each limit is held on this machine, and whether a profile accepts that. Fails closed.
+"""Grades: what enforces each limit on this machine, and whether a profile accepts that.
 
 Every profile refuses a limit that nothing enforces, unless it names it in `accept_unenforced`. `strict` asks for a
-cgroup or a quota wherever the kernel has one to give: open files are counted for each process by an rlimit and time by
-a clock, and nothing stronger exists for these two.
+cgroup or a quota wherever the kernel has one: only an rlimit counts open files, and only a clock measures time.
 """
 
 from hutch.errors import Refused
@@ -21,7 +20,7 @@ _STRONGEST = {"open_files": EnforcedBy.RLIMIT, "timeout_sec": EnforcedBy.WATCHDO
 def check(
     spec: EffectiveSpec, profile: Profile, capabilities: Capabilities, *, strict: bool = False
 ) -> tuple[str, ...]:
-    """Refused if a limit is held too weakly; else the limits that go unenforced because the profile accepts it."""
+    """Return the limits that go unenforced because the profile accepts it. Raises Refused if a limit is too weak."""
     strict = strict or profile.strict
     held = capabilities.grades_of(spec)
     unenforced: list[str] = []
@@ -38,10 +37,10 @@ def check(
 
 
 def _refusal(limit: str, grade: EnforcedBy, profile: Profile, capabilities: Capabilities, why: str) -> Refused:
-    told = missing(capabilities, "grades", limit)
-    if told is None and limit in _BY_CGROUP:
-        told = missing(capabilities, "cgroups")
-    reason = f": {told.reason}" if told else ""
+    gap = missing(capabilities, "grades", limit)
+    if gap is None and limit in _BY_CGROUP:
+        gap = missing(capabilities, "cgroups")
+    reason = f": {gap.reason}" if gap else ""
     way_out = (
         f'or use a profile with accept_unenforced = ["{limit}"]'
         if grade is EnforcedBy.NONE
@@ -51,7 +50,7 @@ def _refusal(limit: str, grade: EnforcedBy, profile: Profile, capabilities: Capa
         remedy = "make it a temporary box with a read-only root, which a size bounds"
     else:
         usual = f"give provider {capabilities.provider} a cgroup (see hutch doctor)"
-        remedy = told.remedy if told and told.remedy else usual
+        remedy = gap.remedy if gap and gap.remedy else usual
     return Refused(
         f"profile {profile.name} refuses a box whose {limit} is not held on provider {capabilities.provider}: "
         f"{why}{reason}",

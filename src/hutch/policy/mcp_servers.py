@@ -1,4 +1,4 @@
-"""What an MCP server's definition must be like. Pure: nothing here looks at the machine."""
+"""Checks of an MCP server's definition. Nothing here looks at the machine."""
 
 from fnmatch import fnmatchcase
 from urllib.parse import urlsplit
@@ -9,19 +9,19 @@ from hutch.model.mcp import McpServer, Share, Transport
 from hutch.policy import values
 
 SEPARATOR = "__"
-"""Between the server's name and the tool's in the gateway."""
+"""Separates the server's name from the tool's in the gateway."""
 LONGEST_NAME = 40
 MOST_SECRET = 64 << 10
 
 
 def read(server: McpServer) -> McpServer:
-    """A definition as a program wrote it, with each choice as the enum it is: `McpServer(share="pipeline")` is held
-    by nothing else to the types of its fields, and every decision compares enums."""
+    """Convert the choices of a definition to enums, because every decision compares enums and the constructor of
+    `McpServer(share="pipeline")` checks no types."""
     return McpServer.from_plain(server.to_plain())
 
 
 def check(name: str, server: McpServer) -> None:
-    """Invalid, with the field."""
+    """Raise Invalid, which names the field, for a wrong definition."""
     if not is_name(name) or len(name) > LONGEST_NAME or SEPARATOR in name:
         raise Invalid(
             f"{name!r} is no name for an MCP server",
@@ -61,7 +61,7 @@ def _check_secret_files(name: str, server: McpServer) -> None:
     if server.url:
         raise _wrong(name, "secret_files", "has secret_files, and runs somewhere else")
     if server.share is not Share.OWN:
-        # Every process of a shared box is the same user: what one server may read, all of them may.
+        # Every process of a shared box has the same user, so all of its servers could read the file.
         raise _wrong(name, "secret_files", f"has secret_files, and shares a box ({server.share})")
     for file, text in server.secret_files.items():
         if not is_name(file):
@@ -71,7 +71,7 @@ def _check_secret_files(name: str, server: McpServer) -> None:
 
 
 def offers(server: McpServer, tool: str) -> bool:
-    """Whether its definition shows this tool to clients. Denied wins over allowed."""
+    """Tell whether clients may see this tool. Denied wins over allowed."""
     if any(fnmatchcase(tool, pattern) for pattern in server.deny):
         return False
     return not server.allow or any(fnmatchcase(tool, pattern) for pattern in server.allow)

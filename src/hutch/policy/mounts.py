@@ -1,4 +1,4 @@
-"""The allow-list of mounts: which files of the host may be shown in a box (B11, B18, lesson 27).
+"""The allow-list of mounts: which files of the host may be shown in a box.
 
 A source must lie under a configured root, whatever symlinks lead to it. Always refused, even under a root:
 
@@ -6,11 +6,11 @@ A source must lie under a configured root, whatever symlinks lead to it. Always 
    Hutch's own state and run directory (so also other boxes), and what the configuration adds;
 2. every directory above a closed tree, because it would show it: `/`, `/var`, a home that holds a `.ssh`;
 3. homes themselves (`/root`, `/home`, `/home/NAME`): what lies in them may be shown, not all of them at once;
-4. anything but a directory or a regular file, since a socket or a device is a door that a read-only mount does not
-   close, and a directory with an engine's socket right in it. Sockets deeper down are not searched for.
+4. anything but a directory or a regular file, since a read-only mount does not keep a box from using a socket or a
+   device, and a directory that directly holds an engine's socket. Sockets deeper down are not searched for.
 
-Trees are compared by path and by inode, so a bind mount of one under another name is found as well. The answer carries
-device and inode: whoever mounts opens the real path again and compares, so a swap in between is noticed.
+Trees are compared by path and by inode, so a bind mount of one under another name is found as well. The answer has
+device and inode: a provider opens the real path again and compares, so a swap in between is noticed.
 """
 
 import os
@@ -34,7 +34,7 @@ SYSTEM_TREES = (
 CREDENTIALS = (
     ".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker", ".config/gcloud", ".colima", ".lima", ".rd", ".netrc",
 )  # fmt: skip
-"""In each home; some also hold the socket of a rootless or desktop engine."""
+"""Paths in each home; some also hold the socket of a rootless or desktop engine."""
 ENGINE_SOCKETS = (
     "docker.sock", "podman.sock", "containerd.sock", "containerd.sock.ttrpc", "crio.sock", "buildkitd.sock",
     "libpod.sock", "cri-dockerd.sock",
@@ -50,8 +50,8 @@ _granted: ContextVar[tuple[str, ...]] = ContextVar("hutch_granted_mount_roots", 
 
 @contextmanager
 def granted(*roots: str) -> Iterator[None]:
-    """Within, these are roots as well: for the files of an MCP server that an admin has registered, and only for the
-    box that is made for it. What is always refused stays refused."""
+    """Allow more roots within the context: for the files of an MCP server that an admin registered, and only for its
+    box. What is always refused stays refused."""
     token = _granted.set((*_granted.get(), *roots))
     try:
         yield
@@ -60,7 +60,7 @@ def granted(*roots: str) -> Iterator[None]:
 
 
 def granted_roots() -> tuple[str, ...]:
-    """Those that hold here: a client of a server sends them along, and the server decides whether he may."""
+    """Return the roots that were granted here; a client sends them to its server, which decides about them."""
     return _granted.get()
 
 
@@ -73,7 +73,9 @@ def check(
     refused: Sequence[str | Path] = (),
     unwritable: Sequence[str | Path] = (),
 ) -> CheckedMounts:
-    """Raises Invalid (not an absolute path), FileMissing (no such source) or Refused.
+    """Check everything of the host that a box would show.
+
+    Raises Invalid (not an absolute path), FileMissing (no such source) or Refused.
 
     `refused` are closed trees besides the system's: at least the state and the run directory. `unwritable` are files
     that a box may be shown, but not so that it can change them: those that configure us.
@@ -82,7 +84,7 @@ def check(
 
     def checked(source: str, target: str, mode: MountMode, what: str = "mount source") -> CheckedMount:
         nonlocal rules
-        # Made on first use: most boxes mount nothing, and then nothing has to be looked up.
+        # Made on first use: most boxes mount nothing.
         rules = rules or _Rules(roots, refused, unwritable)
         return rules.check(source, target, mode, what)
 
@@ -101,13 +103,15 @@ def check(
 def check_source(
     source: str, what: str, *, roots: Sequence[str | Path], refused: Sequence[str | Path] = ()
 ) -> CheckedMount:
-    """For a file or directory that a keeper reads or copies for a caller: what a box may not be shown is not copied
-    into one either (lesson 43). `hutch.host_files.opened` opens what this allows. Raises as `check` does."""
+    """Check a file or directory that a keeper reads or copies for a caller: the rules of mounts hold for copies too.
+
+    `hutch.host_files.opened` opens what this allows. Raises as `check` does.
+    """
     return _Rules(roots, refused).check(source, "", MountMode.RO, what)
 
 
 def windows_refusal(path: str) -> str | None:
-    """Why a Windows path may never be shown, or None if it may, as far as its text tells (B18, B31)."""
+    """Return why a Windows path may never be shown, or None if its text gives no reason."""
     text = path.replace("/", "\\").removeprefix("\\\\?\\").lower()
     if text.startswith("\\\\"):
         device = text.startswith(("\\\\.\\", "\\\\?\\"))
@@ -131,7 +135,7 @@ def windows_refusal(path: str) -> str | None:
 
 
 class _Rules:
-    """Roots and refusals of one check, looked up once."""
+    """Roots and refusals, looked up once for one check."""
 
     def __init__(
         self, roots: Sequence[str | Path], refused: Sequence[str | Path], unwritable: Sequence[str | Path] = ()
@@ -177,7 +181,7 @@ class _Rules:
         if stat.S_ISREG(found.st_mode):
             return
         if not stat.S_ISDIR(found.st_mode):
-            # connect(2) and a device's driver ask for no writable mount: read-only would not help.
+            # connect(2) and device drivers work on a read-only mount too.
             raise _refusal(source, f"{real} is neither a directory nor a regular file", "name a directory or a file")
         for name in ENGINE_SOCKETS:
             inside = _lstat(f"{real}/{name}")
@@ -193,7 +197,7 @@ class _Rules:
             if at_or_below(real, tree):
                 closed = real if real == tree else f"{real} belongs to {tree}, which"
                 raise _refusal(source, f"{closed} is closed to every box", _ELSEWHERE)
-            # Whether the tree is there now does not matter: it may be made while the box runs.
+            # The tree need not exist now: it may be made while the box runs.
             if at_or_below(tree, real):
                 raise _refusal(
                     source, f"{real} contains {tree}, which is closed to every box", "name a directory in it"
@@ -207,7 +211,7 @@ _ELSEWHERE = "copy what the box needs to a directory of its own, and show that"
 
 
 def _resolve(source: str, what: str) -> tuple[str, os.stat_result]:
-    """The true path of a source and what is there, from one open descriptor: no name is looked up twice."""
+    """Find the real path of a source through one open descriptor, so that no name is looked up twice."""
     if source[1:3] in (":\\", ":/") or source.startswith("\\\\"):
         reason = windows_refusal(source) or "Windows paths do not exist on this machine"
         raise _refusal(source, reason)
@@ -230,16 +234,16 @@ def _resolve(source: str, what: str) -> tuple[str, os.stat_result]:
     finally:
         os.close(descriptor)
     if not real.isprintable():
-        # Records are JSON and messages are lines: a name that breaks either is not worth carrying through both.
+        # Such a name could break the JSON of records or the lines of messages.
         raise _refusal(source, f"its real path {real!a} holds characters that cannot be printed")
     return real, found
 
 
 def _inodes_on_the_way(real: str, source: str, found: os.stat_result) -> Iterator[tuple[str, tuple[int, int]]]:
-    """Device and inode of each directory from / to `real`, walked without following a link.
+    """Yield device and inode of each directory from / to `real`, without following a link.
 
-    The end must be what was opened. It is not after a swap, or when the source went through a magic link of /proc into
-    another mount namespace, whose paths mean something else here.
+    The last one must be what was opened. It is not after a swap, or if the source went through a magic link of /proc
+    into another mount namespace, where the same paths name other files.
     """
     descriptor = os.open("/", os.O_PATH | os.O_CLOEXEC)
     try:
@@ -261,18 +265,18 @@ def _inodes_on_the_way(real: str, source: str, found: os.stat_result) -> Iterato
 
 
 def _homes() -> frozenset[str]:
-    """Every home this machine is known to have, as written and as resolved."""
+    """List every known home of this machine, as written and as resolved."""
     import pwd
 
     homes = {"/root", "/home", os.path.expanduser("~")}
-    # Only people: the homes of services are /, /bin, /var/lib/..., which have rules of their own.
+    # Only people: the homes of services are /, /bin, /var/lib/..., which have their own rules.
     homes |= {entry.pw_dir for entry in pwd.getpwall() if 1000 <= entry.pw_uid < 65534 or entry.pw_uid == os.getuid()}
     homes |= {os.path.realpath(home) for home in homes}
     return frozenset(home.rstrip("/") for home in homes if home.startswith("/") and home.strip("/"))
 
 
 def _engine_addresses() -> Iterator[str]:
-    """Sockets of engines that the environment points at."""
+    """List the sockets of engines that the environment names."""
     for variable in ("DOCKER_HOST", "CONTAINER_HOST", "CONTAINERD_ADDRESS"):
         path = os.environ.get(variable, "").removeprefix("unix://")
         if path.startswith("/"):
@@ -287,7 +291,7 @@ def _lstat(path: str) -> os.stat_result | None:
 
 
 def _inode(path: str) -> tuple[int, int] | None:
-    """None where there is nothing, or nothing this user can see, so that no source can be it either."""
+    """Return device and inode; None if this user sees nothing there, so that no source can be it either."""
     try:
         found = os.stat(path)
     except OSError:

@@ -1,9 +1,9 @@
-"""What an agent may do with its tools: allow, deny or ask, by tool, by command and by path. Pure: rules in, ruling out.
+"""What an agent may do with its tools: allow, deny or ask, by tool, by command and by path.
 
 Path rules are enforced: they see the path inside the box after symlinks were resolved. Command rules on a shell string
 are advisory, because a shell has endless ways to spell one thing: `deny` and `ask` catch the plain spelling, and what
-must not happen has to be impossible in the box. So that a rule cannot be talked around, `allow` never loosens anything
-for a command that is more than one plain command.
+must not happen has to be impossible in the box. `allow` permits only one plain command, so that no agent can append
+another one to it.
 """
 
 import re
@@ -18,7 +18,7 @@ from hutch.errors import ConfigError
 from hutch.model.record import Record
 
 EVERYBODY = "*"
-"""The name of the permissions of agents that have none of their own."""
+"""The permissions of agents that have none of their own."""
 
 
 class Decision(StrEnum):
@@ -28,7 +28,7 @@ class Decision(StrEnum):
 
 
 class Others(StrEnum):
-    """What an agent may do to boxes that are not its session's own. Nothing, unless its owner grants it."""
+    """Rights to boxes of other sessions, which an agent has only if its owner grants them."""
 
     LIST = "list_others"
     TAKEOVER = "takeover"
@@ -42,17 +42,17 @@ class Access(StrEnum):
 
 
 class CommandRule(Record, frozen=True, kw_only=True):
-    """Exactly one of `program`, `prefix`, `glob` and `regex`."""
+    """A rule for commands, with exactly one of `program`, `prefix`, `glob` and `regex`."""
 
     decision: Decision
     program: str = ""
-    """Of argv[0], without its directories: a glob pattern, `git` or `apt*`."""
+    """A glob pattern of argv[0] without its directories: `git` or `apt*`."""
     prefix: str = ""
     """The first words of the command: `git push`."""
     glob: str = ""
-    """Of the whole command: `*--force*`."""
+    """A glob pattern of the whole command: `*--force*`."""
     regex: str = ""
-    """Searched in the whole command."""
+    """A regular expression that is searched in the whole command."""
     reason: str = ""
 
 
@@ -66,12 +66,12 @@ class PathRule(Record, frozen=True, kw_only=True):
 
 
 class AgentPermissions(Record, frozen=True, kw_only=True):
-    """`[permissions.AGENT]`; `[permissions."*"]` for whoever is not named."""
+    """`[permissions.AGENT]`; `[permissions."*"]` for all others."""
 
     default: Decision = Decision.ALLOW
-    """Of a tool that `tools` does not name."""
+    """The decision for a tool that `tools` does not name."""
     tools: dict[str, Decision] = msgspec.field(default_factory=dict)
-    """By name, `exec`, or by name and action, `box_lifecycle.destroy`."""
+    """Decisions by name, `exec`, or by name and action, `box_lifecycle.destroy`."""
     commands: tuple[CommandRule, ...] = ()
     """The first that matches wins over the tool's decision, unless the tool is denied."""
     paths: tuple[PathRule, ...] = ()
@@ -96,7 +96,7 @@ class Ruling(NamedTuple):
 
 
 def check(name: str, permissions: AgentPermissions) -> None:
-    """ConfigError if a rule of that agent can never work."""
+    """Raise ConfigError if a rule of that agent can never work."""
     for rule in permissions.commands:
         given = [field for field in ("program", "prefix", "glob", "regex") if getattr(rule, field)]
         if len(given) != 1:
@@ -120,7 +120,7 @@ def of(agent: str, table: Mapping[str, AgentPermissions]) -> AgentPermissions:
 
 
 def on_tool(permissions: AgentPermissions, tool: str, action: str = "") -> Ruling:
-    """Of the tool, and of the action if it has any: the stricter one."""
+    """Decide about a tool; a denied tool stays denied, else its action's own rule wins."""
     whole = permissions.tools.get(tool, permissions.default)
     ruling = Ruling(whole, f"{tool}: {whole}")
     one = permissions.tools.get(f"{tool}.{action}") if action else None
@@ -137,7 +137,7 @@ def on_others(permissions: AgentPermissions, right: Others) -> Ruling:
 
 
 def on_command(permissions: AgentPermissions, ruling: Ruling, command: str | Sequence[str]) -> Ruling:
-    """`ruling` is the tool's own; a denied tool stays denied."""
+    """Decide about a command. `ruling` is the tool's own; a denied tool stays denied."""
     if ruling.decision is Decision.DENY or not permissions.commands:
         return ruling
     text, parts, plain = _read(command if isinstance(command, str) else tuple(command))
@@ -145,13 +145,13 @@ def on_command(permissions: AgentPermissions, ruling: Ruling, command: str | Seq
         if rule.decision is Decision.ALLOW and not plain:
             continue
         if _matches(rule, text, parts):
-            told = rule.program or rule.prefix or rule.glob or rule.regex
-            return Ruling(rule.decision, rule.reason or f"command rule {told!r}: {rule.decision}")
+            shown = rule.program or rule.prefix or rule.glob or rule.regex
+            return Ruling(rule.decision, rule.reason or f"command rule {shown!r}: {rule.decision}")
     return ruling
 
 
 def on_path(permissions: AgentPermissions, ruling: Ruling, path: str, access: Access) -> Ruling:
-    """`path` is absolute, normal and free of symlinks."""
+    """Decide about a path, which is absolute, normal and free of symlinks."""
     if ruling.decision is Decision.DENY:
         return ruling
     for rule in permissions.paths:
@@ -179,7 +179,7 @@ _ASSIGNMENT = r"[A-Za-z_]\w*="
 
 
 def _read(command: str | tuple[str, ...]) -> tuple[str, tuple[tuple[str, ...], ...], bool]:
-    """The command as one line, its simple commands word by word, and whether it is one plain command only."""
+    """Split a command: its text, the words of its simple commands, and whether it is one plain command only."""
     import shlex
 
     if not isinstance(command, str):
@@ -200,7 +200,7 @@ def _read(command: str | tuple[str, ...]) -> tuple[str, tuple[tuple[str, ...], .
             else:
                 plain = False  # an assignment before the program may change what it does
     except ValueError:
-        plain = False  # an open quote: the shell may still make something of it
+        plain = False  # an open quote, which the shell may still accept
     return text, tuple(tuple(part) for part in parts if part), plain
 
 
@@ -214,13 +214,13 @@ def _compiled(regex: str) -> re.Pattern[str]:
 
 @lru_cache(maxsize=512)
 def _text_pattern(glob: str) -> re.Pattern[str]:
-    """`*` is any text, `?` any character: a command has no directories."""
+    """Compile a glob in which `*` also matches `/`: a command has no directories."""
     return re.compile("".join({"*": ".*", "?": "."}.get(each, re.escape(each)) for each in glob), re.DOTALL)
 
 
 @lru_cache(maxsize=512)
 def path_pattern(glob: str) -> re.Pattern[str]:
-    """`**` crosses directories, `*` and `?` stay within a name; `/a/**` means what is in /a and /a itself."""
+    """Compile a glob: `**` crosses directories, `*` and `?` stay within a name; `/a/**` also matches /a."""
     written = []
     position = 0
     while position < len(glob):

@@ -1,8 +1,8 @@
 """Profiles: named defaults, locks and maxima for a spec; eight built in, more by configuration, with inheritance.
 
 A profile of the configuration inherits another one (`default` unless it says so) and changes what it names. It may add
-locks, but neither remove one nor change a field that its parent locked. A built-in name cannot be redefined: what a
-profile called `default` does is the same everywhere.
+locks, but neither remove one nor change a field that its parent locked. A built-in name cannot be redefined, so that
+`default` means the same everywhere.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ LOCKABLE = frozenset(
         "idle_timeout_sec", "ttl_sec", "labels", "ports",
     }
 )  # fmt: skip
-"""What a profile can lock; `limits` and `workspace` lock all their parts."""
+"""Fields that a profile can lock; `limits` and `workspace` lock all their parts."""
 
 
 class Maxima(Record, frozen=True, kw_only=True):
-    """The most a caller may ask for; None: no maximum. That of a timeout is `limits.max_timeout_sec`."""
+    """The most a caller may ask for; None for no maximum. The maximum of a timeout is `limits.max_timeout_sec`."""
 
     cpus: float | None = None
     memory_mb: int | None = None
@@ -40,7 +40,7 @@ class Maxima(Record, frozen=True, kw_only=True):
 
 
 class Profile(Record, frozen=True, kw_only=True):
-    """A profile with every question answered."""
+    """A profile with all that it inherits."""
 
     name: str
     description: str
@@ -51,30 +51,30 @@ class Profile(Record, frozen=True, kw_only=True):
     ttl_sec: float = 0.0
     workspace: Workspace = Workspace()
     provider: str | None = None
-    """None: that of the configuration."""
+    """None for the provider of the configuration."""
     fallback: tuple[str, ...] | None = None
-    """Which providers may stand in for it, in this order; None: those of the configuration."""
+    """Providers that may stand in for it, in this order; None for those of the configuration."""
     image: str | None = None
-    """Below the configuration's default image (B19); None: the provider's own."""
+    """The configuration's default image wins over it; None for the provider's own."""
     workdir: str | None = None
-    """None: /workspace, or / in a box without one."""
+    """None for /workspace, or / in a box without a workspace."""
     user: str = "user"
     mounts: tuple[Mount, ...] = ()
-    """Shown in every box, before the caller's; the allow-list holds for them too."""
+    """Mounts of every box, before the caller's; the allow-list covers them too."""
     env: dict[str, str] = msgspec.field(default_factory=dict)
-    """Below the caller's."""
+    """Variables of every box; the caller's win."""
     allow_private: tuple[str, ...] = ()
     retention: Retention = Retention.TEMPORARY
     labels: dict[str, str] = msgspec.field(default_factory=dict)
     ports: tuple[int, ...] = ()
     locked: frozenset[str] = frozenset()
-    """Fields in which the profile wins over the caller (LOCKABLE). A locked `timeout_sec` is also the maximum."""
+    """Fields (LOCKABLE) in which the profile wins over the caller. A locked `timeout_sec` is also the maximum."""
     maxima: Maxima = Maxima()
     min_isolation: Isolation = Isolation.NAMESPACES
     strict: bool = False
-    """Limits must be held by a cgroup or a quota."""
+    """Whether a cgroup or a quota must enforce the limits."""
     accept_unenforced: frozenset[str] = frozenset()
-    """Limits that may go unenforced where the machine has nothing to hold them; no built-in profile accepts any."""
+    """Limits that may go unenforced on machines that cannot enforce them; no built-in profile accepts any."""
     inherits: str | None = None
 
     def locks(self, field: str) -> bool:
@@ -92,7 +92,7 @@ class LimitsTable(LimitsAsked, frozen=True, kw_only=True):
 
 
 class ProfileTable(Record, frozen=True, kw_only=True):
-    """`[profiles.NAME]` as it is written; None: as the parent has it."""
+    """`[profiles.NAME]` as written; None for the parent's value."""
 
     inherits: str = "default"
     description: str | None = None
@@ -196,7 +196,7 @@ BUILT_IN: dict[str, Profile] = {
 
 
 def resolve(name: str, user_defined: Mapping[str, ProfileTable]) -> Profile:
-    """The profile of that name, with all it inherits. NotFound if there is none, ConfigError if it makes no sense."""
+    """Return a profile with all that it inherits. Raises NotFound, and ConfigError for a wrong definition."""
     if name not in BUILT_IN and name not in user_defined:
         known = ", ".join([*BUILT_IN, *sorted(user_defined)])
         raise NotFound(f"no profile is called {name!r}", remedy=f"profiles are {known}", details={"profile": name})
@@ -213,7 +213,7 @@ def resolve(name: str, user_defined: Mapping[str, ProfileTable]) -> Profile:
 
 
 def _chain(name: str, user_defined: Mapping[str, ProfileTable]) -> list[str]:
-    """From the profile to the built-in one at its root."""
+    """List the profiles from this one to the built-in one that it inherits from."""
     chain = [name]
     while chain[-1] in user_defined:
         child = chain[-1]
@@ -270,13 +270,13 @@ _PLAIN = (
 
 
 def _named(table: Record) -> dict[str, Any]:
-    """The fields that were written."""
+    """Return the fields that were written."""
     fields = ((field, getattr(table, field)) for field in table.__struct_fields__)
     return {field: value for field, value in fields if value is not None}
 
 
 def _inherit_limits(parent: Profile, table: ProfileTable) -> Limits:
-    """A maximum that a child lowers takes an inherited default with it; a default it raises needs the room."""
+    """Lower an inherited default to a maximum that the child lowers; its own default must be within the maximum."""
     named = _named(table.limits)
     limits = parent.limits.but(**named)
     if not limits.max_timeout_sec or limits.timeout_sec <= limits.max_timeout_sec:
@@ -292,7 +292,7 @@ def _inherit_limits(parent: Profile, table: ProfileTable) -> Limits:
 
 
 def _within_maxima(profile: Profile, table: ProfileTable) -> Profile:
-    """The same for the other maxima."""
+    """Do the same for the other maxima."""
     limits: dict[str, Any] = {}
     clocks: dict[str, Any] = {}
     for field, maximum in _named(profile.maxima).items():
@@ -313,7 +313,7 @@ def _within_maxima(profile: Profile, table: ProfileTable) -> Profile:
 
 
 def _check_sets(table: ProfileTable) -> None:
-    """Names in sets are checked here: the decoder knows only that they are strings."""
+    """Check the names in sets; the decoder only checks that they are strings."""
     if unknown := sorted(table.locked - LOCKABLE):
         raise Invalid(
             f"{unknown[0]!r} cannot be locked",
@@ -329,7 +329,7 @@ def _check_sets(table: ProfileTable) -> None:
 
 
 def _check_numbers(table: ProfileTable) -> None:
-    """Before they are compared: NaN is neither over nor under a maximum."""
+    """Check numbers before they are compared: NaN is neither over nor under a maximum."""
     for group in (table.limits, table.maxima):
         for field, value in _named(group).items():
             values.check_number(field, value)
@@ -349,7 +349,7 @@ def _check_locks(parent: Profile, child: Profile) -> None:
 
 
 def value_of(profile: Profile, field: str) -> object:
-    """A default by the name under which it is locked."""
+    """Return a default by the name under which it can be locked."""
     if field in values.LIMIT_NAMES:
         return getattr(profile.limits, field)
     group, _, part = field.partition(".")
@@ -357,7 +357,7 @@ def value_of(profile: Profile, field: str) -> object:
 
 
 def _checked(profile: Profile) -> Profile:
-    """The same rules as for a caller's spec, so that a mistake shows when the configuration is read."""
+    """Apply the rules of a caller's spec, so that a mistake shows when the configuration is read."""
     values.check_user(profile.user)
     values.check_ports(profile.ports)
     values.check_environment("env", profile.env)

@@ -1,4 +1,4 @@
-"""Quotas: what one owner's boxes may use together. Pure: what lives and what is asked in, room or a shortage out."""
+"""Quotas: what all boxes of one owner may use together."""
 
 from collections.abc import Iterable
 from typing import Annotated
@@ -12,7 +12,7 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Quota(Record, frozen=True, kw_only=True):
-    """Together, over all live boxes of one owner; 0: no limit."""
+    """Limits over all live boxes of one owner; 0 for no limit."""
 
     boxes: Count = 0
     cpus: Annotated[float, msgspec.Meta(ge=0)] = 0.0
@@ -30,7 +30,7 @@ class Shortage(Record, frozen=True, kw_only=True):
 
 
 def shortage(quota: Quota, live: Iterable[Limits], asked: Limits) -> Shortage | None:
-    """None: there is room. Counts what lives, never what once failed (lesson 8)."""
+    """Return the first limit that one more box would break. Only live boxes count, never failed creations."""
     boxes = list(live)
     checks = (
         ("boxes", quota.boxes, len(boxes), 1),

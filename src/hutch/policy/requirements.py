@@ -1,8 +1,8 @@
-"""What an effective spec needs of its provider, checked one by one against the capabilities.
+"""What an effective spec requires of its provider, checked against the capabilities.
 
 A provider explains what it cannot do in `Capabilities.missing`. `Missing.what` names the field of the capabilities,
 with the value where there are several: `persistent`, `networks.on`, `images.oci`, `users.root`, `grades.memory_mb`.
-Other names (`cgroups`, `landlock`) say what stronger means the machine does not give.
+Other names (`cgroups`, `landlock`) name stronger means that the machine does not have.
 """
 
 from hutch.errors import Refused, Unsupported
@@ -12,7 +12,7 @@ from hutch.policy import values
 
 
 def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
-    """Refused if the wall is too weak, Unsupported with the provider's own reason if it cannot do something."""
+    """Raise Refused if the isolation is too weak, Unsupported if the provider cannot do something."""
     _check_isolation(spec, capabilities)
     _check_network(spec, capabilities)
     if not spec.image:
@@ -38,7 +38,7 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
 
 
 def missing(capabilities: Capabilities, field: str, value: str = "") -> Missing | None:
-    """What the provider itself says about a thing it misses: about the value, else about the field."""
+    """Return the provider's own explanation of a missing value, else of the missing field."""
     names = (f"{field}.{value}", value, field) if value else (field,)
     return next((each for name in names for each in capabilities.missing if each.what == name), None)
 
@@ -77,12 +77,12 @@ def _check_user(user: str, capabilities: Capabilities) -> None:
 
 
 def _unsupported(capabilities: Capabilities, asked: str, what: str, field: str, value: str = "") -> Unsupported:
-    told = missing(capabilities, field, value)
-    reason = f": {told.reason}" if told else ""
+    gap = missing(capabilities, field, value)
+    reason = f": {gap.reason}" if gap else ""
     has = getattr(capabilities, field)
     offered = f"; it has {', '.join(has) or 'none'}" if isinstance(has, tuple) else ""
     return Unsupported(
         f"provider {capabilities.provider} does not support {what}{reason}{offered}",
-        remedy=(told.remedy if told else "") or "choose another provider, profile or value",
+        remedy=(gap.remedy if gap else "") or "choose another provider, profile or value",
         details={"field": asked, "provider": capabilities.provider},
     )

@@ -1,8 +1,8 @@
-"""Rights: what a caller of a server may ask for, whatever profile it names. Pure, but for the caller of this moment.
+"""Rights: what a caller of a server may ask for, whatever profile it names.
 
-An operator writes `[rights.OWNER]`, and `[rights."*"]` for every owner who is not named; a key may have rights of its
-own, which only narrow its owner's. A key of role admin, and a program that uses Hutch in its own process, act for the
-operator: nothing here binds them (`UNBOUND`).
+An operator writes `[rights.OWNER]`, and `[rights."*"]` for all other owners; a key may have rights of its own, which
+only narrow its owner's. A key of role admin, and a program that uses Hutch in its own process, act for the operator
+and are not bound (`UNBOUND`).
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,37 +24,37 @@ ROOT = ("root", "0")
 
 
 class Action(StrEnum):
-    """What a key of role user may be kept from, one by one (P15)."""
+    """Actions that can be denied to a key of role user."""
 
     CREATE = "create"
-    """Make boxes and volumes, import boxes, register MCP servers."""
+    """Create boxes and volumes, import boxes, register MCP servers."""
     SET_RETENTION = "set_retention"
     """Choose whether a box's files stay, when it is made and afterwards."""
     TAKEOVER = "takeover"
-    """Take a box that another session holds, or destroy it all the same."""
+    """Take over or destroy a box that another session holds."""
     DESTROY = "destroy"
     """End boxes and remove volumes and MCP servers."""
 
 
 class CallerMaxima(Maxima, frozen=True, kw_only=True):
-    """The most that callers get, also where a profile has more by itself; None: no maximum."""
+    """The most that callers get, even if a profile gives more by itself; None for no maximum."""
 
     timeout_sec: float | None = None
-    """Of one command, job or terminal. A hosted MCP server runs as long as its box, which `ttl_sec` bounds."""
+    """For one command, job or terminal. A hosted MCP server runs as long as its box, which `ttl_sec` bounds."""
 
 
 class RightsTable(Record, frozen=True, kw_only=True):
-    """`[rights.OWNER]` as it is written, or what a key has of its own; None: as it is without this table."""
+    """`[rights.OWNER]` as written, or the rights of one key; None for what it does not set."""
 
     profiles: tuple[str, ...] | None = None
-    """Which profiles may be named. The first is the default of a caller who may not have the server's own."""
+    """Profiles that may be named. The first is the default of a caller who may not use the server's default."""
     actions: frozenset[Action] | None = None
     root: bool | None = None
-    """Whether boxes and commands may run as the box's root, where the profile does not say so already."""
+    """Whether boxes and commands may run as the box's root, if the profile does not allow it anyway."""
     allow_private: tuple[str, ...] | None = None
     """Private ranges (CIDR) that boxes may be given beyond those of their profile."""
     pull: bool | None = None
-    """Whether images are fetched that this caller names; None: as `server.pulls` says."""
+    """Whether images that this caller names are pulled; None leaves it to `server.pulls`."""
     maxima: CallerMaxima = CallerMaxima()
 
 
@@ -78,7 +78,7 @@ class Rights(Record, frozen=True, kw_only=True):
 
     @property
     def place(self) -> str:
-        """Where an operator finds what binds this caller."""
+        """The setting in which an operator finds what binds this caller."""
         return f"rights.{self.owner}" + (f" and key {self.key}" if self.key else "")
 
 
@@ -89,7 +89,7 @@ _current: ContextVar[Rights] = ContextVar("hutch_rights", default=UNBOUND)
 
 @contextmanager
 def bound_by(rights: Rights) -> Iterator[None]:
-    """Everything inside, and every task begun inside, is done within these rights."""
+    """Bind everything inside, and every task begun inside, to these rights."""
     token = _current.set(rights)
     try:
         yield
@@ -98,15 +98,15 @@ def bound_by(rights: Rights) -> Iterator[None]:
 
 
 def current() -> Rights:
-    """The rights of the caller for whom something is done now."""
+    """Return the rights of the caller whose request is being handled."""
     return _current.get()
 
 
-# --- from what is written to what holds -------------------------------------------------------------------------
+# --- effective rights ---------------------------------------------------------------------------------------------
 
 
 def check_table(table: RightsTable, known: Mapping[str, ProfileTable] | None = None) -> None:
-    """Invalid if it makes no sense; with `known`, also if it names a profile that is neither built in nor there."""
+    """Raise Invalid for a wrong table; with `known`, also for a profile that is neither built in nor known."""
     for name in table.profiles or ():
         if known is not None and name not in BUILT_IN and name not in known:
             raise Invalid(
@@ -122,7 +122,7 @@ def check_table(table: RightsTable, known: Mapping[str, ProfileTable] | None = N
     for field in table.maxima.__struct_fields__:
         if (value := getattr(table.maxima, field)) is not None:
             values.check_number(field, value)
-            if not value:  # of a clock, where 0 is no end at all
+            if not value:  # for a clock 0 means no end at all
                 raise Invalid(f"{field} 0 is no maximum", remedy="leave it out", details={"field": f"maxima.{field}"})
 
 
@@ -130,11 +130,12 @@ def of_owner(
     owner: str, tables: Mapping[str, RightsTable], default: str, user_defined: Mapping[str, ProfileTable], *,
     pull: bool = False,
 ) -> Rights:  # fmt: skip
-    """The rights of an owner's keys of role user. A field that its table leaves out is that of `"*"`, and `pull` what
-    holds where neither says whether images are fetched.
+    """Return the rights of an owner's keys of role user.
 
-    Without any list, every profile may be named; but if the operator has set locks or maxima in the default profile,
-    only that one and those that inherit it, because a caller would escape them by naming another."""
+    A field that the owner's table leaves out comes from `"*"`; `pull` counts if neither sets it. Without a list every
+    profile may be named. But if the default profile has locks or maxima, only it and those that inherit it may be
+    named, because a caller could escape them by another.
+    """
     written = _filled(tables.get(owner, NOTHING_WRITTEN), tables.get(EVERYBODY, NOTHING_WRITTEN))
     named = written.profiles
     if named is None:
@@ -147,13 +148,13 @@ def of_owner(
 
 
 def narrowed(rights: Rights, key: str, table: RightsTable) -> Rights:
-    """What is left of an owner's rights for a key with rights of its own."""
+    """Return an owner's rights, narrowed by those of one of its keys."""
     return rights if table == NOTHING_WRITTEN else _narrowed(rights, key, table)
 
 
 @lru_cache(maxsize=1024)
 def _narrowed(rights: Rights, key: str, table: RightsTable) -> Rights:
-    """A server asks it with every request of the key."""
+    """This is cached, because a server needs it with every request of the key."""
     only = Rights(
         key=key, profiles=table.profiles, actions=frozenset(Action) if table.actions is None else table.actions,
         root=table.root is not False, allow_private=table.allow_private, pull=table.pull is not False,
@@ -163,7 +164,7 @@ def _narrowed(rights: Rights, key: str, table: RightsTable) -> Rights:
 
 
 def both(rights: Rights, other: Rights) -> Rights:
-    """What the first and the second allow."""
+    """Return what both allow."""
     maxima = {
         field: min(filter(None, (getattr(rights.maxima, field), getattr(other.maxima, field))), default=None)
         for field in rights.maxima.__struct_fields__
@@ -189,7 +190,7 @@ def _filled(own: RightsTable, others: RightsTable) -> RightsTable:
 
 
 def _heirs(default: str, user_defined: Mapping[str, ProfileTable]) -> tuple[str, ...] | None:
-    """The default profile and those that inherit its locks and maxima; None: it has none to escape from."""
+    """List the default profile and those that inherit it; None if it has no locks or maxima to escape."""
     chosen = profiles.resolve(default, user_defined)
     if not chosen.locked and chosen.maxima == Maxima():
         return None
@@ -226,11 +227,11 @@ def _within(text: str, ranges: tuple[str, ...]) -> bool:
     return any(each.version == network.version and network.subnet_of(each) for each in wider)  # type: ignore[arg-type]
 
 
-# --- from what is asked to what is given ------------------------------------------------------------------------
+# --- requests within rights ---------------------------------------------------------------------------------------
 
 
 def require(rights: Rights, action: Action) -> None:
-    """Refused unless the caller may do this."""
+    """Raise Refused unless the caller may do this."""
     if action not in rights.actions:
         raise Refused(
             f"this key may not {action}", details={"action": str(action), "setting": f"rights.{rights.owner}.actions"},
@@ -239,8 +240,11 @@ def require(rights: Rights, action: Action) -> None:
 
 
 def admitted(spec: Spec, rights: Rights, default: str, user_defined: Mapping[str, ProfileTable]) -> Spec:
-    """The spec with the profile that this caller gets. Refused if it names one that is not open to it, or asks for
-    root or a private range that neither its rights nor the profile give."""
+    """Return the spec with the profile that this caller gets.
+
+    Raises Refused if it names a profile that is not open to it, or asks for root or a private range that neither its
+    rights nor the profile give.
+    """
     if rights is UNBOUND:
         return spec
     name = spec.profile or default_of(rights, default)
@@ -257,8 +261,8 @@ def admitted(spec: Spec, rights: Rights, default: str, user_defined: Mapping[str
 
 
 def check_user(user: str | None, given: str, rights: Rights) -> None:
-    """Refused if a box or a command is to run as root and neither the rights say so nor `given`, the user that the
-    profile or the box has anyway."""
+    """Raise Refused if a box or a command is to run as root, and neither the rights allow it nor `given`, the user of
+    the profile or the box, is root anyway."""
     if user in ROOT and not rights.root and given not in ROOT:
         raise Refused(
             "this key may not run anything as the box's root",
@@ -282,7 +286,7 @@ def _check_private(asked: tuple[str, ...], profile: Profile, rights: Rights) -> 
 
 
 def check_pull(image: str, rights: Rights) -> None:
-    """Refused if this image would have to be fetched and this caller may not make the machine do that."""
+    """Raise Refused if this caller may not have images pulled."""
     if not rights.pull:
         raise Refused(
             f"this key may not have images pulled, and {image[:200]!r} is not here",
@@ -292,7 +296,7 @@ def check_pull(image: str, rights: Rights) -> None:
 
 
 def within(spec: EffectiveSpec, profile: Profile, rights: Rights) -> EffectiveSpec:
-    """The effective spec, cut to what this caller may have; the adjustments say what was cut, and by what."""
+    """Reduce an effective spec to what this caller may have; adjustments say what was reduced and why."""
     if rights is UNBOUND:
         return spec
     cuts: list[Adjustment] = []
@@ -303,7 +307,7 @@ def within(spec: EffectiveSpec, profile: Profile, rights: Rights) -> EffectiveSp
     if Action.SET_RETENTION not in rights.actions and spec.retention is not profile.retention:
         cuts.append(_cut("retention", spec.retention, profile.retention, f"{rights.place} may not set_retention"))
         changes["retention"] = profile.retention
-    if spec.user in ROOT and not rights.root and profile.user not in ROOT:  # as its image says
+    if spec.user in ROOT and not rights.root and profile.user not in ROOT:  # the user that the image names
         cuts.append(_cut("user", spec.user, profile.user, f"no root by {rights.place}"))
         changes["user"] = profile.user
     if not cuts:
@@ -312,7 +316,7 @@ def within(spec: EffectiveSpec, profile: Profile, rights: Rights) -> EffectiveSp
 
 
 def cut_limits(limits: Limits, rights: Rights, cuts: list[Adjustment]) -> Limits:
-    """The limits within the maxima of these rights; what is cut is added to `cuts`."""
+    """Reduce limits to the maxima of these rights; what is reduced is added to `cuts`."""
     given: dict[str, Any] = {}
     for field in values.LIMIT_NAMES:
         maximum = getattr(rights.maxima, field)
@@ -326,7 +330,7 @@ def cut_limits(limits: Limits, rights: Rights, cuts: list[Adjustment]) -> Limits
 
 
 def cut_clock(field: str, seconds: float, rights: Rights, cuts: list[Adjustment]) -> float:
-    """A time after which a box ends, within its maximum; 0 means never, which is over every maximum."""
+    """Reduce a time after which a box ends to its maximum; 0 means never, which is over every maximum."""
     maximum: float | None = getattr(rights.maxima, field)
     if maximum is None or 0 < seconds <= maximum:
         return seconds
@@ -335,7 +339,7 @@ def cut_clock(field: str, seconds: float, rights: Rights, cuts: list[Adjustment]
 
 
 def cut_timeout(seconds: float | None, rights: Rights) -> tuple[float | None, Adjustment | None]:
-    """How long a command or a job of this caller may run, in whosever box; None: without an end, which is over every
+    """Reduce the timeout of a command or a job of this caller, in any box. None means no end, which is over every
     maximum."""
     maximum = rights.maxima.timeout_sec
     if maximum is None or (seconds is not None and seconds <= maximum):
@@ -344,12 +348,12 @@ def cut_timeout(seconds: float | None, rights: Rights) -> tuple[float | None, Ad
 
 
 def visible(names: tuple[str, ...], rights: Rights) -> tuple[str, ...]:
-    """Of these profiles, those that the caller may name."""
+    """Return those of the profiles that the caller may name."""
     return names if rights.profiles is None else tuple(name for name in names if name in rights.profiles)
 
 
 def default_of(rights: Rights, default: str) -> str:
-    """The profile of a caller who names none."""
+    """Return the profile of a caller who names none."""
     return default if not rights.profiles or default in rights.profiles else rights.profiles[0]
 
 

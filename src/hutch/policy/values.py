@@ -1,4 +1,4 @@
-"""What a single value of a spec must look like: numbers, paths, names, images, networks. Each check names the field."""
+"""Checks of single values of a spec: numbers, paths, names, images, networks. Each error names the field."""
 
 import posixpath
 import re
@@ -21,14 +21,14 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "idle_timeout_sec": (0, 10 * YEAR_SEC),
     "ttl_sec": (0, 10 * YEAR_SEC),
 }
-"""The smallest and the largest number that makes sense; where 0 is allowed it means "none"."""
+"""The smallest and the largest number of each field; where 0 is allowed it means "none"."""
 
 STRENGTH = (Isolation.NONE, Isolation.NAMESPACES, Isolation.GVISOR, Isolation.VM)
 """Weakest first."""
 
 IMAGE_KINDS = ("host", "dir", "tar", "oci")
 
-# Hiding or replacing these from outside would change what the box's own walls and programs rest on.
+# A mount over these would change what the box's isolation and programs depend on.
 _BOX_OWN_TREES = (
     "/proc", "/sys", "/dev", "/etc", "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/boot", "/run",
 )  # fmt: skip
@@ -44,9 +44,9 @@ _PRIVATE_RANGES = (
 
 
 def check_number(field: str, value: float) -> None:
-    """Raises Invalid unless the number is finite and within the field's bounds."""
+    """Raise Invalid unless the number is finite and within the field's bounds."""
     low, high = BOUNDS[field]
-    if not low <= value <= high:  # as is NaN
+    if not low <= value <= high:  # also refuses NaN
         raise Invalid(
             f"{field} is {_plain(value)}, but must be a number from {_plain(low)} to {_plain(high)}",
             details={"field": field},
@@ -55,14 +55,14 @@ def check_number(field: str, value: float) -> None:
 
 
 def _plain(number: float) -> str:
-    """Without an exponent where that can be read; Python refuses to write a very long integer at all."""
+    """Write a number without an exponent if possible; Python refuses to write a very long integer at all."""
     if isinstance(number, int):
         return str(number) if abs(number) < 10**20 else "a number of very many digits"
     return str(int(number)) if number.is_integer() and abs(number) < 1e15 else str(number)
 
 
 def plain_path(field: str, path: str) -> str:
-    """The absolute path without doubled or trailing slashes; `..` is Invalid, since symlinks give it two meanings."""
+    """Normalize the slashes of an absolute path; `..` is Invalid, since symlinks give it two meanings."""
     if not path.startswith("/"):
         raise Invalid(
             f"{field} is {path!r}, but must be an absolute path",
@@ -80,7 +80,7 @@ def plain_path(field: str, path: str) -> str:
 
 
 def check_text(field: str, text: str) -> None:
-    """No NUL, which would end it early in the kernel, and nothing that UTF-8 cannot carry."""
+    """Refuse NUL, which ends a text early in the kernel, and what UTF-8 cannot encode."""
     if "\0" in text:
         raise Invalid(
             f"{field} contains a NUL character", details={"field": field}, remedy="leave it out: no program can get it"
@@ -94,7 +94,7 @@ def check_text(field: str, text: str) -> None:
 
 
 def check_environment(field: str, variables: dict[str, str]) -> None:
-    """Names and values that execve can pass on. A value is never quoted: it may be a secret."""
+    """Check that execve can pass on names and values. Errors quote no value, which may be a secret."""
     for name, value in variables.items():
         check_text(f"a name in {field}", name)
         if not name or "=" in name:
@@ -130,7 +130,7 @@ def check_labels(labels: dict[str, str]) -> None:
 
 
 def check_user(user: str) -> None:
-    """ "user", "root" or a number of the box's 65,536 ids."""
+    """Accept "user", "root" or a number of the box's 65,536 ids."""
     if user in ("user", "root"):
         return
     # isdigit alone also accepts digits of other scripts.
@@ -151,7 +151,7 @@ def check_ports(ports: tuple[int, ...]) -> None:
 
 
 def check_image(image: str, kinds: tuple[str, ...]) -> str:
-    """The kind of an image reference; `kinds` are those a provider adds to ours."""
+    """Return the kind of an image reference; `kinds` are those that a provider adds to ours."""
     check_text("image", image)
     kind, _, reference = image.partition(":")
     if kind not in IMAGE_KINDS and kind not in kinds:
@@ -170,7 +170,7 @@ def check_image(image: str, kinds: tuple[str, ...]) -> str:
 
 
 def check_private_ranges(ranges: tuple[str, ...]) -> None:
-    """CIDRs within private space: a wider one would also open what nobody thought of."""
+    """Accept CIDRs within private ranges only: a wider one would open more than was meant."""
     if not ranges:
         return
     from ipaddress import IPv4Network, ip_network
@@ -195,7 +195,7 @@ def check_private_ranges(ranges: tuple[str, ...]) -> None:
 
 
 def plain_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """The mounts with plain targets that cover no part of the box and not each other; sources are `mounts.check`'s."""
+    """Normalize the targets of mounts and check them. `mounts.check` checks the sources."""
     for mount in mounts:
         check_text("mount source", mount.source)
     plain = tuple(mount.but(target=plain_path("mount target", mount.target)) for mount in mounts)
@@ -204,7 +204,7 @@ def plain_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
 
 
 def _check_targets(mounts: tuple[Mount, ...]) -> None:
-    """Not over the box's own parts, not twice, not one inside the other."""
+    """Refuse targets over the box's own parts, named twice, or inside each other."""
     seen: list[str] = []
     for mount in mounts:
         target = mount.target
@@ -231,7 +231,7 @@ def at_or_below(path: str, tree: str) -> bool:
 
 
 def text_of(value: object) -> str:
-    """A value as an adjustment shows it."""
+    """Write a value as an adjustment shows it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, float) and value.is_integer():

@@ -1,4 +1,4 @@
-"""From a caller and a box id to the box: foreign boxes are not there, changing needs the lease, looking does not."""
+"""From a caller and a box id to the box: other owners' boxes are not found, and changing a box needs its lease."""
 
 import time
 from collections.abc import AsyncIterator
@@ -19,15 +19,18 @@ from hutch.server.request import Call
 
 
 async def find(call: Call) -> Live:
-    """The box of the path. NotFound for another owner's: its existence is not this caller's business, and nothing
-    happens to it, not even that it is taken over from a keeper that has died."""
+    """The box of the path; NotFound for another owner's box.
+
+    The caller learns nothing about another owner's box, and nothing happens to it: it is not even adopted from a keeper
+    that has died.
+    """
     await check_owner(call)
     box_id = BoxId(call.params["box"])
     return call.keeper.held(box_id) or await call.keeper.live(box_id)
 
 
 async def check_owner(call: Call) -> None:
-    """The box of the path is the caller's, or was; nothing happens to it. NotFound for another owner's."""
+    """Check that the box of the path is or was the caller's, without touching it; NotFound for another owner's box."""
     box_id = call.params["box"]
     held = call.keeper.held(BoxId(box_id))
     _check_owner(call, held.record.owner if held is not None else await _owner_in_store(call.keeper, box_id))
@@ -35,16 +38,19 @@ async def check_owner(call: Call) -> None:
 
 @asynccontextmanager
 async def using(call: Call) -> AsyncIterator[BoxHandle]:
-    """A handle that may change the box: the session holds its lease now, or already did. An admin over all needs
-    no lease (P8). A client that says which lease its handle is of gets LeaseLost if that one has ended."""
+    """A handle that may change the box: the session takes the lease unless it has it already.
+
+    An admin who acts over all owners needs no lease. A client that names the lease of its handle gets LeaseLost if that
+    lease has ended.
+    """
     live = await find(call)
     if _observes(call):
         refuse(call.op)
     if not call.caller.over_all:
         if lease := call.header("hutch-lease"):
-            await _keep(call, live, lease)
+            await _check_lease(call, live, lease)
         else:
-            await _hold_or_say(call, live)
+            await _hold_or_explain(call, live)
     handle = BoxHandle(call.keeper, live, call.caller.session)
     try:
         yield handle
@@ -54,8 +60,11 @@ async def using(call: Call) -> AsyncIterator[BoxHandle]:
 
 @asynccontextmanager
 async def looking(call: Call) -> AsyncIterator[Guard]:
-    """For what changes nothing. An observer, and whoever looks at a box that another session holds, extends nothing
-    and wakes nothing; for everybody else looking is using."""
+    """Access that changes nothing.
+
+    An observer, and a caller whose box is held by another session, extends no clock and wakes nothing. For all others
+    reading counts as using the box.
+    """
     live = await find(call)
     observes = call.caller.role is Role.OBSERVER or _observes(call)
     if observes or (live.held_by_another(call.caller.session) and not call.header("hutch-lease")):
@@ -65,9 +74,8 @@ async def looking(call: Call) -> AsyncIterator[Guard]:
         yield handle
 
 
-async def _hold_or_say(call: Call, live: Live) -> None:
-    """A caller that names no session is its key's: of a box that its owner holds through another door it is told how
-    to go on."""
+async def _hold_or_explain(call: Call, live: Live) -> None:
+    """Take the lease; a caller that names no session is told how to use a box that its owner holds elsewhere."""
     try:
         await hold(call.keeper, live, call.caller.session)
     except BoxBusy as busy:
@@ -81,7 +89,7 @@ async def _hold_or_say(call: Call, live: Live) -> None:
 
 
 async def hold(keeper: Keeper, live: Live, session: str) -> None:
-    """The lease, for this session. The store is written only if that gives it noticeably more time."""
+    """Take the lease for this session; the store is written only if that extends the lease noticeably."""
     record = live.record
     lease, now = record.lease, time.time()
     held = lease is not None and holds(lease, session) and lease.live(now)
@@ -95,19 +103,24 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
 
 
 def note_client(call: Call, live: Live) -> None:
-    """Count the client's handle from now on and not from its first heartbeat: another process of the same session may
-    release the box before that."""
+    """Count the client's handle from now on, not from its first heartbeat.
+
+    Another process of the same session may release the box before that heartbeat.
+    """
     if client := call.header("hutch-client"):
         call.service.presence.beat(call.caller.session, live, client)
 
 
-async def _keep(call: Call, live: Live, given: str) -> None:
-    """A handle works as long as the lease is the one it was given (P6). The moment it was acquired names a lease: that
-    outlives keepers, while the epoch moves whenever another one adopts the box."""
+async def _check_lease(call: Call, live: Live, header: str) -> None:
+    """Check that the handle's lease is the current one, and extend it.
+
+    The time at which a lease was acquired identifies it. That survives a change of keepers, while the epoch changes
+    whenever another keeper adopts the box.
+    """
     try:
-        acquired_at = float(given)
+        acquired_at = float(header)
     except ValueError:
-        raise Invalid(f"Hutch-Lease {given[:40]!r} is no lease") from None
+        raise Invalid(f"Hutch-Lease {header[:40]!r} is no lease") from None
     if live.record.lease is None and live.record.left_lease is not None:
         await _regain(call, live, acquired_at)
     lease = live.record.lease
@@ -120,7 +133,7 @@ async def _keep(call: Call, live: Live, given: str) -> None:
 
 
 async def _regain(call: Call, live: Live, acquired_at: float) -> None:
-    """Give the session back the lease under which it used the box while another process kept it, if it is free."""
+    """Give the session back its lease from the time when another process kept the box, if the box is free."""
     async with live.state_lock:
         lease = resumable_lease(live.record, call.caller.session, acquired_at, time.time())
         if lease is not None:
@@ -128,7 +141,7 @@ async def _regain(call: Call, live: Live, acquired_at: float) -> None:
 
 
 async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:
-    """Extend the session's lease; LeaseLost if it has none. Sparingly: only if that gives noticeably more time."""
+    """Extend the session's lease; LeaseLost if it has none. `sparingly` writes only a noticeable extension."""
     lease, now = live.record.lease, time.time()
     if lease is None or not holds(lease, call.caller.session) or not lease.live(now):
         raise LeaseLost(f"the lease of box {live.record.id} has run out", remedy="attach to it again")
@@ -137,7 +150,7 @@ async def renew(call: Call, live: Live, *, sparingly: bool = False) -> None:
 
 
 def _observes(call: Call) -> bool:
-    """Whoever only wants to look says so, and then takes no lease, whatever his role."""
+    """Whether the caller asked for read-only access, which takes no lease whatever its role."""
     return call.header("hutch-observe").lower() in ("true", "yes", "1")
 
 

@@ -1,4 +1,4 @@
-"""The door: who is calling, from where, and how often. Everything is refused that does not clearly belong here."""
+"""Authentication: who is calling, from which page or host name, and how often."""
 
 import os
 import time
@@ -11,77 +11,76 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Key, Keys, Role
 from hutch.model.record import Record
 from hutch.policy.rights import UNBOUND, Rights, narrowed
-from hutch.server.http.headers import FOR_PAGES, TO_PAGES, check
+from hutch.server.http.headers import CORS_EXPOSED_HEADERS, CORS_REQUEST_HEADERS, check_headers
 
 UNIX = "unix"
-"""The first part of `scope["client"]` on the Unix socket; the second is the peer's user id."""
-ADDRESSES_KEPT = 4096
-"""Whoever has more addresses than this gets a new bucket now and then, but never our memory."""
+"""The first part of `scope["client"]` on a Unix socket; the second is the peer's user id."""
+MAX_ADDRESSES = 4096
+"""An attacker with more addresses gets a fresh bucket now and then, but cannot use up memory."""
 _LOCAL_NAMES = frozenset({"localhost", "127.0.0.1", "::1"})
 _WILDCARDS = frozenset({"", "0.0.0.0", "::"})
 
 
 class Caller(Record, frozen=True, kw_only=True):
-    """Whoever knocked, and was let in."""
+    """An authenticated caller."""
 
     key_id: str
     role: Role
     owner: str
     session: str
     over_all: bool = False
-    """An admin who said `Hutch-Admin: yes`: may act on every owner's boxes, without their lease, and is logged."""
+    """Whether an admin sent `Hutch-Admin: yes` to act on every owner's boxes without their lease; this is logged."""
     rights: Rights
-    """What it may ask for; an admin anything."""
+    """What the caller may ask for; an admin may ask for anything."""
 
 
-class Bucket:
-    """Somebody's right to make requests: refilled steadily, twice a second's worth at most."""
+class TokenBucket:
+    """Limits the request rate of one key or address; it holds at most the tokens of two seconds."""
 
-    __slots__ = ("_at", "_left", "_rate", "_whose")
+    __slots__ = ("_counted_by", "_rate", "_refilled_at", "_tokens")
 
-    def __init__(self, rate: float, whose: str) -> None:
+    def __init__(self, rate: float, counted_by: str) -> None:
         self._rate = rate
-        self._whose = whose
-        self._left = 2 * rate
-        self._at = time.monotonic()
+        self._counted_by = counted_by
+        self._tokens = 2 * rate
+        self._refilled_at = time.monotonic()
 
     def take(self) -> None:
         now = time.monotonic()
-        self._left = min(2 * self._rate, self._left + (now - self._at) * self._rate)
-        self._at = now
-        if self._left < 1:
-            wait = (1 - self._left) / self._rate
+        self._tokens = min(2 * self._rate, self._tokens + (now - self._refilled_at) * self._rate)
+        self._refilled_at = now
+        if self._tokens < 1:
+            wait = (1 - self._tokens) / self._rate
             raise QuotaExceeded(
-                f"too many requests {self._whose}",
+                f"too many requests {self._counted_by}",
                 retry_after=round(wait, 3),
                 details={"rate_per_sec": self._rate},
                 remedy="slow down, or raise server.rate_per_sec",
             )
-        self._left -= 1
+        self._tokens -= 1
 
 
-class Door:
-    """One for the TCP address and one for the Unix socket."""
+class Authenticator:
+    """Authenticates the requests of one listening socket, TCP or Unix."""
 
     def __init__(self, keys: Keys, table: ServerTable, rights_of: Callable[[str], Rights], *, unix: bool) -> None:
-        """`rights_of`: what an owner's keys may ask for (`Config.rights_of`)."""
+        """`rights_of` gives the rights of an owner's keys (`Config.rights_of`)."""
         self._keys = keys
         self._rights_of = rights_of
         self._unix = unix
         self._rate = table.rate_per_sec
-        self._of_keys: dict[str, Bucket] = {}
-        self._of_addresses: dict[str, Bucket] = {}
+        self._key_buckets: dict[str, TokenBucket] = {}
+        self._address_buckets: dict[str, TokenBucket] = {}
         own = frozenset() if table.host in _WILDCARDS else frozenset({table.host.lower()})
         self._hosts = _LOCAL_NAMES | own | {host.lower() for host in table.hosts}
         self._origins = frozenset(origin.lower().rstrip("/") for origin in table.origins)
 
-    def check_place(self, headers: Mapping[str, str], scheme: str) -> None:
-        """A web page must not drive a local server: neither by its origin, nor by a name that it had resolved to us
-        (DNS rebinding)."""
+    def check_origin(self, headers: Mapping[str, str], scheme: str) -> None:
+        """Refuse requests of foreign web pages, by their origin or by a rebound host name (DNS rebinding)."""
         host = headers.get("host", "")
-        if not self._unix and _name(host) not in self._hosts:
+        if not self._unix and _host_name(host) not in self._hosts:
             raise Refused(
-                f"this server is not called {_name(host)!r}",
+                f"this server is not called {_host_name(host)!r}",
                 remedy="call it by its address, or add the name to server.hosts",
             )
         origin = headers.get("origin")
@@ -95,72 +94,76 @@ class Door:
                 f"pages from {origin[:200]} may not call this server", remedy="add the origin to server.origins"
             )
 
-    def count_stranger(self, client: tuple[str, int] | None) -> None:
-        """A request without a good key: those of one address have one rate, however many keys it makes up."""
-        self._count(self._of_addresses, client[0] if client is not None else "", "from this address")
-        if len(self._of_addresses) > ADDRESSES_KEPT:
-            del self._of_addresses[next(iter(self._of_addresses))]
+    def count_anonymous(self, client: tuple[str, int] | None) -> None:
+        """Count a request without a valid key; one address has one rate, however many keys it guesses."""
+        self._count(self._address_buckets, client[0] if client is not None else "", "from this address")
+        if len(self._address_buckets) > MAX_ADDRESSES:
+            del self._address_buckets[next(iter(self._address_buckets))]
 
-    def _count(self, buckets: dict[str, Bucket], whose: str, in_words: str) -> None:
+    def _count(self, buckets: dict[str, TokenBucket], who: str, counted_by: str) -> None:
         if not self._rate:
             return
-        bucket = buckets.get(whose)
+        bucket = buckets.get(who)
         if bucket is None:
-            bucket = buckets[whose] = Bucket(self._rate, in_words)
+            bucket = buckets[who] = TokenBucket(self._rate, counted_by)
         bucket.take()
 
-    def page_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """What lets a page of one of `server.origins` read the answer; nothing for any other page. Never credentials:
-        a key is sent by whoever knows it, not by the browser."""
+    def cors_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
+        """The CORS headers that let a page of `server.origins` read the answer; empty for any other page.
+
+        Credentials are never allowed: a page that knows the key sends it, the browser does not.
+        """
         origin = headers.get("origin", "")
         if origin.lower() not in self._origins:
             return {}
         return {
             "access-control-allow-origin": origin,
-            "access-control-expose-headers": ", ".join(TO_PAGES),
+            "access-control-expose-headers": ", ".join(CORS_EXPOSED_HEADERS),
             "vary": "Origin",
         }
 
-    def preflight(self, headers: Mapping[str, str], methods: Iterable[str]) -> dict[str, str] | None:
-        """The answer to a browser that asks before it sends a page's request; None: this is no such question. It is
-        the same for every path, so it tells nobody which there are."""
+    def preflight_headers(self, headers: Mapping[str, str], methods: Iterable[str]) -> dict[str, str] | None:
+        """The answer to a CORS preflight request; None if the request is not one.
+
+        The answer is the same for every path, so it does not reveal which paths exist.
+        """
         if "access-control-request-method" not in headers or "origin" not in headers:
             return None
         return {
             "access-control-allow-methods": ", ".join(methods),
-            "access-control-allow-headers": ", ".join(FOR_PAGES),
+            "access-control-allow-headers": ", ".join(CORS_REQUEST_HEADERS),
             "access-control-max-age": "600",
         }
 
-    async def caller(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
-        """Unauthenticated unless a key, or the kernel's word on the Unix socket, says who it is."""
+    async def authenticate(self, headers: Mapping[str, str], client: tuple[str, int] | None) -> Caller:
+        """The caller, by a key or by the peer credentials of a Unix socket; else Unauthenticated."""
         text = key_text(headers)
         if text:
             key = await self._keys.find(text)
             if key is None:
-                self.count_stranger(client)
+                self.count_anonymous(client)
                 raise Unauthenticated("this key opens nothing", remedy="check it, or have one made: hutch key create")
             key_id, role, owner, rights = key.id, key.role, key.owner, self._rights(key)
         elif self._unix and client is not None and client[0] == UNIX and client[1] in (0, os.geteuid()):
             key_id, role, owner, rights = LOCAL_OWNER, Role.ADMIN, LOCAL_OWNER, UNBOUND
         else:
-            self.count_stranger(client)
+            self.count_anonymous(client)
             raise Unauthenticated(
                 "this server needs a key", remedy="send it as `Authorization: Bearer …` or `Hutch-Key: …`"
             )
-        self._count(self._of_keys, key_id, "with this key")
-        check(headers)
+        self._count(self._key_buckets, key_id, "with this key")
+        check_headers(headers)
         session = headers.get("hutch-session", "") or key_id
         return Caller(
-            key_id=key_id, role=role, owner=owner, session=session, over_all=_wants_all(headers, role), rights=rights
+            key_id=key_id, role=role, owner=owner, session=session, over_all=_over_all(headers, role), rights=rights
         )  # fmt: skip
 
     def _rights(self, key: Key) -> Rights:
-        """An admin acts for the operator, who is bound by nothing."""
+        """The rights of a key; an admin acts for the operator and is not restricted."""
         return UNBOUND if key.role is Role.ADMIN else narrowed(self._rights_of(key.owner), key.id, key.rights)
 
 
-def _wants_all(headers: Mapping[str, str], role: Role) -> bool:
+def _over_all(headers: Mapping[str, str], role: Role) -> bool:
     if "hutch-admin" not in headers:
         return False
     if role is not Role.ADMIN:
@@ -169,15 +172,15 @@ def _wants_all(headers: Mapping[str, str], role: Role) -> bool:
 
 
 def key_text(headers: Mapping[str, str]) -> str:
-    """The key that was sent; empty: none was."""
+    """The key that the request carries, or an empty string."""
     scheme, _, text = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and text:
         return text.strip()
     return headers.get("hutch-key", "").strip()
 
 
-def _name(host: str) -> str:
-    """Host without port: `[::1]:7300` is `::1`."""
+def _host_name(host: str) -> str:
+    """The host without its port: `[::1]:7300` gives `::1`."""
     try:
         return (urlsplit(f"//{host}").hostname or "").lower()
     except ValueError:

@@ -1,5 +1,4 @@
-"""Where the server is: its Unix socket, the lock that keeps a second one away, `server.json` for whoever looks, and a
-word to the service manager."""
+"""How a server is found: its sockets, the lock against a second server, `server.json`, and systemd notification."""
 
 import fcntl
 import json
@@ -17,7 +16,7 @@ FIRST_KEY = "first-key"
 
 
 class Lock:
-    """One server for each state directory. The kernel drops it with the process."""
+    """Allows one server for each state directory; the kernel releases the lock with the process."""
 
     def __init__(self, state_dir: Path) -> None:
         self._fd = os.open(state_dir / "server.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -36,47 +35,46 @@ class Lock:
 
 
 def unix_socket(path: Path) -> socket.socket:
-    """Bound and listening, for this user only. What an earlier server left at the path is replaced: we hold its
-    lock."""
+    """Bind and listen for this user only; a socket that an earlier server left is replaced, as we hold the lock."""
     path.unlink(missing_ok=True)
-    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        made.bind(str(path))
+        listening.bind(str(path))
     except OSError as error:
-        made.close()
+        listening.close()
         raise ConfigError(
-            f"the socket {path} cannot be made: {error}", remedy="choose another: --socket PATH"
+            f"the socket {path} cannot be created: {error}", remedy="choose another: --socket PATH"
         ) from error
     finally:
         os.umask(before)
-    made.listen(1024)
-    return made
+    listening.listen(1024)
+    return listening
 
 
 def tcp_socket(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio turns Nagle's algorithm off only where the protocol is named; with it on, an answer in two parts waits
     # 40 ms for the client's delayed acknowledgement.
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        made.bind((host, port))
-        made.listen(1024)
+        listening.bind((host, port))
+        listening.listen(1024)
     except OSError as error:
-        made.close()
+        listening.close()
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}", remedy="choose another: --host, --port"
         ) from error
-    return made
+    return listening
 
 
 def announce(state_dir: Path, *, socket_path: Path, url: str) -> None:
-    told = {
+    fields = {
         "pid": os.getpid(), "socket": str(socket_path), "url": url, "version": hutch.__version__,
         "started_at": time.time(),
     }  # fmt: skip
-    write_private(state_dir / ANNOUNCEMENT, json.dumps(told) + "\n")
+    write_private(state_dir / ANNOUNCEMENT, json.dumps(fields) + "\n")
 
 
 def withdraw(state_dir: Path, socket_path: Path) -> None:
@@ -84,8 +82,8 @@ def withdraw(state_dir: Path, socket_path: Path) -> None:
     socket_path.unlink(missing_ok=True)
 
 
-def notify(**told: str) -> None:
-    """Tell systemd, or whoever set NOTIFY_SOCKET (sd_notify(3)): READY, STOPPING, STATUS."""
+def notify(**fields: str) -> None:
+    """Send READY, STOPPING or STATUS to the service manager that set NOTIFY_SOCKET (sd_notify(3))."""
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -93,15 +91,15 @@ def notify(**told: str) -> None:
         try:
             # A leading @ stands for the zero byte of an abstract address, unix(7).
             out.connect("\0" + address[1:] if address.startswith("@") else address)
-            out.send("\n".join(f"{name.upper()}={value}" for name, value in told.items()).encode())
+            out.send("\n".join(f"{name.upper()}={value}" for name, value in fields.items()).encode())
         except OSError as error:
-            log("server").warning("the service manager cannot be told", why=str(error), socket=address)
+            log("server").warning("the service manager cannot be notified", why=str(error), socket=address)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Whole or not at all, readable for this user only from the first byte on."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    """Write a file atomically; it is readable for this user only from the first byte on."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
-    draft.rename(path)
+    temporary.rename(path)

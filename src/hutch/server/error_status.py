@@ -1,4 +1,4 @@
-"""Which HTTP status tells of which error code, and how an error is written for a caller."""
+"""The HTTP status of each error code, the codes that groups of routes share, and the wire form of an error."""
 
 from hutch.errors import HutchError
 from hutch.logs import redact, redact_field
@@ -35,26 +35,26 @@ STATUS = {
     "disabled": 503,
 }
 
-OF_BOXES = (
+BOX_ERRORS = (
     "not_found", "refused", "conflict", "lease_lost", "busy", "held_elsewhere", "gone", "unsupported", "not_runnable",
     "timeout", "too_large", "quota", "engine", "box_broken", "unavailable", "disabled",
 )  # fmt: skip
-"""What can go wrong with a box, whatever is asked of it."""
-OF_FILES = (
+"""Errors of every route that works on a box."""
+FILE_ERRORS = (
     "file_denied", "file_not_found", "file_exists", "is_directory", "not_directory", "file_changed", "no_match",
     "file_failed",
 )  # fmt: skip
-OF_EVERYTHING = ("invalid", "unauthenticated", "refused", "quota", "unavailable", "internal")
-"""Of every route that needs a key."""
-OF_BODIES = ("invalid", "timeout", "too_large")
+COMMON_ERRORS = ("invalid", "unauthenticated", "refused", "quota", "unavailable", "internal")
+"""Errors of every route that needs a key."""
+BODY_ERRORS = ("invalid", "timeout", "too_large")
 
 
 def status_of(code: str) -> int:
     return STATUS.get(code, 500)
 
 
-def wire_of(error: HutchError, op: str) -> dict[str, object]:
-    """An error as callers see it: always with an operation, never with a secret of a box."""
+def error_to_wire(error: HutchError, op: str) -> dict[str, object]:
+    """The error as callers get it: with its operation, and with secrets of boxes redacted."""
     wire = dict(error.to_wire())
     wire["message"] = redact(error.message)
     wire["remedy"] = redact(error.remedy)

@@ -1,4 +1,4 @@
-"""One request as a handler sees it (`Call`) and its answer (`Reply`)."""
+"""One request as its handler sees it (`Call`), and the answer that the handler returns (`Reply`)."""
 
 import asyncio
 import time
@@ -17,10 +17,10 @@ from hutch.keeper.owner_view import OwnerView
 from hutch.model.record import Record, decoded
 from hutch.policy.rights import Rights
 from hutch.server.auth import Caller
-from hutch.server.budget import Account
 from hutch.server.http.connections import CONNECTION, Connection
 from hutch.server.service import Service
-from hutch.server.views import SMALL, WrittenResult
+from hutch.server.state.budget import Account
+from hutch.server.wire import PIECE_BYTES, StreamedResult
 
 T = TypeVar("T")
 
@@ -32,34 +32,34 @@ Send = Callable[[Message], Awaitable[None]]
 JSON = "application/json"
 NDJSON = "application/x-ndjson"
 BYTES = "application/octet-stream"
-FILE_NAMES = frozenset({"path", "into"})
-"""What a query says of files: their names may hold any byte."""
-NOBODY = Caller(key_id="", role=Role.OBSERVER, owner="", session="", rights=Rights(profiles=(), actions=frozenset()))
-"""Before the door was asked."""
-SLOWEST = 64 << 10
-"""Bytes of a body for which it gets one more second."""
+PATH_PARAMETERS = frozenset({"path", "into"})
+"""Query parameters that are paths of files, whose names may contain any byte."""
+ANONYMOUS = Caller(key_id="", role=Role.OBSERVER, owner="", session="", rights=Rights(profiles=(), actions=frozenset()))
+"""The caller of a request that is not authenticated yet."""
+MIN_BODY_RATE = 64 << 10
+"""Bytes per second of a body: each such amount received extends the time for the whole body by a second."""
 
 
-class ClientLeft(Exception):
-    """Nobody waits for an answer any more."""
+class ClientDisconnected(Exception):
+    """The client has closed its connection and gets no answer."""
 
 
 @dataclass(slots=True)
 class Reply:
-    """A record, plain data or bytes at once, a result in pieces, or bytes as they come."""
+    """An answer: a record, plain data or bytes sent at once, a result sent in pieces, or a stream of bytes."""
 
-    body: Record | Mapping[str, object] | bytes | WrittenResult | AsyncGenerator[bytes, None] | None = None
+    body: Record | Mapping[str, object] | bytes | StreamedResult | AsyncGenerator[bytes, None] | None = None
     status: int = 200
     type: str = JSON
     headers: dict[str, str] = field(default_factory=dict)
-    sent: Callable[[], None] | None = None
-    """Called when the client has the whole of it, as far as can be known."""
+    on_sent: Callable[[], None] | None = None
+    """Called when the whole answer was sent."""
     readers: int = 0
-    """To how many it is being sent."""
+    """The number of clients to which it is being sent now."""
 
 
 class Call:
-    """Who asks what. A body is read once: whole, or in pieces."""
+    """One request and its caller. The body can be read once, as a whole or in pieces."""
 
     def __init__(
         self, service: Service, caller: Caller, scope: Scope, receive: Receive, params: Mapping[str, str]
@@ -70,13 +70,13 @@ class Call:
         self.headers = headers_of(scope)
         self.op = ""
         self.account: Account | None = None
-        """What is held for this request; None before the door was asked."""
+        """Counts the bytes held for this request; None until the caller is authenticated."""
         self._scope = scope
         self._receive = receive
-        self._left = False
+        self._disconnected = False
 
-    def let_in(self, scope: Scope) -> Account:
-        """The door knows who calls: from here on his bytes are counted, and his connection is no stranger's."""
+    def admit(self, scope: Scope) -> Account:
+        """Count the connection, and from now on the bytes held for this request, as the authenticated caller's."""
         key = self.caller.key_id
         connection: Connection | None = scope.get(CONNECTION)
         if connection is not None and connection.key != key:
@@ -106,31 +106,31 @@ class Call:
         return self.headers.get(name, "")
 
     def accepts(self, kind: str) -> bool:
-        """Named in Accept; `*/*` asks for nothing in particular."""
+        """Whether Accept names this media type; `*/*` names none."""
         return kind in self.header("accept").lower()
 
     def query(self, kind: type[T]) -> T:
-        """The query string as a record. Each name at most once, or for a list as often as you like."""
-        plain: dict[str, Any] = {}
+        """The query string as a record; each name may occur once."""
+        values: dict[str, Any] = {}
         try:
             text = self._scope["query_string"].decode("ascii")
             pairs = parse_qsl(text, keep_blank_values=True, errors="surrogateescape")
             for name, value in pairs:
-                if name not in FILE_NAMES:
+                if name not in PATH_PARAMETERS:
                     value.encode()
         except ValueError as error:
             raise Invalid(f"the query string cannot be read: {error}") from error
         for name, value in pairs:
-            if name in plain:
-                raise Invalid(f"{name} stands twice in the query string")
-            plain[name] = value
+            if name in values:
+                raise Invalid(f"{name} occurs twice in the query string")
+            values[name] = value
         try:
-            return msgspec.convert(plain, type=kind, strict=False)
+            return msgspec.convert(values, type=kind, strict=False)
         except msgspec.ValidationError as error:
             raise Invalid(f"query: {error}") from error
 
     async def body(self, kind: type[T]) -> T:
-        """The JSON body as a record; no body is an empty object."""
+        """The JSON body as a record; a missing body counts as an empty object."""
         data = await self.whole_body()
         try:
             if getattr(kind, "odd_names", False):
@@ -147,12 +147,12 @@ class Call:
         async for piece in self.pieces(self.service.config.server.max_body_mb << 20):
             parts.append(piece)
             size += len(piece)
-            if size > SMALL and self.account is not None:
+            if size > PIECE_BYTES and self.account is not None:
                 self.account.take(len(piece))
         return b"".join(parts)
 
     async def pieces(self, limit: int) -> AsyncIterator[bytes]:
-        """The body as it comes, at most `limit` bytes."""
+        """The body in pieces as they arrive; FileTooLarge after `limit` bytes."""
         declared = self.header("content-length")
         if declared.isdigit() and int(declared) > limit:
             raise _too_large(limit)
@@ -161,7 +161,7 @@ class Call:
         begun = time.monotonic()
         while more:
             message = await self._next_message()
-            self._check_pace(total, time.monotonic() - begun)
+            self._check_rate(total, time.monotonic() - begun)
             more = message.get("more_body", False)
             piece: bytes = message.get("body", b"")
             total += len(piece)
@@ -170,10 +170,10 @@ class Call:
             if piece:
                 yield piece
 
-    def _check_pace(self, received: int, seconds: float) -> None:
-        """Pieces that come one by one, each in time, must not hold a connection for ever."""
+    def _check_rate(self, received: int, seconds: float) -> None:
+        """Raise Timeout for a body that is sent too slowly to end, even if each piece arrives in time."""
         allowed = self.service.config.server.body_total_sec
-        if allowed and seconds > allowed + received / SLOWEST:
+        if allowed and seconds > allowed + received / MIN_BODY_RATE:
             raise Timeout(f"the body took more than {allowed:g} s", remedy="send it faster, or in parts")
 
     async def _next_message(self) -> Message:
@@ -182,42 +182,44 @@ class Call:
             async with asyncio.timeout(seconds or None):
                 message = await self._receive()
         except TimeoutError:
-            raise Timeout(f"the body stood still for {seconds:g} s", remedy="send it without pauses") from None
+            raise Timeout(f"no part of the body arrived for {seconds:g} s", remedy="send it without pauses") from None
         if message["type"] == "http.disconnect":
-            self._left = True
-            raise Invalid("the client left before its body had ended")
+            self._disconnected = True
+            raise Invalid("the client disconnected before its body was complete")
         return message
 
-    async def while_there(self, work: Coroutine[Any, Any, T]) -> T:
-        """Work that ends when the client leaves (ClientLeft): a command is killed, a stream closed, a new box undone.
-        The body was read before, because the end of the connection is seen only behind it."""
-        left = asyncio.ensure_future(self._leaving())
+    async def until_disconnect(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run `work`, and cancel it when the client disconnects: a command is killed, a new box is removed.
+
+        The body must have been read, because a disconnect is received only after it. Raises ClientDisconnected.
+        """
+        disconnect = asyncio.ensure_future(self._wait_for_disconnect())
         try:
-            async with asyncio.timeout(None) as there:
+            async with asyncio.timeout(None) as scope:
 
-                def gone(_: object) -> None:
-                    there.reschedule(0.0)
+                def cancel(_: object) -> None:
+                    scope.reschedule(0.0)
 
-                left.add_done_callback(gone)
+                disconnect.add_done_callback(cancel)
                 try:
                     return await work
                 finally:
-                    left.remove_done_callback(gone)
+                    disconnect.remove_done_callback(cancel)
         except TimeoutError:
-            if not there.expired():
+            if not scope.expired():
                 raise
         finally:
-            left.cancel()
-        raise ClientLeft
+            disconnect.cancel()
+        raise ClientDisconnected
 
-    async def _leaving(self) -> None:
-        """Returns when the client has gone. Only after the body was read."""
-        while not self._left:
-            self._left = (await self._receive())["type"] == "http.disconnect"
+    async def _wait_for_disconnect(self) -> None:
+        """Return when the client has disconnected; the body must have been read."""
+        while not self._disconnected:
+            self._disconnected = (await self._receive())["type"] == "http.disconnect"
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """By lower-case name; of two with one name, the first: the second could have been smuggled in."""
+    """The headers by lower-case name; of two with one name the first counts, as the second may be smuggled in."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))

@@ -1,7 +1,7 @@
-"""The one table of routes: method, path, handler, who may, and what comes back.
+"""The table of all routes: method, path, handler, required permission, and the form of the answer.
 
-What a route takes stands in its handler's signature: `query` and `body` are records. The app reads them from there, so
-table, handlers and reference cannot drift apart.
+A handler's signature says what the route takes: `query` and `body` are records. The app and the OpenAPI document read
+it from there, so table, handlers and reference cannot drift apart.
 """
 
 from collections.abc import Awaitable, Callable, Mapping
@@ -20,7 +20,7 @@ from hutch.model.results import JobInfo, Usage
 from hutch.model.skills import SkillBinding, SkillInfo, SkillPlace, SkillPreview
 from hutch.model.status import Status
 from hutch.server.auth import Caller
-from hutch.server.error_status import OF_BOXES, OF_FILES
+from hutch.server.error_status import BOX_ERRORS, FILE_ERRORS
 from hutch.server.handlers import (
     about,
     boxes,
@@ -47,10 +47,10 @@ class May(StrEnum):
 
     ANYBODY = "anybody"
     READ = "read"
-    """Every key: nothing is changed."""
+    """Every key may use the route, which changes nothing."""
     CHANGE = "change"
     MONITOR = "monitor"
-    """Numbers of all owners: admins and observers."""
+    """Admins and observers may use the route, which shows numbers of all owners."""
     ADMIN = "admin"
 
     def allows(self, role: Role) -> bool:
@@ -70,21 +70,21 @@ class Route:
     handler: Handler
     may: May
     reply: type | None = None
-    """What a good answer holds, as JSON; `str` and `bytes`: the body itself; None: nothing, unless `streams` tells."""
+    """The type of a successful JSON answer; `str` or `bytes` for a raw body; None for no body except `streams`."""
     long: bool = False
-    """May take its time: the work ends when the client leaves."""
+    """The work may take long, and is cancelled when the client disconnects."""
     status: tuple[int, ...] = ()
-    """Of good answers; empty: 200, or 204 where there is nothing to tell."""
+    """Statuses of successful answers; by default 200, or 204 without a body."""
     streams: Mapping[str, type] = field(default_factory=dict, hash=False)
-    """Other forms of the answer by media type, chosen by Accept; the type is that of one line or event."""
+    """Other forms of the answer by media type, chosen by Accept, with the type of one line or event."""
     form: type | None = None
-    """What the body looks like, where the handler takes any object and checks it itself."""
+    """The documented type of the body, where the handler accepts any object and checks it itself."""
     raw: bool = False
-    """The body is bytes as they are, which the handler reads piece by piece."""
+    """The body is raw bytes, which the handler reads piece by piece."""
     headers: tuple[str, ...] = ()
-    """Headers of the request with a meaning for this route alone."""
+    """Request headers that only this route uses."""
     fails: tuple[str, ...] = ()
-    """Error codes besides those that its path and its body tell of already."""
+    """Error codes besides those that follow from its path and its body."""
     op: str = field(init=False)
     query: type | None = field(init=False)
     body: type | None = field(init=False)
@@ -98,15 +98,15 @@ class Route:
         object.__setattr__(self, "op", f"{self.method} {self.path}")
 
     async def parse(self, call: Call) -> dict[str, Any]:
-        """What the handler takes besides the call."""
-        taken: dict[str, Any] = {}
+        """The handler's arguments besides the call."""
+        arguments: dict[str, Any] = {}
         if self.query is not None:
-            taken["query"] = call.query(self.query)
+            arguments["query"] = call.query(self.query)
         elif call.has_query:
             raise Invalid(f"{self.op} takes no query")
         if self.body is not None:
-            taken["body"] = await call.body(self.body)
-        return taken
+            arguments["body"] = await call.body(self.body)
+        return arguments
 
 
 _BOX = "/v1/boxes/{box}"
@@ -141,7 +141,7 @@ ROUTES = (
     Route("GET", "/v1/volumes/{volume}", about.get_volume, May.READ, VolumeInfo),
     Route("DELETE", "/v1/volumes/{volume}", about.remove_volume, May.CHANGE, fails=("conflict",)),
     Route("GET", "/v1/questions", questions.list_questions, May.READ, questions.QuestionList),
-    Route("POST", "/v1/questions", questions.ask, May.CHANGE, questions.Answered, long=True, fails=OF_BOXES),
+    Route("POST", "/v1/questions", questions.ask, May.CHANGE, questions.Answered, long=True, fails=BOX_ERRORS),
     Route("POST", "/v1/questions/{question}", questions.answer, May.CHANGE),
     Route("GET", "/v1/images", images.list_images, May.READ, images.ImageList),
     Route("POST", "/v1/images", images.pull_image, May.CHANGE, ImageDetails, long=True,
@@ -151,9 +151,9 @@ ROUTES = (
     Route("DELETE", _IMAGE, images.remove, May.ADMIN, images.Removed, fails=images.FAILS),
     Route("GET", "/v1/skills", skills.list_skills, May.READ, skills.SkillList, fails=skills.FAILS),
     Route("POST", "/v1/skills", skills.install, May.CHANGE, SkillInfo, long=True, status=(201,),
-          fails=(*OF_BOXES, *skills.FAILS)),
+          fails=(*BOX_ERRORS, *skills.FAILS)),
     Route("POST", "/v1/skills/preview", skills.preview, May.CHANGE, SkillPreview, long=True,
-          fails=(*OF_BOXES, *skills.FAILS)),
+          fails=(*BOX_ERRORS, *skills.FAILS)),
     Route("POST", "/v1/skills/archive", skills.install_archive, May.CHANGE, SkillInfo, status=(201,), raw=True,
           fails=skills.FAILS),
     Route("POST", "/v1/skills/archive/preview", skills.preview_archive, May.CHANGE, SkillPreview, raw=True,
@@ -172,11 +172,11 @@ ROUTES = (
     Route("DELETE", f"{_SKILL}/pin", skills.unpin, May.CHANGE, SkillInfo, fails=skills.FAILS),
     Route("POST", f"{_SKILL}/rollback", skills.rollback, May.CHANGE, SkillInfo, fails=skills.FAILS),
     Route("POST", f"{_SKILL}/upgrade", skills.upgrade, May.CHANGE, SkillInfo, long=True,
-          fails=(*OF_BOXES, *skills.FAILS)),
+          fails=(*BOX_ERRORS, *skills.FAILS)),
     Route("POST", f"{_SKILL}/save", skills.save, May.CHANGE, SkillInfo, long=True,
-          fails=(*OF_BOXES, *OF_FILES, *skills.FAILS)),
+          fails=(*BOX_ERRORS, *FILE_ERRORS, *skills.FAILS)),
     Route("POST", f"{_SKILL}/prepare", skills.prepare, May.CHANGE, SkillPlace, long=True,
-          fails=(*OF_BOXES, *OF_FILES, *skills.FAILS)),
+          fails=(*BOX_ERRORS, *FILE_ERRORS, *skills.FAILS)),
     Route("GET", "/v1/skill-bindings", skills.list_bindings, May.READ, skills.SkillBindings, fails=skills.FAILS),
     Route("PUT", "/v1/skill-bindings/{group}", skills.bind, May.CHANGE, SkillBinding, fails=skills.FAILS),
     Route("GET", "/v1/mcp-servers", mcp_servers.list_servers, May.READ, mcp_servers.ServerList,
@@ -196,24 +196,24 @@ ROUTES = (
     Route("POST", f"{_MCP}/restart", mcp_servers.restart, May.CHANGE, McpServerInfo, long=True,
           fails=mcp_servers.FAILS),
     Route("GET", "/v1/session/current", sessions.get_current, May.READ, sessions.Current),
-    Route("PUT", "/v1/session/current", sessions.set_current, May.CHANGE, sessions.Current, fails=OF_BOXES),
+    Route("PUT", "/v1/session/current", sessions.set_current, May.CHANGE, sessions.Current, fails=BOX_ERRORS),
     Route("DELETE", "/v1/session/current", sessions.leave_current, May.CHANGE),
     Route("POST", "/v1/session/working", sessions.working, May.CHANGE, sessions.FoundBox, long=True, form=SpecForm,
-          fails=OF_BOXES),
+          fails=BOX_ERRORS),
     Route("POST", "/v1/session/presence", sessions.presence, May.READ, sessions.PresenceView),
     Route("GET", "/v1/default", sessions.get_default, May.READ, sessions.Default),
-    Route("PUT", "/v1/default", sessions.set_default, May.CHANGE, sessions.Default, fails=OF_BOXES),
-    Route("POST", "/v1/scopes", sessions.scoped, May.CHANGE, sessions.FoundBox, long=True, fails=OF_BOXES),
+    Route("PUT", "/v1/default", sessions.set_default, May.CHANGE, sessions.Default, fails=BOX_ERRORS),
+    Route("POST", "/v1/scopes", sessions.scoped, May.CHANGE, sessions.FoundBox, long=True, fails=BOX_ERRORS),
     Route("GET", "/v1/find", boxes.find_box, May.READ, BoxInfo, fails=("not_found", "gone")),
     Route("GET", "/v1/boxes", boxes.list_boxes, May.READ, boxes.BoxList),
     Route("POST", "/v1/boxes", boxes.create, May.CHANGE, BoxInfo, long=True, status=(201, 202, 200),
-          form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=OF_BOXES),
+          form=SpecForm, headers=("Idempotency-Key", "Hutch-Mount-Roots"), fails=BOX_ERRORS),
     Route("POST", "/v1/boxes/import", export.import_stream, May.CHANGE, sessions.FoundBox, status=(201,), raw=True,
-          fails=(*OF_BOXES, *OF_FILES)),
+          fails=(*BOX_ERRORS, *FILE_ERRORS)),
     Route("GET", _BOX, boxes.get, May.READ, BoxInfo),
     Route("PATCH", _BOX, boxes.change, May.CHANGE, boxes.ChangedBox),
     Route("DELETE", _BOX, boxes.destroy, May.CHANGE),
-    Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=OF_FILES),
+    Route("GET", f"{_BOX}/export", export.export, May.CHANGE, bytes, long=True, fails=FILE_ERRORS),
     Route("GET", f"{_BOX}/usage", boxes.usage, May.READ, Usage),
     Route("POST", f"{_BOX}/pause", boxes.pause, May.CHANGE, BoxInfo),
     Route("POST", f"{_BOX}/resume", boxes.resume, May.CHANGE, BoxInfo),
@@ -264,15 +264,15 @@ def check_role(may: May, caller: Caller, op: str) -> None:
 
 
 class WrongMethod(Invalid):
-    """The path is there, for other methods."""
+    """The path exists, but not for this method."""
 
     def __init__(self, method: str, path: str, allowed: list[str]) -> None:
         super().__init__(f"{path} does not take {method}", remedy=f"it takes {', '.join(allowed)}")
         self.allowed = allowed
 
 
-class Table:
-    """Finds the route of a request: by number of parts, then part by part."""
+class RouteTable:
+    """Finds the route of a request by the number of path segments, then segment by segment."""
 
     def __init__(self, routes: tuple[Route, ...] = ROUTES) -> None:
         self._by_length: dict[int, list[Route]] = {}
@@ -281,11 +281,11 @@ class Table:
             self._by_length.setdefault(len(route.parts), []).append(route)
 
     def find(self, method: str, path: str) -> tuple[Route, dict[str, str]]:
-        """The route and the values of its path. NotFound, or WrongMethod which names those that work."""
+        """The route and the values of its path variables. NotFound, or WrongMethod with the methods that exist."""
         parts = path.strip("/").split("/")
         allowed: list[str] = []
         for route in self._by_length.get(len(parts), ()):
-            params = match(route.parts, parts)
+            params = match_path(route.parts, parts)
             if params is None:
                 continue
             if route.method == method:
@@ -296,14 +296,14 @@ class Table:
         raise NotFound(f"there is nothing at {path[:200]}", remedy="the API is under /v1; see docs/guides/server.md")
 
 
-def match(wanted: tuple[str, ...], found: list[str]) -> dict[str, str] | None:
-    """The values of a path's variables; None: another path."""
+def match_path(pattern: tuple[str, ...], found: list[str]) -> dict[str, str] | None:
+    """The values of the path's variables; None if the path does not match the pattern."""
     params: dict[str, str] = {}
-    for want, have in zip(wanted, found, strict=True):
-        if want.startswith("{"):
-            if not have:
+    for expected, actual in zip(pattern, found, strict=True):
+        if expected.startswith("{"):
+            if not actual:
                 return None
-            params[want[1:-1]] = have
-        elif want != have:
+            params[expected[1:-1]] = actual
+        elif expected != actual:
             return None
     return params

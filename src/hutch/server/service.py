@@ -1,4 +1,4 @@
-"""What all handlers of one server share: the keeper, the keys, what happened lately, and whether the end is near."""
+"""What all handlers of one server share: the keeper, the keys, metrics, recent errors, and whether it is draining."""
 
 import asyncio
 import time
@@ -15,14 +15,14 @@ from hutch.logs import redact
 from hutch.model.boxes import Event
 from hutch.model.record import Record
 from hutch.policy.rights import Rights
-from hutch.server.background_creates import Creations
-from hutch.server.budget import Budget
-from hutch.server.handlers.image_pulls import Pulls
-from hutch.server.heartbeats import Presence
 from hutch.server.http.connections import Connections, descriptors
-from hutch.server.idempotency import Operations
 from hutch.server.metrics import Metrics
-from hutch.server.spool import Spool
+from hutch.server.state.budget import Budget
+from hutch.server.state.creations import Creations
+from hutch.server.state.image_pulls import Pulls
+from hutch.server.state.operations import Operations
+from hutch.server.state.presence import Presence
+from hutch.server.state.spool import Spool
 
 if TYPE_CHECKING:
     from hutch.server.handlers.mcp_hosting import Hostings
@@ -33,7 +33,7 @@ ERRORS_KEPT = 500
 
 
 class Failure(Record, frozen=True, kw_only=True):
-    """One error that a caller got, as `/v1/errors` shows it (B30)."""
+    """One error that a caller got, as `/v1/errors` returns it."""
 
     at: float
     request: str
@@ -45,23 +45,23 @@ class Failure(Record, frozen=True, kw_only=True):
     owner: str
 
 
-class Bell:
-    """Wakes whoever waits for the next event of any box."""
+class EventSignal:
+    """Wakes the tasks that wait for the next event of any box."""
 
     def __init__(self) -> None:
         self._next = asyncio.Event()
 
     def next(self) -> asyncio.Event:
-        """Set at the next event. Taken before the store is read, no event is missed."""
+        """An asyncio event that is set at the next box event; take it before reading the store to miss none."""
         return self._next
 
-    def ring(self, _: Event) -> None:
-        rung, self._next = self._next, asyncio.Event()
-        rung.set()
+    def notify(self, _: Event) -> None:
+        current, self._next = self._next, asyncio.Event()
+        current.set()
 
 
 class Service:
-    """One server's parts. Made inside the running event loop."""
+    """The parts of one server; created inside the running event loop."""
 
     def __init__(self, keeper: Keeper) -> None:
         self.keeper = keeper
@@ -69,7 +69,7 @@ class Service:
         self.metrics = Metrics(keeper)
         self.creations = Creations(keeper)
         self.budget = Budget(self.config.server)
-        self.metrics.held = self.budget.told
+        self.metrics.held = self.budget.usage
         self.operations = Operations(self.budget)
         self.spool = Spool(self.config.state_dir / "spool")
         self.connections = Connections(self.config.server.max_connections, descriptors())
@@ -77,29 +77,28 @@ class Service:
         self.questions = Questions(self.config.server.answer_sec)
         self.pulls = Pulls()
         self.hostings: Hostings
-        """MCP servers in boxes; set by whoever serves, since they need all the rest."""
-        self.bell = Bell()
+        """MCP servers in boxes; set after construction, because they need the service."""
+        self.event_signal = EventSignal()
         self.draining = asyncio.Event()
-        """Set when the server was told to end: streams and waits that never end by themselves end now."""
+        """Set when the server begins to stop: streams and waits that never end by themselves end then."""
         self._waiting: set[asyncio.Timeout] = set()
         self.failures: deque[Failure] = deque(maxlen=ERRORS_KEPT)
         self.started_at = time.time()
         self._rights: dict[str, Rights] = {}
-        keeper.states.listeners += [self.bell.ring, self.creations.heard, self.presence.heard]
-        keeper.states.witnesses.append(self.metrics.saw)
-        keeper.operations.listeners.append(self.metrics.ended)
+        keeper.states.listeners += [self.event_signal.notify, self.creations.on_event, self.presence.on_event]
+        keeper.states.witnesses.append(self.metrics.on_transition)
+        keeper.operations.listeners.append(self.metrics.on_receipt)
 
     def drain(self) -> None:
-        """The end is near: whoever only waits is told now."""
+        """Begin to stop: end every request that only waits."""
         self.draining.set()
         for scope in self._waiting:
             scope.reschedule(0.0)
 
     async def unless_draining(self, work: Coroutine[Any, Any, T]) -> T:
-        """Work that only waits for something: given up when the server is about to end, so that the caller can go
-        on waiting at the next one."""
+        """Run work that only waits; Unavailable when the server begins to stop, so that the caller can retry later."""
         try:
-            # No task beside it: streams pass here with every piece.
+            # This creates no task, because streams come here with every piece.
             async with asyncio.timeout(0.0 if self.draining.is_set() else None) as scope:
                 self._waiting.add(scope)
                 try:
@@ -110,12 +109,12 @@ class Service:
             if not scope.expired():
                 raise
         raise Unavailable(
-            "the server is about to end", retry_after=1.0, details={"draining": True},
-            remedy="ask again when it is back",
+            "the server is stopping", retry_after=1.0, details={"draining": True},
+            remedy="retry when it is back",
         )  # fmt: skip
 
     def rights_of(self, owner: str) -> Rights:
-        """What the owner's keys may ask for; the configuration stays the same as long as a server runs."""
+        """The rights of the owner's keys; cached, because the configuration does not change while a server runs."""
         if owner not in self._rights:
             self._rights[owner] = self.config.rights_of(owner)
         return self._rights[owner]
@@ -124,11 +123,11 @@ class Service:
     def config(self) -> Config:
         return self.keeper.config
 
-    def failed(self, error: HutchError, *, status: int, op: str, request: str, box: str, owner: str) -> None:
-        """Remember an error that a caller was told."""
+    def record_failure(self, error: HutchError, *, status: int, op: str, request: str, box: str, owner: str) -> None:
+        """Record an error that a caller got."""
         self.metrics.failures[error.code] += 1
-        told = Failure(
+        failure = Failure(
             at=time.time(), request=request, op=op, status=status, code=error.code, message=redact(error.message),
             box=redact(box), owner=owner,
         )  # fmt: skip
-        self.failures.append(told)
+        self.failures.append(failure)

@@ -1,31 +1,42 @@
-"""What goes over the wire where it is no record of the model: errors, output as text, lines of streams, the form of a
-spec."""
+"""Wire forms that are no records of the model: errors, results with output as text, lines of streams, specs.
 
+Large results are encoded piece by piece, so that other requests are served in between.
+"""
+
+import base64
+import binascii
+import codecs
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import msgspec
 
 from hutch.model.limits import LimitsAsked
-from hutch.model.record import Record
-from hutch.model.results import Usage, Verdict
+from hutch.model.record import Record, encoded
+from hutch.model.results import Chunk, Result, Usage, Verdict
 from hutch.model.spec import Mount, Spec, Workspace
+
+PIECE_BYTES = 64 << 10
+"""Bytes of output that are encoded at once; larger output is encoded in pieces of this size."""
+_BASE64_PIECE_BYTES = PIECE_BYTES // 3 * 3
+"""Bytes of a piece in base64, which encodes three bytes as four characters."""
 
 
 class Error(Record, frozen=True, kw_only=True):
-    """Every error of every route."""
+    """The body of every error response."""
 
     code: str
-    """What programs branch on."""
+    """The code that programs branch on."""
     message: str
     op: str
     """The operation that failed."""
     retryable: bool
     """The same request may succeed later."""
     retry_after: float | None
-    """Seconds after which to try again, where that is known."""
+    """Seconds to wait before a retry, where that is known."""
     details: dict[str, Any]
     remedy: str
-    """What to do about it; may be empty."""
+    """What to do about the error; may be empty."""
 
 
 class Health(Record, frozen=True, kw_only=True):
@@ -37,45 +48,45 @@ class Ready(Record, frozen=True, kw_only=True):
 
 
 class ExecResult(Record, frozen=True, kw_only=True):
-    """What a command left behind, whatever it did."""
+    """The result of a command, however it ended."""
 
     job_id: str
     exit_code: int | None
-    """null: it did not exit by itself (a signal ended it)."""
+    """null if a signal ended the command."""
     signal: int | None
     stdout: str
     stdout_base64: str | msgspec.UnsetType = msgspec.UNSET
-    """Every byte; only where the text would lose some. Likewise of stderr."""
+    """Every byte of the output; present only where the text would lose some. The same holds for stderr."""
     stderr: str
     stderr_base64: str | msgspec.UnsetType = msgspec.UNSET
     stdout_total: int
-    """Bytes the command wrote; more than are here when the middle was left out."""
+    """Bytes that the command wrote; more than are returned if the middle was left out."""
     stderr_total: int
     stdout_truncated: bool
     stderr_truncated: bool
     lingering: bool
-    """Descendants still held the output open when the command had ended; they were not waited for."""
+    """Whether descendants still held the output open when the command ended; they are not waited for."""
     verdict: Verdict
     usage: Usage
     notes: tuple[str, ...]
-    """What the caller should know: clamped timeouts, a replaced box, …"""
+    """Notes for the caller, such as a clamped timeout or a replaced box."""
 
 
 class OutputChunk(Record, frozen=True, kw_only=True):
-    """A piece of a job's output, and where to go on reading."""
+    """A piece of a job's output, and the cursor for the next read."""
 
     text: str
     text_base64: str | msgspec.UnsetType = msgspec.UNSET
-    """Every byte; only where the text would lose some."""
+    """Every byte; present only where the text would lose some."""
     cursor: int
-    """Pass it to the next read of the same stream."""
+    """The cursor for the next read of the same stream."""
     eof: bool
     dropped: int
-    """Bytes between the cursor given and the first byte here that are lost."""
+    """Bytes that were lost between the given cursor and the first byte here."""
 
 
 class ExecLine(Record, frozen=True, kw_only=True):
-    """One line of a command's stream: a piece of output, or the end, which is a result or an error."""
+    """One line of a command's stream: a piece of output, or at the end a result or an error."""
 
     stream: Literal["stdout", "stderr"] | msgspec.UnsetType = msgspec.UNSET
     text: str | msgspec.UnsetType = msgspec.UNSET
@@ -84,7 +95,7 @@ class ExecLine(Record, frozen=True, kw_only=True):
 
 
 class WatchLine(Record, frozen=True, kw_only=True):
-    """One line of a watch: that it is in place, a change, or the error that ended it."""
+    """One line of a watch: its confirmation, a change, or the error that ended it."""
 
     watching: bool | msgspec.UnsetType = msgspec.UNSET
     path: str | msgspec.UnsetType = msgspec.UNSET
@@ -94,8 +105,8 @@ class WatchLine(Record, frozen=True, kw_only=True):
     error: Error | msgspec.UnsetType = msgspec.UNSET
 
 
-def _spec_form() -> type[msgspec.Struct]:
-    """The flat, forgiving form that `hutch.model.arguments` takes, from the records it makes of it."""
+def _make_spec_form() -> type[msgspec.Struct]:
+    """Build the flat form that `hutch.model.arguments` accepts from the records that it produces."""
     forgiving: dict[str, Any] = {
         "workspace": str | Workspace,
         "mounts": tuple[str | Mount, ...],
@@ -106,10 +117,85 @@ def _spec_form() -> type[msgspec.Struct]:
         for field in msgspec.structs.fields(kind)
     ]
     return msgspec.defstruct("SpecForm", fields, kw_only=True, forbid_unknown_fields=True, namespace={
-        "__doc__": "What a box is asked to be; what is left out, the profile decides. Limits may stand here or in "
-        "`limits`, a mount may be `SOURCE:TARGET[:ro|rw]`.",
-        "__noted_in__": (Spec, LimitsAsked),
+        "__doc__": "The requested box; the profile decides what is left out. Limits may be given here or in `limits`, "
+        "a mount as `SOURCE:TARGET[:ro|rw]`.",
+        "__documented_in__": (Spec, LimitsAsked),
     })  # fmt: skip
 
 
-SpecForm = _spec_form()
+SpecForm = _make_spec_form()
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def result_to_wire(result: Result) -> dict[str, Any]:
+    """The fields of `Result`, with the output as text, and as base64 too where the text would lose bytes."""
+    plain = without_output(result)
+    for stream in ("stdout", "stderr"):
+        plain |= text_and_base64(stream, getattr(result, f"{stream}_bytes"))
+    return plain
+
+
+def without_output(result: Result) -> dict[str, Any]:
+    plain = result.but(stdout_bytes=b"", stderr_bytes=b"").to_plain()
+    del plain["stdout_bytes"], plain["stderr_bytes"]
+    return plain
+
+
+def chunk_to_wire(chunk: Chunk) -> dict[str, Any]:
+    return {
+        **text_and_base64("text", chunk.data), "cursor": chunk.cursor, "eof": chunk.eof, "dropped": chunk.dropped
+    }  # fmt: skip
+
+
+def text_and_base64(name: str, data: bytes) -> dict[str, str]:
+    """`{name: text}`, and `{name}_base64` if the text loses bytes."""
+    text = data.decode("utf-8", "replace")
+    if text.encode() == data:
+        return {name: text}
+    return {name: text, f"{name}_base64": base64.b64encode(data).decode()}
+
+
+class StreamedResult:
+    """A result that is encoded piece by piece each time it is sent: its JSON can be six times as long."""
+
+    def __init__(self, result: Result) -> None:
+        self._result = result
+        self.size = len(result.stdout_bytes) + len(result.stderr_bytes)
+
+    def pieces(self) -> Iterator[bytes]:
+        yield encoded(without_output(self._result))[:-1]
+        for stream in ("stdout", "stderr"):
+            yield from _text_and_base64(stream, getattr(self._result, f"{stream}_bytes"))
+        yield b"}"
+
+
+def _text_and_base64(name: str, data: bytes) -> Iterator[bytes]:
+    """The fields of `text_and_base64` as parts of a JSON object."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    replaced = False
+    yield f',"{name}":"'.encode()
+    with memoryview(data) as view:
+        for start in range(0, len(data), PIECE_BYTES):
+            text = decoder.decode(view[start : start + PIECE_BYTES], final=start + PIECE_BYTES >= len(data))
+            replaced = replaced or "\ufffd" in text
+            yield msgspec.json.encode(text)[1:-1]
+        yield b'"'
+        if not replaced or _is_utf8(view):
+            return
+        yield f',"{name}_base64":"'.encode()
+        for start in range(0, len(data), _BASE64_PIECE_BYTES):
+            yield binascii.b2a_base64(view[start : start + _BASE64_PIECE_BYTES], newline=False)
+        yield b'"'
+
+
+def _is_utf8(view: memoryview) -> bool:
+    """Whether no bytes were lost: the command itself may have written the replacement character."""
+    decoder = codecs.getincrementaldecoder("utf-8")("strict")
+    try:
+        for start in range(0, len(view), PIECE_BYTES):
+            decoder.decode(view[start : start + PIECE_BYTES], final=start + PIECE_BYTES >= len(view))
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -50,7 +50,7 @@ def _unpack(archive: zipfile.ZipFile, into: Path) -> None:
             continue
         if name in seen:
             # Programs differ in which one they use, so what was reviewed might not be what is installed.
-            raise Refused(f"{name} stands twice in the archive")
+            raise Refused(f"{name} is in the archive twice")
         seen.add(name)
         budget.add_file(name, entry.file_size)
         budget.add_bytes(-entry.file_size)

@@ -81,11 +81,11 @@ def check_path(name: str) -> None:
     """Check that a path is relative and means the same everywhere."""
     parts = name.split("/")
     if name.startswith("/") or any(part in ("", ".", "..") for part in parts):
-        raise Refused(f"{name[:200]!r} leads out of the package, or is no plain name")
+        raise Refused(f"{name[:200]!r} leads out of the package, or is not a plain name")
     if "\\" in name or not name.isprintable() or (len(name) > 1 and name[1] == ":"):
         raise Refused(f"{name[:200]!a} holds characters that no name in a package may have")
     if len(parts) > MAX_DEPTH:
-        raise Refused(f"{name[:200]!r} lies {len(parts)} levels deep, and {MAX_DEPTH} are allowed")
+        raise Refused(f"{name[:200]!r} is {len(parts)} levels deep, and {MAX_DEPTH} are allowed")
     if any(len(part.encode(errors="surrogateescape")) > MAX_NAME_BYTES for part in parts):
         raise Refused(f"{name[:200]!r} is longer than {MAX_NAME_BYTES} bytes")
     if parts[0] == RESERVED:
@@ -178,10 +178,10 @@ def choose_skill(tree: Tree, path: str = "") -> str:
     """Return the one skill in a tree; if there are several, `path` must select one."""
     place = os.path.normpath(path) if path else ""
     if not path.isprintable() and path:
-        raise Invalid(f"{path[:200]!a} is no path in the source")
+        raise Invalid(f"{path[:200]!a} is not a path in the source")
     # The tree may be untrusted and contain links that lead anywhere; the opener follows none.
     if place.startswith(("/", "..")):
-        raise Invalid(f"{path!r} does not lie in the source", remedy="name a directory in it")
+        raise Invalid(f"{path!r} is not inside the source", remedy="name a directory in it")
     place = "" if place == "." else place
     found = [each for _, each in zip(range(MAX_FOUND), find_skills(tree, place), strict=False)]
     if not found:
@@ -235,7 +235,7 @@ def scan_skills(top: Path) -> tuple[FoundSkill, ...]:
     """Return every skill in a tree of directories, with the reason why one cannot be installed. It runs for the
     person who runs this process, with that person's rights."""
     if not top.is_dir():
-        raise NotFound(f"there is no directory {top}", remedy="name one that is there")
+        raise NotFound(f"there is no directory {top}", remedy="name one that exists")
     with opened_by_user(os.fspath(top)) as tree:
         found = [each for _, each in zip(range(MAX_FOUND), find_skills(tree), strict=False)]
         return tuple(_describe(tree, each) for each in found)

@@ -73,7 +73,7 @@ def fetch_commit(url: str, ref: str, repository: Path, tree: Path, *, local: boo
     _git([*fetch, "--", address, ref or "HEAD"], repository, protocols, FETCH_SECONDS)
     commit = _git(["rev-parse", "--verify", "FETCH_HEAD^{commit}"], repository, (), READ_SECONDS).decode().strip()
     if not _COMMIT.fullmatch(commit):
-        raise Invalid(f"git named no commit for {ref or 'HEAD'} of {url}")
+        raise Invalid(f"git found no commit for {ref or 'HEAD'} of {url}")
     blobs = list(_list_files(repository, commit))
     for blob, data in zip(blobs, _read_blobs(repository, blobs), strict=True):
         write_file(os.path.join(tree, blob.name), data, executable=blob.executable)
@@ -82,15 +82,15 @@ def fetch_commit(url: str, ref: str, repository: Path, tree: Path, *, local: boo
 
 def check_source(url: str, ref: str, *, local: bool) -> None:
     if ref and not _REF.fullmatch(ref):
-        raise Invalid(f"{ref[:200]!r} is no name of a branch, tag or commit", details={"field": "ref"})
+        raise Invalid(f"{ref[:200]!r} is not the name of a branch, tag or commit", details={"field": "ref"})
     if local:
         if not os.path.isdir(url):
             raise NotFound(f"there is no directory {url}", remedy="name the top of a repository")
         return
     if not is_url(url) or not url.isprintable() or " " in url:
-        raise Invalid(f"{url[:200]!r} is no git URL", remedy="https://HOST/PATH, or git@HOST:PATH")
+        raise Invalid(f"{url[:200]!r} is not a git URL", remedy="https://HOST/PATH, or git@HOST:PATH")
     if re.match(r"https://[^/]*:[^/]*@", url):
-        raise Refused("the URL holds a password, and it would be kept", remedy="use a credential helper or ssh")
+        raise Refused("the URL contains a password, which would be stored", remedy="use a credential helper or ssh")
 
 
 def _list_files(repository: Path, commit: str) -> Iterator[_Blob]:
@@ -208,4 +208,4 @@ def git_error(code: int, stderr: str) -> HutchError:
     output = " ".join(stderr.split())[-500:] or f"exit code {code}"
     if "not found" in output and code == 127:
         return Unavailable("there is no git on this machine", retryable=False, remedy="install git")
-    return Invalid(f"git could not get it: {output}", remedy="check the URL and the ref")
+    return Invalid(f"git failed: {output}", remedy="check the URL and the ref")

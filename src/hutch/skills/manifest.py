@@ -53,7 +53,7 @@ def is_skill_name(name: str) -> bool:
 def check_name(name: str) -> str:
     if not is_skill_name(name):
         raise Invalid(
-            f"{name[:80]!r} is no name for a skill",
+            f"{name[:80]!r} is not a valid skill name",
             remedy="lowercase letters and digits, single hyphens between them, 64 at most",
             details={"field": "name"},
         )
@@ -144,7 +144,7 @@ def _hutch_fields(fields: dict[str, Any]) -> dict[str, Any]:
     inner = metadata.get("hutch") if isinstance(metadata, dict) else None
     outer = fields.get("hutch")
     if inner is not None and outer is not None:
-        raise _invalid("`hutch` stands both at the top and under metadata", "keep one")
+        raise _invalid("`hutch` is both at the top level and under metadata", "keep one")
     found = outer if outer is not None else inner
     if found is None:
         return {}
@@ -183,7 +183,7 @@ def _allowed_tools(value: Any) -> tuple[str, ...]:
         return tuple(re.findall(r"[^\s,(]+(?:\([^)]*\))?", value))
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)
-    raise _invalid("`allowed-tools` must be names with blanks between them", field="allowed-tools")
+    raise _invalid("`allowed-tools` must be names separated by blanks", field="allowed-tools")
 
 
 def _tools(value: Any) -> tuple[SkillTool, ...]:
@@ -194,7 +194,7 @@ def _tools(value: Any) -> tuple[SkillTool, ...]:
     tools = tuple(_tool(each) for each in value)
     names = [tool.name for tool in tools]
     if len(set(names)) < len(names):
-        raise _invalid("two of its tools have one name", field="tools")
+        raise _invalid("two of its tools have the same name", field="tools")
     return tools
 
 
@@ -207,14 +207,16 @@ def _tool(value: Any) -> SkillTool:
     tool = _converted(plain, SkillTool, "tools")
     if not _TOOL_NAME.fullmatch(tool.name):
         raise _invalid(
-            f"{tool.name[:80]!r} is no name for a tool", "lowercase letters, digits, _ and -; a letter first", "tools"
+            f"{tool.name[:80]!r} is not a valid tool name",
+            "lowercase letters, digits, _ and -; a letter first",
+            "tools",
         )
     if not tool.command or not tool.command[0] or any("\0" in word for word in tool.command):
         raise _invalid(f"tool {tool.name} has no command", field="tools")
     if ".." in tool.command[0].split("/"):
         raise _invalid(f"the command of tool {tool.name} leads out of the skill", field="tools")
     if tool.parameters and tool.parameters.get("type", "object") != "object":
-        raise _invalid(f"the parameters of tool {tool.name} are no JSON schema of an object", field="tools")
+        raise _invalid(f"the parameters of tool {tool.name} are not the JSON schema of an object", field="tools")
     return tool
 
 
@@ -231,7 +233,7 @@ def _dependencies(value: Any) -> SkillDependencies:
     if isinstance(plain, dict):
         if "apt" in plain:
             raise _invalid(
-                "it wants packages of the system (`apt`), which a box does not install", "use an image that has them"
+                "it requires system packages (`apt`), which a box does not install", "use an image that has them"
             )
         plain = {{"pip": "python", "npm": "node"}.get(name, name): item for name, item in plain.items()}
     found = _converted({} if plain is None else plain, SkillDependencies, "dependencies")

@@ -164,7 +164,7 @@ class Groups(Record, frozen=True, kw_only=True):
 def check_group(group: str) -> str:
     if not is_name(group) or group in (EVERY_SKILL, NO_SKILL) or group.startswith("box-"):
         raise Invalid(
-            f"{group[:80]!r} is no name for a group of skills",
+            f"{group[:80]!r} is not a valid name for a group of skills",
             remedy=f"letters, digits, dot, dash, underscore; not {EVERY_SKILL}, {NO_SKILL} or box-…",
             details={"field": "skills"},
         )

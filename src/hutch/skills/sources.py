@@ -131,7 +131,7 @@ def parse_source(text: str, *, path: str = "", ref: str = "", local_git: bool = 
         return Git(text.removeprefix("git+"), ref, path)
     if "://" in text:
         raise Invalid(
-            f"{text[:200]} is no source of skills", remedy="git over https or ssh, a directory, or a zip file"
+            f"{text[:200]} is not a source of skills", remedy="git over https or ssh, a directory, or a zip file"
         )
     if ref:
         raise Invalid("only a repository has a ref", remedy="leave it out, or say that the directory is a repository")
@@ -149,13 +149,13 @@ def source_of(origin: Origin, allow: Allow | None = None) -> Source:
     if origin.kind == "repository":
         if allow is not None:
             raise Refused(
-                f"{origin.place} is a repository on the server's machine, which is read by its own people only",
+                f"{origin.place} is a repository on the server's machine, which only users of that machine may read",
                 remedy="upgrade it there, or install it from a URL",
             )
         return Git(origin.place, origin.ref, origin.path, local=True)
     if origin.kind not in ("directory", "zip"):
         raise Invalid(
-            f"a skill that came by {origin.kind} has no place to ask for a newer one", remedy="install it again"
+            f"a skill of origin {origin.kind!r} has no source to check for a newer version", remedy="install it again"
         )
     checked = allow(origin.place) if allow is not None else None
     if origin.kind == "directory":

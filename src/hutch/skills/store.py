@@ -75,7 +75,7 @@ class SkillStore:
             return entry
         repaired = self._repair(owner, name)
         if repaired is None:
-            raise NotFound(f"skill {name} was dropped: its files are gone from the store", remedy="install it again")
+            raise NotFound(f"skill {name} was removed: its files are gone from the store", remedy="install it again")
         return repaired
 
     def get(self, owner: str, name: str) -> SkillInfo:
@@ -187,7 +187,7 @@ class SkillStore:
                 raise Invalid(f"the package is skill {found}, not {name}", details={"field": "name"})
             if not package.digest.startswith(digest):
                 raise Conflict(
-                    f"the source has changed since it was looked at: {package.digest[:12]}, not {digest[:12]}",
+                    f"the source has changed since the preview: {package.digest[:12]}, not {digest[:12]}",
                     remedy="preview it again",
                 )
             with staging.lock(self._lock):
@@ -384,7 +384,7 @@ class SkillStore:
 
 def _changed_meanwhile(name: str, entry: Entry | None) -> Conflict:
     now = "gone" if entry is None else f"at {entry.active[:12]}"
-    return Conflict(f"skill {name} is {now} by now", remedy="read it again", retryable=False)
+    return Conflict(f"skill {name} is now {now}", remedy="read it again", retryable=False)
 
 
 def differences(old: tuple[SkillFile, ...], new: tuple[SkillFile, ...]) -> tuple[SkillChange, ...]:

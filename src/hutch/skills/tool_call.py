@@ -29,7 +29,7 @@ WRITING_TOOLS = frozenset({"write", "edit", "exec", "job"})
 def find_tool(skill: SkillInfo, name: str) -> SkillTool:
     found = next((tool for tool in skill.tools if tool.name == name), None)
     if found is None:
-        raise NotFound(f"skill {skill.name} brings no tool {name}")
+        raise NotFound(f"skill {skill.name} has no tool {name}")
     return found
 
 

@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
         for key, _ in node.value:
             name = self.construct_object(key, deep=True)
             if isinstance(name, list | dict | set) or name in seen:
-                raise yaml.constructor.ConstructorError(problem=f"{name!r} stands twice, or is no name")
+                raise yaml.constructor.ConstructorError(problem=f"{name!r} is given twice, or is not a name")
             seen.add(name)
         return super().construct_mapping(node, deep)
 

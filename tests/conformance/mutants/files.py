@@ -432,7 +432,7 @@ class CopyCutsTheEnd(Mutant):
 
 
 class CopiesNothing(Mutant):
-    """What is not there is copied without complaint."""
+    """What is not there is copied without stderr."""
 
     kills = ("trees.missing",)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mcp.hosting.hosting import project
+from tests.mcp.hosting.hosted_servers import project
 from tests.server.serving import serving
 
 

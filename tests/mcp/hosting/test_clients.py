@@ -16,7 +16,7 @@ from hutch.mcp.hosting import Hosted
 from hutch.mcp.hosting.supervisor import shown_command
 from hutch.model.mcp import McpServer, Phase
 from mcp import MCPError
-from tests.mcp.hosting.hosting import QUICK, hosting, plain, text_of
+from tests.mcp.hosting.hosted_servers import QUICK, hosting, plain, text_of
 
 SECRET = "sk-very-secret-0123456789"
 
@@ -42,7 +42,7 @@ async def test_answers_and_progress_find_their_client(tmp_path: Path) -> None:
 
 
 async def test_lines_not_pieces(tmp_path: Path) -> None:
-    """Lesson 36: a message of several MB arrives whole, however the pipe cuts it; what is no message harms nobody."""
+    """A message of several MB arrives whole, however the pipe cuts it; what is no message harms nobody (lesson 36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
         async with hosted.session("plain") as client:
@@ -56,7 +56,7 @@ async def test_lines_not_pieces(tmp_path: Path) -> None:
 
 
 async def test_a_line_has_an_end(tmp_path: Path) -> None:
-    """Lesson 36: a server that never ends its line is stopped before it fills our memory, and starts anew."""
+    """A server that never ends its line is stopped before it fills our memory, and starts anew (lesson 36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
         async with hosted.session("plain") as client:
@@ -83,7 +83,7 @@ async def test_cancelling_reaches_the_server(tmp_path: Path) -> None:
 
 
 async def test_a_call_has_an_end(tmp_path: Path) -> None:
-    """B36: phase tool_call has its own time, and the server lives on."""
+    """Phase tool_call has its own time, and the server lives on (B36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p", tool_timeout_sec=0.5))
         with pytest.raises(ServerFailed, match=r"did not answer tools/call within 0\.5 s") as failed:
@@ -129,7 +129,7 @@ async def test_filters(tmp_path: Path) -> None:
 
 
 async def test_one_that_fails_hides_no_other(tmp_path: Path) -> None:
-    """Lesson 35: the gateway lists those that are there."""
+    """The gateway lists those that are there (lesson 35)."""
     settings = QUICK.but(retry_pauses_sec=())
     async with hosting(tmp_path, settings) as hosted:
         await hosted.add("broken", McpServer(command="false"))
@@ -139,7 +139,7 @@ async def test_one_that_fails_hides_no_other(tmp_path: Path) -> None:
 
 
 async def test_secrets_are_nowhere(tmp_path: Path) -> None:
-    """Lesson 37: the server has them in its environment; no command line, log, status, record or receipt does."""
+    """The server has them in its environment; no command line, log, status, record or receipt does (lesson 37)."""
     written = io.StringIO()
     async with Hutch(mount_roots=(), log_level="debug") as hutch:
         logs.configure(level="debug", write=written.write)
@@ -169,7 +169,7 @@ async def test_secrets_are_nowhere(tmp_path: Path) -> None:
 
 
 def test_secrets_of_command_lines_are_not_shown() -> None:
-    """Lesson 37: people put them there all the same; what is called like a secret is not repeated."""
+    """People put them there all the same; what is called like a secret is not repeated (lesson 37)."""
     words = ("--api-key", "k1", "--token=k2", "--name", "n", "-v", "--password", "--port=1")
     shown = shown_command(McpServer(command="x", args=words))
     assert shown == ("x", "--api-key", "***", "--token=***", "--name", "n", "-v", "--password", "--port=1")

@@ -97,7 +97,7 @@ def venv(place: Path) -> Path:
 
 
 def test_virtual_environment(tmp_path: Path) -> None:
-    """B34: `.venv/bin/python` belongs to the project around it, whatever it is a link to."""
+    """`.venv/bin/python` belongs to the project around it, whatever it is a link to (B34)."""
     (tmp_path / "proj" / "src").mkdir(parents=True)
     (tmp_path / "proj" / "requirements.txt").write_text("")
     place = venv(tmp_path / "proj" / ".venv")
@@ -110,7 +110,7 @@ def test_virtual_environment(tmp_path: Path) -> None:
 
 
 def test_windows() -> None:
-    """B34: Scripts on Windows."""
+    """Scripts on Windows (B34)."""
     command = r"C:\Users\me\proj\.venv\Scripts\python.exe"
     found = projects.venv_of(PureWindowsPath(command), looks=False)
     assert found == PureWindowsPath(r"C:\Users\me\proj\.venv")
@@ -120,7 +120,7 @@ def test_windows() -> None:
 
 
 def test_project_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """B34: the nearest directory with a marker; never the home, nor what is everybody's."""
+    """The nearest directory with a marker; never the home, nor what is everybody's (B34)."""
     home = tmp_path / "home"
     deep = home / "code" / "proj" / "src" / "pkg"
     deep.mkdir(parents=True)
@@ -135,7 +135,7 @@ def test_project_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data(tmp_path: Path) -> None:
-    """B34: paths among the arguments of a program that is fetched are data; names are told apart, nests are one."""
+    """Paths among the arguments of a program that is fetched are data; names are told apart, nests are one (B34)."""
     for name in ("a/docs", "b/docs", "a/docs/deep"):
         (tmp_path / name).mkdir(parents=True)
     given = (f"{tmp_path}/a/docs", f"{tmp_path}/b/docs", f"{tmp_path}/a/docs/deep", "/etc", "/tmp", "/no/such", "-y")
@@ -150,7 +150,7 @@ def test_data(tmp_path: Path) -> None:
 
 
 def test_paths_in_the_box() -> None:
-    """Lesson 23: whole arguments are mapped, never text inside others."""
+    """Whole arguments are mapped, never text inside others (lesson 23)."""
     paths = projects.path_map({"/home/me/p": "/mnt/project", "/home/me/p2": "/mnt/p2"})
     for given, expected in {
         "/home/me/p/x.py": "/mnt/project/x.py", "/home/me/p2": "/mnt/p2", "--f=/home/me/p/y": "--f=/mnt/project/y",

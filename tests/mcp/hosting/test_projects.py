@@ -14,7 +14,7 @@ import pytest
 from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer
-from tests.mcp.hosting.hosting import SOURCE, text_of, where
+from tests.mcp.hosting.hosted_servers import SOURCE, text_of, where
 from tests.mcp.hosting.packages import settings, wheels
 
 NODE = """
@@ -65,8 +65,8 @@ def node_project(place: Path, cache: Path) -> Path:
 
 @pytest.mark.timeout(300)
 async def test_python_and_node(tmp_path: Path) -> None:
-    """B34, B35: sources that are only shown read-only are copied before anything is built beside them; what is
-    installed is found again by the state of the project, and made anew when that changes."""
+    """Sources that are only shown read-only are copied before anything is built beside them; what is installed is found
+    again by the state of the project, and made anew when that changes (B34, B35)."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel")
     cache = tmp_path / "npm"
     node = await asyncio.to_thread(node_project, tmp_path / "node", cache)
@@ -92,7 +92,7 @@ async def test_python_and_node(tmp_path: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(300)
 async def test_uv_runs_a_project(tmp_path: Path) -> None:
-    """B34, B35: `uv run` makes its environment in a copy, never beside the sources; a module is found as well."""
+    """`uv run` makes its environment in a copy, never beside the sources; a module is found as well (B34, B35)."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel", "uv")
     place = package(tmp_path / "package")
     module = ("-c", "import plainly.serving as serving; serving.main()")

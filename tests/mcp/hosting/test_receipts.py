@@ -14,7 +14,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.receipts import Receipt
 from mcp import MCPError
-from tests.mcp.hosting.hosting import QUICK, plain, project
+from tests.mcp.hosting.hosted_servers import QUICK, plain, project
 from tests.mcp.hosting.test_server import connected
 from tests.server.serving import Client, Server, serving, until
 
@@ -31,8 +31,8 @@ def calls(receipts: tuple[Receipt, ...]) -> list[tuple[Any, ...]]:
 
 
 async def test_every_end_of_a_call_is_a_receipt(tmp_path: Path) -> None:
-    """Issue 5.6, B36: ok, the tool's own error, a timeout, a caller who left, a tool that is not offered, a server that
-    died; each with its time, in the chain of the server's box, and verify covers it."""
+    """Ok, the tool's own error, a timeout, a caller who left, a tool that is not offered, a server that died; each with
+    its time, in the chain of the server's box, and verify covers it (B36)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path / "registry", settings=QUICK) as hosted:
             await hosted.add("plain", plain(tmp_path / "proj", tool_timeout_sec=1.5, deny=("large",)))
@@ -114,7 +114,7 @@ async def test_the_gateway_s_receipts_name_the_key(server: Server, mode: str) ->
 
 
 async def test_the_raw_relay_leaves_receipts(server: Server) -> None:
-    """B29: a WebSocket of lines is a way like the others."""
+    """A WebSocket of lines is a way like the others (B29)."""
     admin = server.unix()
     box = (await asyncio.to_thread(admin.good, "POST", "/v1/mcp-servers/plain/start"))["box"]
     before = len(listed(admin, box))

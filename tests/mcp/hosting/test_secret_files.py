@@ -13,7 +13,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, Share
 from hutch.policy.mcp_servers import check
-from tests.mcp.hosting.hosting import QUICK, plain, text_of
+from tests.mcp.hosting.hosted_servers import QUICK, plain, text_of
 from tests.mcp.hosting.test_cli import hutch as command
 
 KEY = "-----BEGIN KEY-----\nc2VjcmV0LWxpbmUtb25l\nc2VjcmV0LWxpbmUtdHdv\n-----END KEY-----\n"
@@ -22,8 +22,8 @@ PATH = "/run/secrets/key"
 
 
 async def test_the_server_reads_it_and_nobody_is_told(tmp_path: Path) -> None:
-    """Lesson 37, issue 5.6: 0400, of the box's user, outside of the workspace; its value stands in no command line, no
-    environment, log, error, status or receipt, and not in the volume that stays."""
+    """A secret file has mode 0400, belongs to the box's user and lies outside of the workspace. Its value stands in no
+    command line, environment, log, error, status or receipt, and not in the volume that stays (lesson 37)."""
     lines: list[str] = []
     try:
         async with Hutch(mount_roots=(), log_level="debug") as hutch:

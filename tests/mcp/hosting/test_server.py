@@ -14,7 +14,7 @@ import websockets
 from mcp.client.streamable_http import streamable_http_client
 
 from mcp import Client as McpClient
-from tests.mcp.hosting.hosting import project, text_of, where
+from tests.mcp.hosting.hosted_servers import project, text_of, where
 from tests.server.serving import Client, Server, serving, until
 
 
@@ -60,7 +60,7 @@ async def test_gateway_and_alone(server: Server, mode: str) -> None:
 
 
 async def test_lines_of_a_websocket(server: Server) -> None:
-    """B29, lesson 36: one frame is one message, both ways."""
+    """One frame is one message, both ways (B29, lesson 36)."""
     headers = {"authorization": f"Bearer {server.key('user', 'local')}"}
     url = server.announcement["url"].replace("http", "ws") + "/mcp/servers/plain/ws"
     async with websockets.connect(url, additional_headers=headers, max_size=None) as socket:
@@ -150,7 +150,7 @@ def test_registering_and_importing(server: Server, place: Path) -> None:
 
 @pytest.mark.parametrize("ending", [signal.SIGTERM, signal.SIGKILL])
 def test_a_restart_heals(server: Server, ending: signal.Signals) -> None:
-    """B36: after a restart of Hutch, however it ended, the servers are back and no box of the earlier run is left."""
+    """After a restart of Hutch, however it ended, the servers are back and no box of the earlier run is left (B36)."""
     client = server.unix()
     before = client.good("POST", "/v1/mcp-servers/plain/start")["box"]
     server.end(ending)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hutch import Hutch
-from tests.mcp.serving.connecting import ERAS, eventually, over_http, run, text
+from tests.mcp.serving.clients import ERAS, eventually, over_http, run, text
 from tests.server.serving import Answer, Client, Server, serving
 
 INITIALIZE = {
@@ -125,7 +125,7 @@ async def test_two_clients_of_one_scope_have_boxes_of_their_own(server: Server) 
 
 
 async def test_an_agent_does_not_reach_other_boxes_of_its_owner(server: Server) -> None:
-    """P6, P15: neither a person's box nor that of another client with the same key; `?box=` gives one."""
+    """Neither a person's box nor that of another client with the same key; `?box=` gives one (P6, P15)."""
     key = server.key("user", "shared")
     async with Hutch(server.announcement["url"], key=key, session="person") as hutch:
         box = await hutch.create(name="person", retention="persistent")
@@ -151,7 +151,7 @@ async def test_an_agent_does_not_reach_other_boxes_of_its_owner(server: Server) 
 
 
 async def test_an_observer_only_looks(server: Server) -> None:
-    """P8: read-only tools only, on a box that is there, without its lease."""
+    """Read-only tools only, on a box that is there, without its lease (P8)."""
     owner, observer = server.key("user", "seen"), server.key("observer", "seen")
     async with over_http(server, owner)("legacy") as client:
         box = (await run(client, "echo look > file"))["box"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.mcp.serving.connecting import HUTCH, environ
+from tests.mcp.serving.clients import HUTCH, environ
 from tests.server.serving import PATIENCE, serving
 
 PACKAGE = Path(__file__).parent / "inspector" / "package.json"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from mcp import Client
-from tests.mcp.serving.connecting import HUTCH, environ, run, stdio, text
-from tests.mcp.serving.leaving import boxes, hutch
-from tests.mcp.serving.raw import Raw
+from tests.mcp.serving.clients import HUTCH, environ, run, stdio, text
+from tests.mcp.serving.left_boxes import boxes, hutch
+from tests.mcp.serving.raw_client import Raw
 from tests.server.serving import PATIENCE, serving
 
 
@@ -133,8 +133,8 @@ async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
 
 
 async def test_an_agent_does_not_reach_the_box_of_a_person(top: Path) -> None:
-    """P6, P15: a client of MCP neither lists, enters, copies from nor destroys a person's box; its owner may say that
-    it may (`--allow`, `--box`, hutch.toml), each thing by itself, and an answer says whose files it got."""
+    """A client of MCP neither lists, enters, copies from nor destroys a person's box; its owner may say that it may
+    (`--allow`, `--box`, hutch.toml), each thing by itself, and an answer says whose files it got (P6, P15)."""
     mine = hutch(top, "box", "create", "--name", "mine", "--persistent")["id"]
     (top / "secret").write_text("4711\n")
     hutch(top, "box", "cp", str(top / "secret"), "mine:/workspace/secret")
@@ -171,7 +171,7 @@ async def listing(client: Client) -> list[dict[str, Any]]:
 
 
 def test_without_a_client_it_ends(top: Path) -> None:
-    """Lesson 12: nothing to read, and nowhere to write, ends it at once; epoll(7) knows no /dev/null."""
+    """Nothing to read, and nowhere to write, ends it at once; epoll(7) knows no /dev/null (lesson 12)."""
     ping = b'{"jsonrpc": "2.0", "id": 1, "method": "ping"}\n'
     for said, heard in ((b"", subprocess.PIPE), (ping, subprocess.DEVNULL)):
         with tempfile.TemporaryFile() if said else open(os.devnull, "rb") as wire:
@@ -212,7 +212,7 @@ def test_a_wrong_option_is_told_at_once(words: tuple[str, str], top: Path) -> No
 
 
 def test_without_boxes_there_are_no_tools_and_the_reason_is_told(top: Path) -> None:
-    """B5: tools vanish, with the reason, when no box can be made."""
+    """Tools vanish, with the reason, when no box can be made (B5)."""
     with Raw(top, HUTCH_ENABLED="false") as raw:
         assert "switched off" in raw.handshake()["instructions"]
         assert raw.ask("tools/list")["result"]["tools"] == []
@@ -234,7 +234,7 @@ def test_it_is_a_client_of_the_server_that_owns_the_directory() -> None:
 
 
 def test_skills_bring_tools_and_the_client_is_told(top: Path) -> None:
-    """B38: a skill's tools join the list while it is active, and `tools/list_changed` says so."""
+    """A skill's tools join the list while it is active, and `tools/list_changed` says so (B38)."""
     package = top / "greet"
     (package / "scripts").mkdir(parents=True)
     (package / "SKILL.md").write_text(

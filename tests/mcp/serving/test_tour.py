@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mcp.serving.connecting import ERAS, environ, over_http, stdio
-from tests.mcp.serving.touring import tour
+from tests.mcp.serving.clients import ERAS, environ, over_http, stdio
+from tests.mcp.serving.protocol_tour import tour
 from tests.server.serving import Server, serving
 
 

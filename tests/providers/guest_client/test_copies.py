@@ -7,7 +7,7 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.guest.guest_process import Living, instance_of, living, until
+from tests.guest.guest_process import GuestProcess, instance_of, running_guest, until
 
 from hutch.errors import FileFailed, FileMissing, IsDirectory
 
@@ -42,7 +42,7 @@ def contents(base: Path) -> dict[str, bytes | str]:
 async def test_a_tree_goes_in_and_comes_out(tmp_path: Path) -> None:
     source = tree(tmp_path / "source")
     size = sum(len(content) for content in contents(source).values() if isinstance(content, bytes))
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             assert await box.files.copy_in(source, "made/tree") == size
             assert contents(guest.workdir / "made/tree") == contents(source)
@@ -53,7 +53,7 @@ async def test_a_tree_goes_in_and_comes_out(tmp_path: Path) -> None:
 
 async def test_single_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"content")
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             assert await box.files.copy_in(tmp_path / "file", "x/renamed") == 7
             assert await box.files.copy_in(str(tmp_path / "file"), ".") == 7
@@ -67,7 +67,7 @@ async def test_single_files(tmp_path: Path) -> None:
 async def test_what_cannot_be_copied(tmp_path: Path, log_lines: list[str]) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "file").touch()
-    with living() as guest:
+    with running_guest() as guest:
         (guest.workdir / "d/file").mkdir(parents=True)
         os.mkfifo(guest.workdir / "d/fifo")
         async with instance_of(guest) as box:
@@ -91,7 +91,7 @@ async def test_what_cannot_be_copied(tmp_path: Path, log_lines: list[str]) -> No
 
 async def test_a_sparse_file_of_a_terabyte(tmp_path: Path) -> None:
     sparse(tmp_path / "sparse", 1 << 40)
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             assert await box.files.copy_in(tmp_path / "sparse", "sparse") == 1 << 40
             assert (guest.workdir / "sparse").stat().st_blocks < 1000
@@ -101,7 +101,7 @@ async def test_a_cancelled_copy_closes_what_it_opened(tmp_path: Path) -> None:
     (tmp_path / "source").mkdir()
     for number in range(40):
         (tmp_path / f"source/{number}").write_bytes(bytes(1_000_000))
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             (guest.workdir / "whole").symlink_to(tmp_path / "source")
             for copy, begun in (
@@ -123,7 +123,7 @@ async def test_a_copy_that_is_cancelled_early_closes_what_it_opened(tmp_path: Pa
     """A thread that was opening a file when its copy was cancelled still opens it, and nobody else could close it."""
     (tmp_path / "source").mkdir()
     (tmp_path / "source/file").write_bytes(b"content")
-    with living() as guest:
+    with running_guest() as guest:
         (guest.workdir / "whole").symlink_to(tmp_path / "source")
         async with instance_of(guest) as box:
             for turns in range(40):
@@ -153,6 +153,6 @@ def _open_below(pid: int, *directories: Path) -> list[str]:
     return [path for path in found if path.startswith(places)]
 
 
-def _drafts(guest: Living, out: Path) -> list[str]:
+def _drafts(guest: GuestProcess, out: Path) -> list[str]:
     every = [*os.walk(guest.workdir), *os.walk(out)]
     return [name for _, _, names in every for name in names if name.startswith(".hutch-")]

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from tests.guest.guest_process import PATIENCE, Living, living, until
+from tests.guest.guest_process import TIMEOUT, GuestProcess, running_guest, until
 
 from hutch.api import Files
 from hutch.errors import (
@@ -27,18 +27,18 @@ from hutch.errors import (
     Unavailable,
 )
 from hutch.model.files import Change, FileKind
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 
 
 @pytest.fixture(scope="module")
-def shared_guest() -> Iterator[Living]:
-    with living() as guest:
+def shared_guest() -> Iterator[GuestProcess]:
+    with running_guest() as guest:
         yield guest
 
 
 @pytest.fixture
-def guest(shared_guest: Living) -> Iterator[Living]:
+def guest(shared_guest: GuestProcess) -> Iterator[GuestProcess]:
     """One guest for the module; each test finds an empty workdir."""
     yield shared_guest
     for name in os.listdir(shared_guest.workdir):
@@ -47,9 +47,9 @@ def guest(shared_guest: Living) -> Iterator[Living]:
 
 
 @asynccontextmanager
-async def files_of(guest: Living) -> AsyncIterator[Files]:
+async def files_of(guest: GuestProcess) -> AsyncIterator[Files]:
     async with guest.link() as link:
-        yield LinkedFiles(answering(link), lambda _: 1 << 40)
+        yield GuestFiles(answering(link), lambda _: 1 << 40)
 
 
 def sparse(path: Path, size: int) -> None:
@@ -64,7 +64,7 @@ def answering(link: Link):  # type: ignore[no-untyped-def]
     return connect
 
 
-async def test_content_survives(guest: Living) -> None:
+async def test_content_survives(guest: GuestProcess) -> None:
     content = os.urandom(3_000_000)
     async with files_of(guest) as files:
         info = await files.write("a/b", content, mode=0o640)
@@ -78,7 +78,7 @@ async def test_content_survives(guest: Living) -> None:
         assert await files.read("a/b", offset=10**12) == b""
 
 
-async def test_a_write_from_an_iterator(guest: Living) -> None:
+async def test_a_write_from_an_iterator(guest: GuestProcess) -> None:
     async def parts() -> AsyncIterator[bytes]:
         for number in range(100):
             yield b"%05d" % number * 20_000
@@ -88,7 +88,7 @@ async def test_a_write_from_an_iterator(guest: Living) -> None:
         assert await files.read("big", offset=9_999_995) == b"00099"
 
 
-async def test_text_and_lines(guest: Living) -> None:
+async def test_text_and_lines(guest: GuestProcess) -> None:
     (guest.workdir / "file").write_bytes(b"one\r\ntwo\xff\nthree")
     async with files_of(guest) as files:
         assert await files.read_text("file") == "one\r\ntwo�\nthree"
@@ -98,7 +98,7 @@ async def test_text_and_lines(guest: Living) -> None:
         assert await files.read_lines("empty") == ([], True)
 
 
-async def test_names(guest: Living) -> None:
+async def test_names(guest: GuestProcess) -> None:
     odd = "new\nline \udcff 🐇"
     async with files_of(guest) as files:
         await files.mkdir("x/y")
@@ -118,7 +118,7 @@ async def test_names(guest: Living) -> None:
         assert [info.path for info in await files.list()] == ["moved"]
 
 
-async def test_a_directory_with_many_entries(guest: Living) -> None:
+async def test_a_directory_with_many_entries(guest: GuestProcess) -> None:
     for number in range(3000):
         (guest.workdir / f"{number:04}{'x' * 200}").touch()
     async with files_of(guest) as files:
@@ -127,7 +127,7 @@ async def test_a_directory_with_many_entries(guest: Living) -> None:
         assert (await files.glob("*", limit=10)).complete is False
 
 
-async def test_errors_are_the_builtin_ones_too(guest: Living) -> None:
+async def test_errors_are_the_builtin_ones_too(guest: GuestProcess) -> None:
     """Lesson 18: a caller catches FileNotFoundError, wherever the file is."""
     (guest.workdir / "file").write_bytes(b"content content")
     os.mkfifo(guest.workdir / "fifo")
@@ -163,7 +163,7 @@ async def test_errors_are_the_builtin_ones_too(guest: Living) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="nothing is denied to root")
-async def test_a_denied_file(guest: Living) -> None:
+async def test_a_denied_file(guest: GuestProcess) -> None:
     (guest.workdir / "sealed").touch(mode=0o444)
     async with files_of(guest) as files:
         with pytest.raises(FileDenied):
@@ -172,7 +172,7 @@ async def test_a_denied_file(guest: Living) -> None:
             await files.read("/etc/shadow")
 
 
-async def test_a_large_file_is_read_in_ranges_or_pieces(guest: Living) -> None:
+async def test_a_large_file_is_read_in_ranges_or_pieces(guest: GuestProcess) -> None:
     sparse(guest.workdir / "large", (64 << 20) + 1)
     async with files_of(guest) as files:
         with pytest.raises(FileTooLarge):
@@ -184,7 +184,7 @@ async def test_a_large_file_is_read_in_ranges_or_pieces(guest: Living) -> None:
         assert size == (64 << 20) + 1
 
 
-async def test_edit(guest: Living) -> None:
+async def test_edit(guest: GuestProcess) -> None:
     """Lesson 19, through the link: bytes that JSON could not carry arrive as they are."""
     (guest.workdir / "file").write_bytes(b"a\xff\x00\r\nb")
     async with files_of(guest) as files:
@@ -195,7 +195,7 @@ async def test_edit(guest: Living) -> None:
         assert (guest.workdir / "file").read_bytes().endswith("ü".encode())
 
 
-async def test_search(guest: Living) -> None:
+async def test_search(guest: GuestProcess) -> None:
     """Lesson 20: real glob, partial grep that says so."""
     async with files_of(guest) as files:
         for path in ("src/a.py", "src/x/y/b.py", "src/x/c.txt"):
@@ -214,7 +214,7 @@ async def test_search(guest: Living) -> None:
     await until(lambda: guest.children() == [])  # the killed search is reaped
 
 
-async def test_others_are_served_while_one_waits(guest: Living) -> None:
+async def test_others_are_served_while_one_waits(guest: GuestProcess) -> None:
     """A reader that does not read and a search that goes nowhere hold up nobody else."""
     sparse(guest.workdir / "large", 1 << 30)
     (guest.workdir / "trap").write_bytes(b"a" * 5000)
@@ -232,7 +232,7 @@ async def test_others_are_served_while_one_waits(guest: Living) -> None:
     await until(lambda: guest.children() == [])  # a cancelled search is killed
 
 
-async def test_a_caller_that_gives_up_leaves_nothing(guest: Living) -> None:
+async def test_a_caller_that_gives_up_leaves_nothing(guest: GuestProcess) -> None:
     """Lesson 21: the temporary file goes when the writer fails, is cancelled, or loses its connection."""
 
     def is_clean() -> bool:
@@ -266,7 +266,7 @@ async def test_a_caller_that_gives_up_leaves_nothing(guest: Living) -> None:
     await until(is_clean)  # the write of a lost connection is removed
 
 
-async def test_nothing_stays_open(guest: Living) -> None:
+async def test_nothing_stays_open(guest: GuestProcess) -> None:
     sparse(guest.workdir / "large", 100 << 20)
     async with files_of(guest) as files:
         await files.exists(".")
@@ -286,16 +286,16 @@ async def test_nothing_stays_open(guest: Living) -> None:
         await until(lambda: _settled(guest, before))  # every descriptor is closed
 
 
-def _settled(guest: Living, before: int) -> bool:
+def _settled(guest: GuestProcess, before: int) -> bool:
     return len(guest.descriptors()) <= before + 1  # one more for a reader that the collector has not closed yet
 
 
-async def test_watch(guest: Living) -> None:
+async def test_watch(guest: GuestProcess) -> None:
     async with files_of(guest) as files:
         async with files.watch() as changes:  # type: ignore[attr-defined]
             await files.write("new/file", b"x")
             seen: set[tuple[str, str]] = set()
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 async for change in changes:
                     assert isinstance(change, Change)
                     seen.add((change.kind, change.path))
@@ -304,27 +304,27 @@ async def test_watch(guest: Living) -> None:
         assert ("created", "new") in seen
 
 
-async def test_a_wait_for_changes_may_time_out_and_go_on(guest: Living) -> None:
+async def test_a_wait_for_changes_may_time_out_and_go_on(guest: GuestProcess) -> None:
     async with files_of(guest) as files:
         async with files.watch() as changes:  # type: ignore[attr-defined]
             for number in range(3):
                 with pytest.raises(TimeoutError):
                     await asyncio.wait_for(anext(changes), 0.05)
                 (guest.workdir / str(number)).mkdir()
-                change = await asyncio.wait_for(anext(changes), PATIENCE)
+                change = await asyncio.wait_for(anext(changes), TIMEOUT)
                 assert (change.kind, change.path, change.directory) == ("created", str(number), True)
 
 
-async def test_a_watch_ends_with_what_it_watches(guest: Living) -> None:
+async def test_a_watch_ends_with_what_it_watches(guest: GuestProcess) -> None:
     async with files_of(guest) as files:
         await files.mkdir("d")
         async with files.watch("d") as changes:  # type: ignore[attr-defined]
             await files.remove("d")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 assert [change.kind async for change in changes][-1] == "deleted"
 
 
-async def test_a_watch_nobody_reads_is_told_it_missed_something(guest: Living) -> None:
+async def test_a_watch_nobody_reads_is_told_it_missed_something(guest: GuestProcess) -> None:
     """The bound is the kernel's queue; neither the guest nor the link holds more than its window."""
     bound = int(Path("/proc/sys/fs/inotify/max_queued_events").read_text())
     if bound > 100_000:
@@ -335,7 +335,7 @@ async def test_a_watch_nobody_reads_is_told_it_missed_something(guest: Living) -
             for number in range((bound + link_window // row) // 2 + 2000):
                 os.rename(_made(guest.workdir / "a", number), guest.workdir / ("b" * 200))
                 os.rename(guest.workdir / ("b" * 200), guest.workdir / "a")
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(TIMEOUT):
                 async for change in changes:
                     if change.kind == "overflow":
                         break

@@ -18,7 +18,7 @@ from hutch.errors import BoxBroken, FileFailed, HutchError
 from hutch.guest.files.trees import DATA as CONTENT
 from hutch.guest.files.trees import END, PIECE
 from hutch.guest.protocol import DATA, ERROR, EVENT, HEADER, HEADER_SIZE, HELLO, REPLY, REQUEST, frame
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 
 Answer = list[tuple[int, bytes]]
@@ -29,7 +29,7 @@ def encoded(value: Any) -> bytes:
 
 
 @asynccontextmanager
-async def lying(*answer: tuple[int, bytes]) -> AsyncIterator[LinkedFiles]:
+async def lying(*answer: tuple[int, bytes]) -> AsyncIterator[GuestFiles]:
     """Files of a guest that gives this answer to every request."""
     ours, theirs = socket.socketpair()
     reader, writer = await asyncio.open_unix_connection(sock=theirs)
@@ -50,7 +50,7 @@ async def lying(*answer: tuple[int, bytes]) -> AsyncIterator[LinkedFiles]:
         return link
 
     try:
-        yield LinkedFiles(connect, lambda _: 1 << 40)
+        yield GuestFiles(connect, lambda _: 1 << 40)
     finally:
         link.close()
         task.cancel()
@@ -58,7 +58,7 @@ async def lying(*answer: tuple[int, bytes]) -> AsyncIterator[LinkedFiles]:
         writer.close()
 
 
-Call = Callable[[LinkedFiles], Awaitable[Any]]
+Call = Callable[[GuestFiles], Awaitable[Any]]
 EMPTY = (REPLY, b"{}")
 INFO = {"path": "x", "kind": "file", "size": 1, "mode": 1, "uid": 1, "gid": 1, "mtime": 1.0}
 

@@ -1,11 +1,11 @@
-"""`LinkedInstance` over a real guest: verdicts from counters, broken connections, dead guests, other users."""
+"""`GuestInstance` over a real guest: verdicts from counters, broken connections, dead guests, other users."""
 
 import asyncio
 import os
 import signal
 
 import pytest
-from tests.guest.guest_process import LIMITS, PATIENCE, instance_of, living, until
+from tests.guest.guest_process import LIMITS, TIMEOUT, instance_of, running_guest, until
 
 from hutch.errors import BoxBroken, NotFound, NotRunnable, Unavailable, Unsupported
 from hutch.model.results import Cause
@@ -25,7 +25,7 @@ class Counting:
 
 
 async def test_counters_that_grow_during_a_command_are_its_verdict() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         facts = Counting()
         async with instance_of(guest, facts) as box:
             running = asyncio.create_task(box.run(Command(command="while [ ! -e go ]; do sleep 0.01; done; exit 1")))
@@ -42,13 +42,13 @@ async def test_counters_that_grow_during_a_command_are_its_verdict() -> None:
 
 async def test_a_jobs_verdict_is_decided_once() -> None:
     """What happens to the box after a job's end is not the job's doing."""
-    with living() as guest:
+    with running_guest() as guest:
         facts = Counting()
         async with instance_of(guest, facts) as box:
             job = await box.start(Command(command="exit 1"))
-            assert (await job.wait(PATIENCE)).verdict.cause is Cause.EXIT
+            assert (await job.wait(TIMEOUT)).verdict.cause is Cause.EXIT
             facts.now = Counters(oom_kills=1)
-            assert (await job.wait(PATIENCE)).verdict.cause is Cause.EXIT
+            assert (await job.wait(TIMEOUT)).verdict.cause is Cause.EXIT
             info = await job.info()
             assert info.verdict is not None
             assert info.verdict.cause is Cause.EXIT
@@ -56,7 +56,7 @@ async def test_a_jobs_verdict_is_decided_once() -> None:
 
 async def test_no_process_left_is_a_verdict() -> None:
     """The kernel's EAGAIN at the process limit; the box says so and lives."""
-    with living(no_processes=True) as guest:
+    with running_guest(no_processes=True) as guest:
         async with instance_of(guest) as box:
             result = await box.run(Command(command=("true",)))
             assert result.verdict.cause is Cause.PIDS
@@ -68,7 +68,7 @@ async def test_no_process_left_is_a_verdict() -> None:
 
 
 async def test_a_broken_connection_is_made_again() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             assert (await box.run(Command(command="echo 1"))).stdout == "1\n"
             (await box.link()).close()
@@ -77,7 +77,7 @@ async def test_a_broken_connection_is_made_again() -> None:
 
 
 async def test_a_dead_guest_is_a_broken_box() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             await box.check()
             running = asyncio.create_task(box.run(Command(command="touch there; exec sleep 5")))
@@ -92,7 +92,7 @@ async def test_a_dead_guest_is_a_broken_box() -> None:
 
 async def test_a_guest_that_does_not_answer_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hutch.providers.guest_client.instance.ANSWER_GRACE", 0.1)
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             await box.check()
             os.kill(guest.pid, signal.SIGSTOP)
@@ -101,14 +101,14 @@ async def test_a_guest_that_does_not_answer_is_unavailable(monkeypatch: pytest.M
 
 
 async def test_another_box_in_its_place_is_refused() -> None:
-    with living(box_name="other") as guest:
+    with running_guest(box_name="other") as guest:
         async with instance_of(guest) as box:
             with pytest.raises(BoxBroken, match="another box"):
                 await box.check()
 
 
 async def test_other_users_need_a_deputy() -> None:
-    with living() as guest, living() as second:
+    with running_guest() as guest, running_guest() as second:
         async with instance_of(guest) as box:
             with pytest.raises(Unsupported):
                 await box.run(Command(command="true", user="root"))
@@ -122,15 +122,15 @@ async def test_other_users_need_a_deputy() -> None:
             assert result.stdout.strip() == str(second.workdir)
             own = await box.start(Command(command="exit 3"))
             other = await box.start(Command(command="exit 4", user="root"))
-            assert (await (await box.job(own.id)).wait(PATIENCE)).exit_code == 3
-            assert (await (await box.job(other.id)).wait(PATIENCE)).exit_code == 4
+            assert (await (await box.job(own.id)).wait(TIMEOUT)).exit_code == 3
+            assert (await (await box.job(other.id)).wait(TIMEOUT)).exit_code == 4
             assert {job.id for job in await box.jobs()} == {own.id, other.id}
             with pytest.raises(NotFound):
                 await box.job("nobody-1")
 
 
 async def test_limits_that_only_an_engine_can_change_are_named() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             assert await box.change_limits(LIMITS.but(memory_mb=1024, timeout_sec=5)) == ("memory_mb",)
             assert box.limits.timeout_sec == 5
@@ -138,10 +138,10 @@ async def test_limits_that_only_an_engine_can_change_are_named() -> None:
 
 
 async def test_everything_can_be_ended_at_once() -> None:
-    with living() as guest:
+    with running_guest() as guest:
         async with instance_of(guest) as box:
             jobs = [await box.start(Command(command="exec sleep 1000")) for _ in range(5)]
             await box.kill_all()
             for job in jobs:
-                assert (await job.wait(PATIENCE)).verdict.cause is Cause.CANCELLED
+                assert (await job.wait(TIMEOUT)).verdict.cause is Cause.CANCELLED
             assert (await box.run(Command(command="echo fine"))).stdout == "fine\n"

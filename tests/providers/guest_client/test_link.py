@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.guest.guest_process import PATIENCE, living
+from tests.guest.guest_process import TIMEOUT, running_guest
 
 from hutch.errors import BoxBroken, FileMissing, HutchError, Timeout, Unavailable
 from hutch.guest import protocol
@@ -29,7 +29,7 @@ async def hostile(greeting: bytes = GREETING) -> AsyncIterator[tuple[Link, socke
     theirs.setblocking(False)
     with theirs:
         await asyncio.get_running_loop().sock_sendall(theirs, greeting)
-        link = await Link.over(ours, timeout=PATIENCE)
+        link = await Link.over(ours, timeout=TIMEOUT)
         try:
             yield link, theirs
         finally:
@@ -68,7 +68,7 @@ async def test_a_lie_fails_every_waiter(lie: bytes) -> None:
         await say(theirs, lie)
         for waiting in (channel, other):
             with pytest.raises(BoxBroken):
-                await asyncio.wait_for(waiting.answer(), PATIENCE)
+                await asyncio.wait_for(waiting.answer(), TIMEOUT)
         assert not link.usable
         with pytest.raises(BoxBroken):
             await link.request("ping")
@@ -134,7 +134,7 @@ async def test_a_guest_of_another_version() -> None:
     with theirs:
         theirs.sendall(frame(HELLO, 0, b'{"version": 99}'))
         with pytest.raises(BoxBroken, match="99"):
-            await Link.over(ours, timeout=PATIENCE)
+            await Link.over(ours, timeout=TIMEOUT)
 
 
 async def test_a_guest_that_speaks_before_it_greets() -> None:
@@ -142,7 +142,7 @@ async def test_a_guest_that_speaks_before_it_greets() -> None:
     with theirs:
         theirs.sendall(frame(REPLY, 1, b"{}"))
         with pytest.raises(BoxBroken):
-            await Link.over(ours, timeout=PATIENCE)
+            await Link.over(ours, timeout=TIMEOUT)
 
 
 async def test_a_guest_that_vanishes() -> None:
@@ -150,7 +150,7 @@ async def test_a_guest_that_vanishes() -> None:
         channel = link.open("ping")
         theirs.close()
         with pytest.raises(Unavailable):
-            await asyncio.wait_for(channel.answer(), PATIENCE)
+            await asyncio.wait_for(channel.answer(), TIMEOUT)
 
 
 async def test_an_error_is_the_class_it_names_but_not_one_about_the_box() -> None:
@@ -177,7 +177,7 @@ async def test_sending_stops_without_credit_and_goes_on_with_it() -> None:
         await asyncio.sleep(0.05)
         assert not sending.done()
         await say(theirs, frame(CREDIT, channel.number, protocol.CREDIT_SIZE.pack(1000)))
-        await asyncio.wait_for(sending, PATIENCE)
+        await asyncio.wait_for(sending, TIMEOUT)
 
 
 @settings(max_examples=60)
@@ -204,7 +204,7 @@ def test_any_bytes_give_an_answer_or_an_error(sent: list[bytes]) -> None:
             theirs.close()
             for channel in channels:
                 with contextlib.suppress(HutchError):
-                    await asyncio.wait_for(channel.answer(), PATIENCE)
+                    await asyncio.wait_for(channel.answer(), TIMEOUT)
 
     asyncio.run(meet())
 
@@ -228,7 +228,7 @@ async def test_a_request_larger_than_a_frame_is_refused_here() -> None:
 
 async def test_a_path_longer_than_a_socket_address() -> None:
     """unix(7): 108 bytes; a state directory may be deeper."""
-    with living() as guest:
+    with running_guest() as guest:
         deep = guest.directory / ("d" * 100) / ("e" * 100)
         deep.mkdir(parents=True)
         os.link(guest.path, deep / "guest")

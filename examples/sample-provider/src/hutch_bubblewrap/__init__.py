@@ -10,8 +10,8 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
 from hutch.providers.base import read_settings
-from hutch.providers.command.jail_spec import Kind, Shown, Site, shown
-from hutch.providers.command.provider import LaunchedProvider
+from hutch.providers.command.jail_spec import BoxParameters, JailEntry, Kind, jail_entries
+from hutch.providers.command.provider import CommandProvider
 
 GRADES = Grades(
     memory_mb=EnforcedBy.WATCHDOG,
@@ -35,7 +35,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Its name or path."""
 
 
-class BubblewrapProvider(LaunchedProvider):
+class BubblewrapProvider(CommandProvider):
     """One bwrap for each box; the guest is PID 1 in it."""
 
     name: ClassVar[str] = "bubblewrap"
@@ -76,26 +76,26 @@ class BubblewrapProvider(LaunchedProvider):
             facts={"program": program},
         )
 
-    def command(self, order: Order, site: Site) -> list[str]:
+    def command(self, order: Order, parameters: BoxParameters) -> list[str]:
         argv = [
             shutil.which(self._settings.program) or "bwrap",
             "--unshare-all", "--unshare-user", "--disable-userns", "--as-pid-1",
             "--uid", "1000", "--gid", "1000", "--hostname", order.box_id[:12], "--clearenv", "--cap-drop", "ALL",
-            "--seccomp", str(site.filter_fd), "--proc", "/proc", "--dev", "/dev",
+            "--seccomp", str(parameters.filter_fd), "--proc", "/proc", "--dev", "/dev",
         ]  # fmt: skip
-        for each in shown(order, site):
+        for each in jail_entries(order, parameters):
             argv += arguments(each)
-        return [*argv, "--remount-ro", "/", "--chdir", "/", "--", *site.guest]
+        return [*argv, "--remount-ro", "/", "--chdir", "/", "--", *parameters.guest]
 
 
-def arguments(shown: Shown) -> list[str]:
+def arguments(entry: JailEntry) -> list[str]:
     """One thing that a box shows, in the words of bwrap(1)."""
-    match shown.kind:
+    match entry.kind:
         case Kind.LINK:
-            return ["--symlink", shown.source, shown.target]
+            return ["--symlink", entry.source, entry.target]
         case Kind.READ:
-            return ["--ro-bind", shown.source, shown.target]
+            return ["--ro-bind", entry.source, entry.target]
         case Kind.WRITE:
-            return ["--bind", shown.source, shown.target]
-    made = ["--perms", f"{shown.mode:04o}", "--size", str(shown.kilobytes * 1024), "--tmpfs", shown.target]
-    return [*made, "--remount-ro", shown.target] if shown.read_only else made
+            return ["--bind", entry.source, entry.target]
+    made = ["--perms", f"{entry.mode:04o}", "--size", str(entry.kilobytes * 1024), "--tmpfs", entry.target]
+    return [*made, "--remount-ro", entry.target] if entry.read_only else made

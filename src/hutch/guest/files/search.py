@@ -293,7 +293,7 @@ class _Grep:
                     note = f"stopped at the limit of {self._limit} lines"
                     break
         except (re.error, RecursionError, OverflowError) as error:
-            self._emit({"failed": Failure("invalid", f"the pattern is no regular expression: {error}").to_wire()})
+            self._emit({"failed": Failure("invalid", f"the pattern is not a regular expression: {error}").to_wire()})
         except Failure as error:
             self._emit({"failed": error.to_wire()})
         notes = [note] if note else []

@@ -136,7 +136,7 @@ def _open_entry(directory: int, name: str, path: str) -> bytes | int:
             # It was a symlink and is none any more (EINVAL), or is one now (ELOOP).
             if error.errno not in (errno.EINVAL, errno.ELOOP):
                 raise
-    raise OSError(errno.EBUSY, "changes all the time")
+    raise OSError(errno.EBUSY, "keeps changing")
 
 
 def _content(descriptor: int, out: bytearray) -> Iterator[bytes]:
@@ -301,8 +301,8 @@ class Unpacker:
         self._written += len(part)
         if self._max_bytes is not None and self._written > self._max_bytes:
             raise Failure(
-                "too_large", f"the copy has more than {self._max_bytes} bytes, which is more than it may have",
-                remedy="copy less at once, or say how much it may be; names of one file count each",
+                "too_large", f"the copy has more than {self._max_bytes} bytes, its limit",
+                remedy="copy less at once, or raise the limit; a file with several names counts once for each",
             )  # fmt: skip
         while part:
             written = os.write(self._file.descriptor, part)
@@ -391,7 +391,7 @@ def _parse(line: bytes) -> tuple[str, str, dict[str, Any]]:
         fields = json.loads(line)
         path, kind = fields["path"], fields["kind"]
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise Failure("refused", "the stream of a copy has an entry that is no JSON object") from None
+        raise Failure("refused", "the stream of a copy has an entry that is not a JSON object") from None
     if not _is_name(path) or kind not in ("file", "directory", "symlink", "skipped"):
         raise Failure("refused", f"the stream of a copy has an entry of unknown kind or name: {kind!r:.80}")
     if kind in ("file", "directory"):

@@ -260,7 +260,7 @@ def _no_match(path: str, found: int) -> Failure:
             count=0,
         )  # fmt: skip
     return Failure(
-        "no_match", f"the text is {found} times in {path!r}, not once",
+        "no_match", f"the text occurs {found} times in {path!r}, not once",
         remedy="give more of the text around it, or use replace_all", count=found,
     )  # fmt: skip
 

@@ -191,7 +191,7 @@ def _copy(writer: _Writer, source: str, target: str, layers: Sequence[str]) -> N
     if target.endswith("/") or (there is not None and stat.S_ISDIR(there.mode)):
         into = f"{into}/{os.path.basename(source)}" if into else os.path.basename(source)
     if not into:
-        raise Invalid(f"--copy {source} names no place in the image", op="build")
+        raise Invalid(f"--copy {source} names no path in the image", op="build")
     _parents(writer, into, layers)
     writer.add(into, os.path.realpath(source), facts)
 

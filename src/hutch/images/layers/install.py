@@ -27,8 +27,8 @@ def install_layer(store: Store, blob: str, diff_id: str) -> bool:
             facts = unpack.unpack(DecompressedStream(packed, store.settings.bounds), root, store.settings.bounds)
             if facts.diff_id != diff_id:
                 raise Refused(
-                    f"layer {blob} holds {facts.diff_id}, and the image says {diff_id}",
-                    remedy="whoever made or served the image has changed it: do not use it",
+                    f"layer {blob} contains {facts.diff_id}, but the image declares {diff_id}",
+                    remedy="its publisher or its registry has changed it: do not use it",
                 )
             store.add_layer(diff_id, root, layer_record(diff_id, facts))
     return True

@@ -168,7 +168,7 @@ class _Unpacker:
             found = _lstat(source, name) if name else None
             if found is None or stat.S_ISDIR(found.st_mode) or _is_deletion(found):
                 raise Invalid(
-                    f"the archive links {entry.name!r} to {entry.target!r}, which is no file of the same layer"
+                    f"the archive links {entry.name!r} to {entry.target!r}, which is not a file of the same layer"
                 )
             os.link(name, last, src_dir_fd=source, dst_dir_fd=here[1], follow_symlinks=False)
         finally:
@@ -303,5 +303,5 @@ def _over_limit(what: str, setting: str) -> Refused:
 
 def _unpack_error(error: OSError) -> EngineError | Invalid:
     if error.errno in (errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP, errno.EISDIR, errno.ENOTDIR, errno.EILSEQ):
-        return Invalid(f"not a readable archive: a name that no file can have ({error.strerror})")
+        return Invalid(f"not a readable archive: an impossible file name ({error.strerror})")
     return EngineError(f"the image could not be unpacked: {error.strerror}", remedy="look at the disk of state_dir")

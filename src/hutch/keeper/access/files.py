@@ -12,7 +12,7 @@ from hutch.model.files import Change, Edited, FileInfo, GrepHit, GrepResult, Mat
 from hutch.model.receipts import Detail, Details
 from hutch.providers.base import Instance
 from hutch.providers.guest_client.file_answers import Copied
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 
 if TYPE_CHECKING:
     from hutch.api import Files, Watch
@@ -204,7 +204,7 @@ class GuardedFiles:
         )  # fmt: skip
 
     async def _rows(
-        self, op: str, work: "Callable[[LinkedFiles], AsyncIterator[T]]", **details: Detail
+        self, op: str, work: "Callable[[GuestFiles], AsyncIterator[T]]", **details: Detail
     ) -> AsyncIterator[T]:
         async with self._guard.operation(f"files.{op}", details):
             instance = await self._guard.begin()
@@ -236,9 +236,9 @@ class GuardedFiles:
                 self._guard.end()
 
 
-def streaming(files: "Files") -> LinkedFiles:
+def streaming(files: "Files") -> GuestFiles:
     """The files of a box whose trees can be had as streams; Unsupported if they cannot."""
-    if not isinstance(files, LinkedFiles):
+    if not isinstance(files, GuestFiles):
         raise Unsupported(
             "this engine gives what its boxes hold only to programs on the machine that runs it",
             op="files",

@@ -46,7 +46,7 @@ async def check_name_free(store: Store, name: str, owner: str = LOCAL_OWNER, *, 
 
 
 async def _absence(store: Store, text: str, owner: str) -> NotFound:
-    tombstone = await store.tombstone(BoxId(text)) or await store.buried(owner, text)
+    tombstone = await store.tombstone(BoxId(text)) or await store.find_tombstone(owner, text)
     short = 0 < len(text) < SHORTEST_PREFIX
     if tombstone is not None and tombstone.owner == owner and text and (tombstone.name == text or not short):
         return gone(tombstone)

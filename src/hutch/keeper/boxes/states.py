@@ -125,7 +125,7 @@ class States:
 
     async def announce(self, event: Event) -> None:
         """Store and publish an event that changed no record."""
-        await self._store.tell(event)
+        await self._store.add_event(event)
         for listener in self.listeners:
             listener(event)
 

@@ -1,7 +1,7 @@
-"""The chain of a box's receipts: how each is bound to the one before, and how a change of any byte is found.
+"""The hash chain of a box's receipts: each receipt holds the hash of the one before, so any changed byte is found.
 
-A receipt is hashed as the bytes that are stored, so nothing has to be encoded again to check it. The first one's
-`prev` is made of box and owner: a chain moved to another box, or to another owner, does not begin right.
+The stored bytes of a receipt are hashed, so checking it encodes nothing anew. The first receipt's `prev` is derived
+from box and owner: a chain that was moved to another box or owner does not begin right.
 """
 
 import hashlib
@@ -15,12 +15,12 @@ from hutch.logs import HIDDEN
 from hutch.model.compatibility import remembered
 from hutch.model.receipts import (
     ARRIVED,
-    DAYBOOK,
     GAP,
     GONE,
     HANDED_OVER,
     LEFT,
     NOTES,
+    OWNER_LOG,
     SPELLED,
     Chain,
     ChainCheck,
@@ -30,7 +30,7 @@ from hutch.model.receipts import (
 )
 
 LATE_SECONDS = 3600.0
-"""How long past its day a daybook stays open, for what was drafted before midnight and could not be written at once."""
+"""Time past its day in which an owner log stays open, for receipts that were drafted before midnight."""
 DAY_SECONDS = 86400.0
 
 _VERSION = b"hutch receipts 1"
@@ -39,8 +39,8 @@ _ASSIGNED = (
     r"""((?:[\w-]*(?:secret|token|passw|passphrase|credential|api[_-]?key|private[_-]?key)[\w-]*["']?\s*[=:\s]\s*["']?)"""
     r"""|(?:authorization:\s*(?:bearer|basic)?\s*))([^\s"';&|]+)"""
 )
-"""What a command says in the open: `TOKEN=x`, `--password x`, `Authorization: Bearer x`. Compiled at first use: most
-commands of the CLI write no receipt."""
+"""Secrets that a command spells out: `TOKEN=x`, `--password x`, `Authorization: Bearer x`. Compiled at first use,
+because most commands of the CLI write no receipt."""
 
 
 class Row(NamedTuple):
@@ -52,12 +52,16 @@ class Row(NamedTuple):
 
     @property
     def line(self) -> bytes:
-        """As it is exported: the body, with its hash as the last field."""
+        """The receipt as it is exported: the body, with its hash as the last field."""
         return self.body[:-1] + b',"hash":"' + self.hash.encode() + b'"}'
 
     @classmethod
     def of_line(cls, line: bytes) -> "Row":
-        """Raises Invalid if the line does not have that form, byte by byte."""
+        """Parse an exported line.
+
+        Raises:
+            Invalid: the line does not have that form, byte by byte.
+        """
         body, tail = line[:-_TAIL] + b"}", line[-_TAIL:]
         found = re.fullmatch(rb',"hash":"([0-9a-f]{64})"}', tail)
         if found is None:
@@ -66,27 +70,29 @@ class Row(NamedTuple):
 
 
 def genesis(box: str, owner: str) -> str:
-    """What the first receipt of a chain is bound to."""
+    """Return the hash that the first receipt of a chain has as its `prev`."""
     return hashlib.sha256(b"\0".join((_VERSION, box.encode(), owner.encode()))).hexdigest()
 
 
-def daybook(owner: str, at: float) -> str:
-    """The chain of what was done or decided for an owner outside of any box: one for each day (UTC), because a chain is
-    pruned whole, and one that never ends could never go."""
+def owner_log(owner: str, at: float) -> str:
+    """Return the id of the owner's log of that day (UTC): the chain of what concerns no box.
+
+    Each day has its own, because retention removes whole chains, and one that never ends could never be removed.
+    """
     day = time.strftime("%Y%m%d", time.gmtime(at))
-    return f"{DAYBOOK}{day}-{hashlib.sha256(owner.encode()).hexdigest()[:24]}"
+    return f"{OWNER_LOG}{day}-{hashlib.sha256(owner.encode()).hexdigest()[:24]}"
 
 
-def _begun(first: Receipt) -> Chain:
-    ended = first.at - first.at % DAY_SECONDS + DAY_SECONDS + LATE_SECONDS if first.box.startswith(DAYBOOK) else 0.0
+def _new_chain(first: Receipt) -> Chain:
+    ended = first.at - first.at % DAY_SECONDS + DAY_SECONDS + LATE_SECONDS if first.box.startswith(OWNER_LOG) else 0.0
     return Chain(
         box=first.box, owner=first.owner, head=genesis(first.box, first.owner), begun_at=first.at, ended_at=ended
     )  # fmt: skip
 
 
 def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Row]]:
-    """The receipts of one box, sealed in order behind those there are; and the head after them."""
-    chain = chain or _begun(drafts[0])
+    """Append drafts of one box to its chain; return the new head and the rows to store."""
+    chain = chain or _new_chain(drafts[0])
     rows: list[Row] = []
     count, head, last_at, last_op = chain.count, chain.head, chain.last_at, chain.last_op
     for draft in drafts:
@@ -97,7 +103,7 @@ def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Ro
         body = sealed.to_json()
         head = hashlib.sha256(body).hexdigest()
         rows.append(Row(count, head, body))
-        # How long it took is the caller's own word in a note, and must not date what follows.
+        # The duration of a note is the caller's own claim, so it must not date what follows.
         last_at = draft.at if draft.op.startswith(NOTES) else draft.at + draft.duration_ms / 1000
         last_op = draft.op
     ended = last_at if last_op == GONE else chain.ended_at
@@ -105,14 +111,14 @@ def link(chain: Chain | None, drafts: Sequence[Receipt]) -> tuple[Chain, list[Ro
 
 
 def _arrival(draft: Receipt, since: float, last_op: str) -> Receipt:
-    """A keeper that went on purpose wrote so, as its last word; after any other word, operations may be missing."""
+    """A keeper that ended in order wrote `box.left` last; after any other receipt, some may be missing: a gap."""
     if last_op == LEFT:
         return draft.but(op=HANDED_OVER)
     return draft.but(op=GAP, details={**draft.details, "from": since, "to": draft.at})
 
 
 def _masked(details: Details) -> Details:
-    """Secrets that were told to the box are hidden before; these are the ones that a command spells out."""
+    """Hide secrets that a command spells out; those that the box was given as secrets are hidden already."""
     spelled = {name: text for name in SPELLED if isinstance(text := details.get(name), str)}
     if not spelled:
         return details
@@ -123,8 +129,10 @@ def _masked(details: Details) -> Details:
 
 
 def pruning_problem(chain: Chain, held: int | None = None) -> str:
-    """Why the receipts of a pruned chain should still be there; empty: retention asked for it. `held`: how many the
-    owner had at that time at least, if that is known."""
+    """Say why a pruned chain should not have been removed; empty if a retention rule allowed it.
+
+    `held` is the least number of receipts that the owner had then, if known.
+    """
     if chain.pruned_why is Pruned.AGE and chain.ended_at + chain.pruned_limit > chain.pruned_at + 1.0:
         kept = (chain.pruned_at - chain.ended_at) / DAY_SECONDS
         return f"removed {kept:.1f} days after its end, and {chain.pruned_limit / DAY_SECONDS:.1f} are kept"
@@ -133,8 +141,8 @@ def pruning_problem(chain: Chain, held: int | None = None) -> str:
     return "" if chain.ended_at else "removed, and its box is not gone"
 
 
-class Walk:
-    """Goes along one chain and stops at the first receipt that is not what was written."""
+class ChainVerifier:
+    """Checks one chain, receipt by receipt, up to the first that is not what was written."""
 
     def __init__(self, box: str, owner: str) -> None:
         self.box = box
@@ -144,24 +152,24 @@ class Walk:
         self.broken: int | None = None
         self.problem = ""
 
-    def along(self, rows: Iterable[Row]) -> bool:
-        """Whether all of these are in order."""
+    def check(self, rows: Iterable[Row]) -> bool:
+        """Check the next rows; False at the first bad one."""
         for row in rows:
             problem = self._problem(row)
             if problem:
-                self.stop(problem)
+                self.fail(problem)
                 return False
             self.count += 1
             self._head = row.hash
         return True
 
-    def stop(self, problem: str) -> None:
-        """The next receipt is not what was written."""
+    def fail(self, problem: str) -> None:
+        """Note that the next receipt is not what was written. Only the first problem counts."""
         if self.broken is None:
             self.broken, self.problem = self.count + 1, problem
 
-    def end(self, chain: Chain) -> ChainCheck:
-        """The verdict, with the head that was kept beside the chain."""
+    def result(self, chain: Chain) -> ChainCheck:
+        """Compare with the head record that is stored beside the chain, and return the verdict."""
         broken, problem = self.broken, self.problem
         if broken is None and chain.count > self.count:
             broken, problem = self.count + 1, f"missing: the head record tells of {chain.count} receipts"

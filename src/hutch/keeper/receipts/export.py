@@ -1,4 +1,4 @@
-"""An export of receipts, checked without the ledger it came from: every line, every chain, and the whole."""
+"""Checks a file of exported receipts without the ledger it came from: every line, every chain, and the whole file."""
 
 import hashlib
 from collections.abc import Iterable
@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.keeper.receipts.chain import Row, Walk, pruning_problem
+from hutch.keeper.receipts.chain import ChainVerifier, Row, pruning_problem
 from hutch.keeper.receipts.receipts import trailer
 from hutch.model.compatibility import remembered, understood_plain
 from hutch.model.receipts import Chain, ChainCheck, Receipt
@@ -16,19 +16,21 @@ _EXPORT = b'{"export":'
 
 
 def check_export(lines: Iterable[bytes]) -> list[ChainCheck]:
-    """One verdict for each chain; a fault of the file itself is the last, with no box. Lines keep their ends."""
-    checking = _Checking()
+    """Return a verdict for each chain. A fault of the file itself comes last, without a box. Lines keep their ends."""
+    checker = _ExportChecker()
     for number, line in enumerate(lines, 1):
-        checking.line(number, line)
-    checking.end()
-    return checking.checks
+        checker.line(number, line)
+    checker.end()
+    return checker.checks
 
 
-class _Checking:
+class _ExportChecker:
+    """Reads an export line by line and collects the verdicts."""
+
     def __init__(self) -> None:
         self.checks: list[ChainCheck] = []
         self._rows: list[Row] = []
-        self._walk: Walk | None = None
+        self._verifier: ChainVerifier | None = None
         self._digest = hashlib.sha256()
         self._receipts = 0
         self._chains = 0
@@ -37,7 +39,7 @@ class _Checking:
 
     def line(self, number: int, line: bytes) -> None:
         if self._ended:
-            self._fault = self._fault or f"line {number}: there is something behind the end"
+            self._fault = self._fault or f"line {number}: there is something after the end"
             return
         if line.startswith(_EXPORT):
             self._ended = True
@@ -53,12 +55,12 @@ class _Checking:
             self._fault = self._fault or f"line {number}: {error.message}"
 
     def end(self) -> None:
-        if self._walk is not None and not self._fault:
-            self._fault = f"the chain of box {self._walk.box} has no end"
+        if self._verifier is not None and not self._fault:
+            self._fault = f"the chain of box {self._verifier.box} has no end"
         if not self._ended:
             self._fault = self._fault or "the file is cut off: its last line is missing"
         if self._fault:
-            at = self._walk
+            at = self._verifier
             self.checks.append(
                 ChainCheck(
                     box=at.box if at else "",
@@ -71,14 +73,14 @@ class _Checking:
 
     def _receipt(self, line: bytes) -> None:
         self._receipts += 1
-        if self._walk is None:
+        if self._verifier is None:
             first = remembered(line, Receipt)
-            self._walk = Walk(first.box, first.owner)
-        if self._walk.broken is None:
+            self._verifier = ChainVerifier(first.box, first.owner)
+        if self._verifier.broken is None:
             try:
-                self._walk.along([Row.of_line(line)])
+                self._verifier.check([Row.of_line(line)])
             except Invalid as error:
-                self._walk.stop(error.message)
+                self._verifier.fail(error.message)
 
     def _head(self, line: bytes) -> None:
         self._chains += 1
@@ -86,9 +88,9 @@ class _Checking:
             chain = understood_plain(msgspec.json.decode(line)["chain"], Chain)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Invalid(f"not the head of a chain: {error}") from error
-        walk = self._walk or Walk(chain.box, chain.owner)
-        self._walk = None
-        if chain.pruned_at and not walk.count:
+        verifier = self._verifier or ChainVerifier(chain.box, chain.owner)
+        self._verifier = None
+        if chain.pruned_at and not verifier.count:
             problem = pruning_problem(chain)
             self.checks.append(
                 ChainCheck(
@@ -101,8 +103,8 @@ class _Checking:
                     problem=problem,
                 )
             )
-        elif (walk.box, walk.owner) != (chain.box, chain.owner):
-            walk.stop(f"it stands in the chain of box {chain.box}, owner {chain.owner}")
-            self.checks.append(walk.end(chain))
+        elif (verifier.box, verifier.owner) != (chain.box, chain.owner):
+            verifier.fail(f"it stands in the chain of box {chain.box}, owner {chain.owner}")
+            self.checks.append(verifier.result(chain))
         else:
-            self.checks.append(walk.end(chain))
+            self.checks.append(verifier.result(chain))

@@ -1,4 +1,4 @@
-"""Where receipts are kept: the protocol every ledger keeps, and the ledger in memory."""
+"""The protocol of every receipt ledger, and the ledger in memory."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -10,64 +10,62 @@ from hutch.keeper.receipts.chain import Row, link
 from hutch.model.receipts import Chain, Pruned, Receipt
 
 HEADS_KEPT_SECONDS = 365 * 86400.0
-"""How long the head of a pruned chain stays, to tell that it was pruned and not stolen."""
+"""Time for which the head of a pruned chain stays, as proof that retention removed it."""
 MEMORY_ROWS = 50_000
 MEMORY_HEADS = 5_000
-"""Of pruned chains: a process that makes boxes for months does not remember each."""
+"""Heads of pruned chains that stay in memory, so that a process which creates boxes for months does not grow."""
+PRUNE_BATCH = 500
+"""Chains removed in one transaction, which bounds both the wait of writers and the memory."""
 
 
-PRUNED_AT_ONCE = 500
-"""Chains, in one transaction: whoever appends waits for no more, and no ledger is read into memory."""
-
-
-class Ended(NamedTuple):
-    """What retention asks of the chain of a gone box."""
+class EndedChain(NamedTuple):
+    """The chain of a destroyed box, and how many receipts retention gains by removing it."""
 
     box: str
     receipts: int
 
 
 class Ledger(Protocol):
-    """Only ever appended to, and pruned by whole chains."""
+    """Stores receipts. It is only appended to, and retention removes whole chains."""
 
     async def append(self, drafts: Sequence[Receipt]) -> None:
-        """Seal them into the chains of their boxes, all in one transaction."""
+        """Append drafts to the chains of their boxes, all in one transaction."""
 
     async def chain(self, box: str) -> Chain | None: ...
 
     async def chains(self, owner: str | None, after: str, limit: int) -> list[Chain]:
-        """By box id, from past `after` on; of one owner, or of all."""
+        """Return chains ordered by box id, after `after`; of one owner, or of all."""
 
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
-        """In the order of their numbers."""
+        """Return rows ordered by number, after number `after`."""
 
-    async def held(self, owner: str, since: float) -> int:
-        """How many receipts an owner's chains have that were there at a time, pruned later or not."""
+    async def count_held(self, owner: str, since: float) -> int:
+        """Count the receipts of the owner's chains that existed at that time, pruned later or not."""
 
     async def prune(self, before: float, most: int) -> int:
-        """Remove the chains of gone boxes that ended before a time, and of each owner the oldest beyond so many
-        receipts: nobody's receipts make those of another go. Their heads stay, and say why. How many chains went.
+        """Remove chains of destroyed boxes that ended before that time, and each owner's oldest beyond `most` receipts.
 
-        A daybook says ahead when it will end; until then it is written to, and stays."""
+        One owner's receipts never displace another's. The heads stay and say why. Returns the number of chains removed.
+        An owner log names its end in advance; until then it is written to, and stays.
+        """
 
     async def close(self) -> None: ...
 
 
 def by_box(drafts: Sequence[Receipt]) -> list[tuple[str, list[Receipt]]]:
-    """In the order they came, box by box."""
+    """Group drafts by box, each group in the order of arrival."""
     return [(box, list(each)) for box, each in groupby(sorted(drafts, key=attrgetter("box")), key=attrgetter("box"))]
 
 
-def beyond(oldest: Iterable[Ended], total: int, most: int) -> list[str]:
-    """Which of an owner's ended chains should go, of whose receipts there are `total`: the oldest, until `most` are
-    left."""
-    going: list[str] = []
+def oldest_beyond(oldest: Iterable[EndedChain], total: int, most: int) -> list[str]:
+    """Choose which of an owner's ended chains to remove, oldest first, until `most` of `total` receipts are left."""
+    removed: list[str] = []
     for chain in oldest:
         if total <= most:
             break
         total -= chain.receipts
-        going.append(chain.box)
-    return going
+        removed.append(chain.box)
+    return removed
 
 
 class MemoryLedger:
@@ -85,7 +83,7 @@ class MemoryLedger:
             self._rows.setdefault(box, []).extend(rows)
             self._total += len(rows)
         if self._total > MEMORY_ROWS:
-            # An equal share for each: whoever has less than his loses nothing.
+            # Each owner has an equal share; an owner who uses less loses nothing.
             owners = {self._chains[box].owner for box in self._rows}
             await self.prune(0.0, MEMORY_ROWS // 2 // len(owners))
 
@@ -99,7 +97,7 @@ class MemoryLedger:
     async def rows(self, box: str, after: int, limit: int) -> list[Row]:
         return [row for row in self._rows.get(box, ()) if row.seq > after][:limit]
 
-    async def held(self, owner: str, since: float) -> int:
+    async def count_held(self, owner: str, since: float) -> int:
         mine = (chain for chain in self._chains.values() if chain.owner == owner)
         return sum(chain.count for chain in mine if not chain.pruned_at or chain.pruned_at >= since)
 
@@ -108,19 +106,19 @@ class MemoryLedger:
         there = sorted([chain for chain in self._chains.values() if not chain.pruned_at], key=attrgetter("ended_at"))
         ended = [chain for chain in there if 0 < chain.ended_at <= now]
         aged = {chain.box for chain in ended if chain.ended_at < before}
-        going = dict.fromkeys(aged, (Pruned.AGE, now - before))
+        removed = dict.fromkeys(aged, (Pruned.AGE, now - before))
         for owner in {chain.owner for chain in there}:
             left = [chain for chain in there if chain.owner == owner and chain.box not in aged]
-            oldest = [Ended(chain.box, chain.count) for chain in left if 0 < chain.ended_at <= now]
-            over = beyond(oldest, sum(chain.count for chain in left), most)
-            going |= dict.fromkeys(over, (Pruned.ROWS, float(most)))
-        for box, (why, limit) in going.items():
+            oldest = [EndedChain(chain.box, chain.count) for chain in left if 0 < chain.ended_at <= now]
+            over = oldest_beyond(oldest, sum(chain.count for chain in left), most)
+            removed |= dict.fromkeys(over, (Pruned.ROWS, float(most)))
+        for box, (why, limit) in removed.items():
             self._total -= len(self._rows.pop(box, ()))
             self._chains[box] = self._chains[box].but(pruned_at=now, pruned_why=why, pruned_limit=limit)
         pruned = sorted([chain for chain in self._chains.values() if chain.pruned_at], key=attrgetter("pruned_at"))
         for head in pruned[: max(0, len(pruned) - MEMORY_HEADS)]:
             del self._chains[head.box]
-        return len(going)
+        return len(removed)
 
     async def close(self) -> None:
         return None

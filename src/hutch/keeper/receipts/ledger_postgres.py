@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import cast
 
 from hutch.keeper.receipts.chain import Row, link
-from hutch.keeper.receipts.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, beyond, by_box
+from hutch.keeper.receipts.ledger import HEADS_KEPT_SECONDS, PRUNE_BATCH, EndedChain, by_box, oldest_beyond
 from hutch.keeper.receipts.ledger_sqlite import COLUMNS, chain_of, chain_values
 from hutch.keeper.store.postgres_connections import Connection, Connections
 from hutch.model.receipts import Chain, Pruned, Receipt
@@ -31,7 +31,7 @@ _PAGE = f'{_CHAIN} WHERE box COLLATE "C" > %s AND (%s::text IS NULL OR owner = %
 
 
 class PostgresLedger:
-    """The `Ledger` protocol over the store's own connections, which whoever owns the store closes."""
+    """The `Ledger` protocol over the store's connections; the store closes them."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
@@ -40,12 +40,12 @@ class PostgresLedger:
         batch = secrets.token_hex(8)
         boxes = by_box(drafts)
 
-        def work(db: Connection, again: bool) -> None:
+        def work(db: Connection, retried: bool) -> None:
             with db.transaction():
-                if again and _done(db, boxes[0][0], batch):
-                    return  # the first try was committed, and its answer lost
+                if retried and _committed(db, boxes[0][0], batch):
+                    return  # the first attempt was committed, and its answer lost
                 for box, each in boxes:
-                    # A slow keeper and the one that took its box over may both write: one after the other.
+                    # A slow keeper and the one that took its box over may both write; the lock puts them in order.
                     db.execute("SELECT pg_advisory_xact_lock(hashtext(%s))", (box,))
                     chain, rows = link(_chain(db, box), each)
                     db.cursor().executemany(_ADD, [(box, *row) for row in rows])
@@ -65,7 +65,7 @@ class PostgresLedger:
         rows = await self._connections.run(lambda db, _: db.execute(_ROWS, (box, after, limit)).fetchall())
         return [Row(*row) for row in rows]  # type: ignore[arg-type]
 
-    async def held(self, owner: str, since: float) -> int:
+    async def count_held(self, owner: str, since: float) -> int:
         rows = await self._connections.run(lambda db, _: db.execute(_HELD, (owner, since)).fetchall())
         return int(cast(int, rows[0][0]))
 
@@ -84,24 +84,24 @@ def _chain(db: Connection, box: str) -> Chain | None:
     return chain_of(row) if row else None
 
 
-def _done(db: Connection, box: str, batch: str) -> bool:
+def _committed(db: Connection, box: str, batch: str) -> bool:
     return db.execute("SELECT 1 FROM hutch.chains WHERE box = %s AND batch = %s", (box, batch)).fetchone() is not None
 
 
 def _prune(db: Connection, before: float, most: int) -> int:
-    """How many chains went: so many at once, until there are none; as `ledger_sqlite` does it."""
+    """Remove one batch of chains, in the order of `ledger_sqlite`; return how many."""
     now = time.time()
     why, limit = Pruned.AGE, now - before
     with db.transaction():
-        going = [str(box) for (box,) in db.execute(_AGED, (min(before, now), PRUNED_AT_ONCE))]
-        if not going:
+        removed = [str(box) for (box,) in db.execute(_AGED, (min(before, now), PRUNE_BATCH))]
+        if not removed:
             why, limit = Pruned.ROWS, float(most)
             for owner, total in db.execute(_CROWDED, (most,)).fetchall():
-                oldest = db.execute(_OLDEST, (owner, now, PRUNED_AT_ONCE - len(going)))
-                ended = (Ended(*row) for row in oldest)  # type: ignore[arg-type]
-                going += beyond(ended, int(cast(int, total)), most)
-        for box in going:
+                oldest = db.execute(_OLDEST, (owner, now, PRUNE_BATCH - len(removed)))
+                ended = (EndedChain(*row) for row in oldest)  # type: ignore[arg-type]
+                removed += oldest_beyond(ended, int(cast(int, total)), most)
+        for box in removed:
             db.execute("DELETE FROM hutch.receipts WHERE box = %s", (box,))
             db.execute(_MARK, (now, str(why), limit, box))
         db.execute("DELETE FROM hutch.chains WHERE pruned_at > 0 AND pruned_at < %s", (now - HEADS_KEPT_SECONDS,))
-    return len(going)
+    return len(removed)

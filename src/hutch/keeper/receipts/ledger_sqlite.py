@@ -1,4 +1,4 @@
-"""Receipts in SQLite: a file of their own beside the store's, so that a box never waits for a receipt's lock."""
+"""Receipts in SQLite, in a file of their own, so that the store never waits for a lock of the receipts."""
 
 import asyncio
 import sqlite3
@@ -10,22 +10,22 @@ from typing import TypeVar
 
 from hutch.errors import Unavailable
 from hutch.keeper.receipts.chain import Row, link
-from hutch.keeper.receipts.ledger import HEADS_KEPT_SECONDS, PRUNED_AT_ONCE, Ended, beyond, by_box
+from hutch.keeper.receipts.ledger import HEADS_KEPT_SECONDS, PRUNE_BATCH, EndedChain, by_box, oldest_beyond
 from hutch.keeper.store.schema import LEDGER_STEPS, migrate
-from hutch.keeper.store.sqlite_files import opened
+from hutch.keeper.store.sqlite_files import open_database
 from hutch.model.receipts import Chain, Pruned, Receipt
 
 T = TypeVar("T")
 
-_PATIENCE = 30.0
-"""Seconds to wait for other writers."""
+_LOCK_TIMEOUT = 30.0
+"""Seconds that a statement waits for other writers."""
 COLUMNS = (
     "box", "owner", "count", "head", "begun_at", "last_at", "last_op", "ended_at", "pruned_at", "pruned_why",
     "pruned_limit",
 )  # fmt: skip
-"""Of a chain, as a table holds it."""
+"""The columns of a chain in its table."""
 _ADD = "INSERT INTO receipts (box, seq, hash, body) VALUES (?, ?, ?, ?)"
-# SQLite stores a value of any type in a column of any other: what somebody else wrote there is read as ours.
+# SQLite stores a value of any type in any column: a cast reads what somebody else wrote there as our type.
 _CHAIN = (
     "SELECT CAST(box AS TEXT), CAST(owner AS TEXT), CAST(count AS INTEGER), CAST(head AS TEXT), CAST(begun_at AS REAL),"
     " CAST(last_at AS REAL), CAST(last_op AS TEXT), CAST(ended_at AS REAL), CAST(pruned_at AS REAL),"
@@ -55,7 +55,7 @@ class SqliteLedger:
     def __init__(self, path: Path, *, synced: bool = False) -> None:
         self._path = path
         self._synced = synced
-        """Every commit reaches the disk before it is answered; else a power cut may take the last ones."""
+        """True if every commit reaches the disk before it is answered; else a power cut may lose the last ones."""
         self._db: sqlite3.Connection | None = None
         self._closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="hutch-receipts")
@@ -81,7 +81,7 @@ class SqliteLedger:
         rows = await self._do(lambda db: db.execute(_ROWS, (box, after, limit)).fetchall())
         return [Row(*row) for row in rows]
 
-    async def held(self, owner: str, since: float) -> int:
+    async def count_held(self, owner: str, since: float) -> int:
         rows = await self._do(lambda db: db.execute(_HELD, (owner, since)).fetchall())
         return int(rows[0][0])
 
@@ -124,8 +124,10 @@ class SqliteLedger:
     def _opened(self) -> sqlite3.Connection:
         if self._db is None:
             self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            db = opened(self._path, patience=_PATIENCE, synced=self._synced)
-            db.text_factory = lambda data: data.decode("utf-8", "replace")  # what is no text breaks its chain, not us
+            db = open_database(self._path, timeout=_LOCK_TIMEOUT, synced=self._synced)
+            db.text_factory = lambda data: data.decode(
+                "utf-8", "replace"
+            )  # text that cannot be decoded breaks its chain, not this process
             try:
                 migrate(db, LEDGER_STEPS)
             except BaseException:
@@ -136,7 +138,7 @@ class SqliteLedger:
 
 
 def chain_of(row: Sequence[object]) -> Chain:
-    """A reason that nobody of us gave is none."""
+    """Build a chain from a row; an unknown reason for pruning counts as none."""
     fields = dict(zip(COLUMNS, row, strict=True))
     why = str(fields.pop("pruned_why"))
     return Chain(**fields, pruned_why=Pruned(why) if why in set(Pruned) else None)  # type: ignore[arg-type]
@@ -152,18 +154,18 @@ def chain_values(chain: Chain) -> tuple[object, ...]:
 
 
 def _prune(db: sqlite3.Connection, before: float, most: int) -> int:
-    """How many chains went: so many at once, until there are none. First those that are too old, so that none of them
-    counts for its owner."""
+    """Remove one batch of chains and return how many. Chains that are too old go first, so that they do not count
+    against their owner."""
     now = time.time()
     why, limit = Pruned.AGE, now - before
-    going = [box for (box,) in db.execute(_AGED, (min(before, now), PRUNED_AT_ONCE))]
-    if not going:
+    removed = [box for (box,) in db.execute(_AGED, (min(before, now), PRUNE_BATCH))]
+    if not removed:
         why, limit = Pruned.ROWS, float(most)
         for owner, total in db.execute(_CROWDED, (most,)).fetchall():
-            oldest = db.execute(_OLDEST, (owner, now, PRUNED_AT_ONCE - len(going)))
-            going += beyond((Ended(*row) for row in oldest), int(total), most)
-    for box in going:
+            oldest = db.execute(_OLDEST, (owner, now, PRUNE_BATCH - len(removed)))
+            removed += oldest_beyond((EndedChain(*row) for row in oldest), int(total), most)
+    for box in removed:
         db.execute("DELETE FROM receipts WHERE box = ?", (box,))
         db.execute(_MARK, (now, why, limit, box))
     db.execute("DELETE FROM chains WHERE pruned_at > 0 AND pruned_at < ?", (now - HEADS_KEPT_SECONDS,))
-    return len(going)
+    return len(removed)

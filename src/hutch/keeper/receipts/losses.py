@@ -1,7 +1,7 @@
-"""Receipts that were lost: told as events by the keeper that could not write them, and as a gap by the next one.
+"""Lost receipts: the keeper that could not write them reports events, and the next keeper records a gap.
 
-A box that lives on needs nothing for that: its chain does not end in `box.left`, so whoever takes it over tells of a
-gap. The chain of a box that is gone would stay without an end, and nobody would come.
+A living box needs nothing for that: its chain does not end in `box.left`, so the keeper that takes it over records a
+gap. The chain of a destroyed box would stay without an end, because nobody takes that box over.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from hutch.keeper.receipts.ledger import Ledger
 
 PAGE = 1000
-LOOK_AGAIN_SECONDS = 10.0
-"""A box that has just gone, another keeper's too, has its last receipt on the way."""
+RECHECK_SECONDS = 10.0
+"""Wait before a chain counts as ended: the last receipt of a box just destroyed may still be on its way."""
 
 
-async def tell(states: States, lost: Iterable[Receipt]) -> None:
-    """One warning for each box. The disk that holds events may be the one that is full."""
+async def report_lost(states: States, lost: Iterable[Receipt]) -> None:
+    """Announce one warning for each box; the disk that holds events may be the one that is full."""
     counts = Counter((draft.box, draft.owner) for draft in lost)
     for (box, owner), count in counts.items():
         reason = f"{count} receipts could not be written before the end: the chain has a gap"
@@ -36,33 +36,33 @@ async def tell(states: States, lost: Iterable[Receipt]) -> None:
         try:
             await states.announce(event)
         except HutchError as error:
-            log("receipts").error("the loss could not be told as events", boxes=len(counts), error=error)
+            log("receipts").error("lost receipts could not be reported as events", boxes=len(counts), error=error)
             return
 
 
 async def end_chains(ledger: "Ledger", store: Store) -> int:
-    """Chains whose box is gone, and whose end was never written, get a gap and their end; how many did."""
+    """Append a gap and the end to chains of destroyed boxes whose end was never written; return how many."""
     before = {chain.box: chain.count async for chain in _without_box(ledger, store)}
     if not before:
         return 0
-    await asyncio.sleep(LOOK_AGAIN_SECONDS)
+    await asyncio.sleep(RECHECK_SECONDS)
     ended = 0
     async for chain in _without_box(ledger, store):
         if before.get(chain.box) == chain.count:
             await ledger.append(await _end_of(chain, store))
             ended += 1
     if ended:
-        log("receipts").warning("chains of gone boxes had no end: a gap is on record", chains=ended)
+        log("receipts").warning("chains of destroyed boxes had no end: a gap was recorded", chains=ended)
     return ended
 
 
 async def _end_of(chain: Chain, store: Store) -> tuple[Receipt, Receipt]:
     now = time.time()
-    stone = await store.tombstone(BoxId(chain.box))
+    tombstone = await store.tombstone(BoxId(chain.box))
     gap = Receipt(
         box=chain.box, owner=chain.owner, at=now, op=GAP, who=NOBODY, details={"from": chain.last_at, "to": now}
     )
-    gone = gap.but(op=GONE, details={"reason": stone.reason} if stone is not None else {})
+    gone = gap.but(op=GONE, details={"reason": tombstone.reason} if tombstone is not None else {})
     return gap, gone
 
 

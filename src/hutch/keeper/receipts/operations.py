@@ -1,9 +1,9 @@
-"""One operation on a box, from its begin to its end: timed, told to whoever listens, and put on record.
+"""One operation on a box: timed, reported to listeners, and recorded as a receipt.
 
     async with operations.begin(live, session, "exec", {"command": command}) as operation:
         operation.result = await instance.run(order)
 
-Its receipt is written whatever happened inside: an error has its code, a caller who left is `cancelled`.
+Its receipt is written whatever happens inside: an error is recorded by its code, a caller that left as `cancelled`.
 """
 
 import asyncio
@@ -27,43 +27,45 @@ if TYPE_CHECKING:
     from hutch.keeper.receipts.queue import ReceiptQueue
     from hutch.keeper.store.state_key import StateKey
 
-LONGEST_TEXT = 2000
-MOST_PARTS = 50
+MAX_TEXT = 2000
+MAX_PARTS = 50
 
-Ended = Callable[[Receipt], None]
+Listener = Callable[[Receipt], None]
 
 
 class Operations:
-    """Where all operations of one keeper end."""
+    """Records the operations of one keeper and reports them to listeners."""
 
     def __init__(self, queue: "ReceiptQueue | None", key: "StateKey | None" = None, *, strict: bool = False) -> None:
         self.queue = queue
-        """None: no receipts are kept."""
+        """None if no receipts are kept."""
         self._key = key
-        """None: what receipts do not show is not proven either."""
+        """None if texts that receipts do not show whole cannot be proven either."""
         self.strict = strict
-        """The answer waits until the receipt is on record."""
-        self.listeners: list[Ended] = []
-        """Told of every operation's end, before it is on record."""
+        """True if an operation returns only after its receipt was committed."""
+        self.listeners: list[Listener] = []
+        """Called at the end of each operation, before its receipt is committed."""
         self._digests: dict[str, tuple[EffectiveSpec, str]] = {}
 
     def begin(self, live: Live, session: str, op: str, details: Details) -> "Operation":
         return Operation(self, live, session, op, details)
 
     @property
-    def heard(self) -> bool:
-        """Whether anybody is told how operations end."""
+    def observed(self) -> bool:
+        """Whether receipts are kept or anybody listens."""
         return self.queue is not None or bool(self.listeners)
 
-    def ended(self, draft: Receipt) -> int:
-        """The number to wait for in the queue; 0: none."""
+    def finish(self, draft: Receipt) -> int:
+        """Report and queue a receipt; return its number in the queue to wait for, 0 if there is none."""
         for listener in self.listeners:
             listener(draft)
         return self.queue.put(draft) if self.queue is not None else 0
 
-    def told(self, details: Details) -> tuple[Details, dict[str, str]]:
-        """Details as a receipt shows them, and the keyed digests of those that it does not show whole. A command always
-        has one: what it spells out is hidden only later, where nobody waits for it (`receipt_chain.link`)."""
+    def shown_details(self, details: Details) -> tuple[Details, dict[str, str]]:
+        """Return the details as a receipt shows them, and keyed digests of those that it does not show whole.
+
+        A command always has a digest: its secrets are hidden later, off the reply path (`chain.link`).
+        """
         shown, key = bounded(details), self._key
         if key is None:
             return shown, {}
@@ -75,19 +77,19 @@ class Operations:
         return shown, digests
 
     def policy(self, record: BoxRecord) -> str:
-        """The digest of the box's effective spec, as people may see it."""
+        """Return the digest of the box's effective spec as it is shown to people."""
         known = self._digests.get(record.id)
         if known is None or known[0] is not record.spec:
             known = self._digests[record.id] = (record.spec, digest(record.spec.shown().to_json()))
         return known[1]
 
     def forget(self, box_id: str) -> None:
-        """The box is gone."""
+        """Drop what is remembered of a destroyed box."""
         self._digests.pop(box_id, None)
 
 
 class Operation:
-    """Fill in `result` and `changed` as they become known."""
+    """One operation in progress; the caller fills in `result` and `changed` as they become known."""
 
     __slots__ = ("_at", "_begun", "_details", "_live", "_op", "_operations", "_session", "_span", "changed", "result")
 
@@ -101,13 +103,13 @@ class Operation:
         self.changed: tuple[str, ...] | None = None
 
     def note(self, **details: Detail) -> None:
-        """More of what was asked or found."""
+        """Add details of what was asked or found."""
         self._details.update(details)
 
     async def __aenter__(self) -> "Operation":
         queue = self._operations.queue
         if queue is not None and queue.full:
-            await queue.room()
+            await queue.wait_for_space()
         self._span = telemetry.start(f"hutch.{self._op}", {"hutch.box": self._live.record.id}) if telemetry.on else None
         self._at = time.time()
         self._begun = time.perf_counter()
@@ -117,18 +119,18 @@ class Operation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         operations = self._operations
-        if not operations.heard and self._span is None:
+        if not operations.observed and self._span is None:
             return
         draft = self._receipt(error)
         if self._span is not None:
             telemetry.finish(self._span, draft.error, {"hutch.cause": draft.cause} if draft.cause else {})
-        number = operations.ended(draft)
+        number = operations.finish(draft)
         if operations.strict and number and operations.queue is not None:
             await operations.queue.committed(number)
 
     def _receipt(self, error: BaseException | None) -> Receipt:
         record, result = self._live.record, self.result
-        details, digests = self._operations.told(self._details)
+        details, digests = self._operations.shown_details(self._details)
         draft = Receipt(
             box=record.id,
             owner=record.owner,
@@ -150,21 +152,21 @@ class Operation:
 
 
 def bounded(details: Details) -> Details:
-    """Without the secrets of any live box, and not longer than a record should be."""
+    """Hide the secrets of all live boxes, and cut texts to the length of a receipt."""
     return {name: _bounded(value) for name, value in details.items() if value is not None}
 
 
 def bounded_text(text: str) -> str:
-    # Hidden first, then cut: half a secret is still one.
+    # Secrets are hidden before the cut: half a secret is still one.
     text = redact(text)
-    if len(text) > LONGEST_TEXT:
-        text = f"{text[:LONGEST_TEXT]}… ({len(text)} characters)"
+    if len(text) > MAX_TEXT:
+        text = f"{text[:MAX_TEXT]}… ({len(text)} characters)"
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def bounded_texts(texts: tuple[str, ...]) -> tuple[str, ...]:
-    kept = tuple([bounded_text(text) for text in texts[:MOST_PARTS]])
-    return kept if len(texts) <= MOST_PARTS else (*kept, f"… ({len(texts)} in all)")
+    kept = tuple([bounded_text(text) for text in texts[:MAX_PARTS]])
+    return kept if len(texts) <= MAX_PARTS else (*kept, f"… ({len(texts)} in all)")
 
 
 def _bounded(value: Detail) -> Detail:

@@ -1,4 +1,4 @@
-"""Receipts of a keeper: what happened to boxes is written down, read again, checked, exported and, one day, pruned."""
+"""The receipts of a keeper: written for each change and operation, read, verified, exported and pruned."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.compatibility import remembered
-from hutch.model.receipts import ARRIVED, DAYBOOK, LEFT, Chain, ChainCheck, Details, Receipt
+from hutch.model.receipts import ARRIVED, LEFT, OWNER_LOG, Chain, ChainCheck, Details, Receipt
 from hutch.model.record import encoded
 from hutch.model.state import State
 
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
     from hutch.keeper.store.state_key import StateKey
 
 OWN_OPS = r"(tool|mcp|note)\.[a-z0-9_.-]{1,60}"
-"""Operations that a caller may put on record by himself: no word of his may look like one of the keeper's."""
-MOST_DETAILS = 32
-LONGEST_NOTE = 16384
-LONGEST_CODE = 40
+"""Operations that a caller may record: none of them can be mistaken for one of the keeper's."""
+MAX_DETAILS = 32
+MAX_NOTE_BYTES = 16384
+MAX_ERROR_CODE = 40
 PAGE = 1000
 PRUNE_SECONDS = 3600.0
-PRUNED_BY = 64
-"""One in so many boxes has the others' chains looked at: a program that makes boxes and ends never sees an hour."""
+PRUNE_EVERY_BOXES = 64
+"""About one in this many new boxes starts pruning too: a short-lived program never reaches the hourly run."""
 
-_OF_STATES = {
+_STATE_OPS = {
     (State.PAUSED, State.RUNNING): "box.resumed",
     (State.CREATING, State.RUNNING): "box.running",
     (State.RESTORING, State.RUNNING): "box.running",
@@ -50,26 +50,28 @@ _OF_STATES = {
 
 
 class Receipts:
-    """One for each keeper. With mode `off` nothing is written; what was written before can still be read."""
+    """The receipts of one keeper. With mode `off` nothing is written; earlier receipts can still be read."""
 
     def __init__(
         self, ledger: "Ledger | None", *, mode: str = "on", days: float = 30.0, most: int = 1_000_000,
         key: "StateKey | None" = None,
     ) -> None:  # fmt: skip
-        """Without a ledger they are kept in memory; without a key, what they prove ends with this process. `most`: how
-        many are kept of each owner."""
+        """Without a ledger, receipts are kept in memory; without a key, digests can be proven only by this process.
+
+        `most` is the number of receipts kept for each owner.
+        """
         self._given = ledger
         self._key = key
         self._days = days
         self._most = most
         self.queue = self._new_queue() if mode != "off" else None
         self.operations = Operations(self.queue, self.key if self.queue is not None else None, strict=mode == "strict")
-        self._clock: asyncio.Task[None] | None = None
+        self._retention: asyncio.Task[None] | None = None
         self._pruning: asyncio.Task[None] | None = None
 
     @cached_property
     def key(self) -> "StateKey":
-        """By which texts that are not shown whole can be proven."""
+        """The key that proves texts which receipts do not show whole."""
         from hutch.keeper.store.state_key import StateKey
 
         return self._key or StateKey()
@@ -88,17 +90,19 @@ class Receipts:
         return ReceiptQueue(self._ledger)
 
     def start(self, store: Store) -> None:
-        """End what a keeper before could not, and begin to prune, now and then."""
-        if self.queue is not None and self._clock is None:
-            self._clock = asyncio.create_task(self._look_after(store), name="hutch-retention", context=keeper_context())
+        """Start the background task that ends chains of lost boxes, and then prunes every hour."""
+        if self.queue is not None and self._retention is None:
+            self._retention = asyncio.create_task(
+                self._maintain(store), name="hutch-retention", context=keeper_context()
+            )
 
     async def close(self) -> tuple[Receipt, ...]:
-        """Those that could not be written, and are lost."""
-        if self._clock is not None:
-            self._clock.cancel()
+        """Write what waits and close; return the receipts that were lost."""
+        if self._retention is not None:
+            self._retention.cancel()
             with suppress(asyncio.CancelledError):
-                await self._clock
-            self._clock = None
+                await self._retention
+            self._retention = None
         if self._pruning is not None:
             await asyncio.wait({self._pruning})
         lost = await self.queue.close() if self.queue is not None else ()
@@ -109,32 +113,34 @@ class Receipts:
     # --- writing --------------------------------------------------------------------------------------------------
 
     def witness(self, old: BoxRecord | None, new: BoxRecord, event: Event | None) -> Awaitable[None] | None:
-        """A witness of `States`: every change of a record is seen here, by the task that makes it."""
+        """Record a change of a box; `States` calls this for every change, in the task that makes it."""
         if old is None:
-            self._prune_sometimes(new.id)
+            self._maybe_prune(new.id)
         number = 0
         if new.owner == POOL_OWNER:
             return None  # a chain begins with the box's first owner
         if old is not None and old.keeper != new.keeper:
             number = self._write(new, ARRIVED, {"keeper": new.keeper, "before": old.keeper})
         if old is not None and new.left_at > old.left_at:
-            number = self.left(new)
+            number = self.record_left(new)
         if event is not None and event.kind != "adopted":
             number = self._write(
-                new, _op_of(event), {"reason": event.reason} if event.reason else {}, _first(new, event)
+                new, _event_op(event), {"reason": event.reason} if event.reason else {}, _creating_session(new, event)
             )
-        return self._seen(number) if number and self.operations.strict else None
+        return self._try_committed(number) if number and self.operations.strict else None
 
-    def left(self, record: BoxRecord) -> int:
-        """This keeper goes, and has put everything on record: whoever comes next finds no gap."""
+    def record_left(self, record: BoxRecord) -> int:
+        """Record that this keeper ends and has written everything, so that the next one finds no gap."""
         return self._write(record, LEFT, {"keeper": record.keeper}) if record.owner != POOL_OWNER else 0
 
     async def note(
         self, box_id: str, op: str, details: Details | None = None, *, owner: str | None, session: str = "",
         error: str = "", duration_ms: float = 0.0,
     ) -> None:  # fmt: skip
-        """Put a word of the caller's own on record: a tool that was allowed, a person who approved. Without a box it
-        goes into the owner's daybook. `owner` None: whose box it is does not matter."""
+        """Record a note of the caller's: a tool that was allowed, a person who approved.
+
+        Without a box it goes into the owner's log. With `owner` None, the box may be anybody's.
+        """
         if not re.fullmatch(OWN_OPS, op):
             raise Invalid(
                 f"{op[:80]!r} is no name for a note",
@@ -143,71 +149,75 @@ class Receipts:
             )
         if not 0 <= duration_ms < math.inf:
             raise Invalid(f"a note cannot have taken {duration_ms} ms", op="receipts.note")
-        told, digests = self.operations.told(details or {})
-        if len(told) > MOST_DETAILS or len(encoded(told)) > LONGEST_NOTE:
+        shown, digests = self.operations.shown_details(details or {})
+        if len(shown) > MAX_DETAILS or len(encoded(shown)) > MAX_NOTE_BYTES:
             raise Invalid(
-                f"a note has at most {MOST_DETAILS} details, and {LONGEST_NOTE} bytes of JSON", op="receipts.note"
+                f"a note has at most {MAX_DETAILS} details, and {MAX_NOTE_BYTES} bytes of JSON", op="receipts.note"
             )
         if self.queue is None:
             return
-        at = time.time()  # not the caller's word: nobody puts a note before what has happened already
-        box, whose = await self._place(box_id, owner, at)
+        at = time.time()  # not the caller's choice: nobody can date a note before earlier receipts
+        box, chain_owner = await self._note_target(box_id, owner, at)
         draft = Receipt(
-            box=box, owner=whose, at=at, op=op, who=current_caller(session), details=told, digests=digests,
-            error=error[:LONGEST_CODE], duration_ms=round(duration_ms, 3),
+            box=box, owner=chain_owner, at=at, op=op, who=current_caller(session), details=shown, digests=digests,
+            error=error[:MAX_ERROR_CODE], duration_ms=round(duration_ms, 3),
         )  # fmt: skip
-        await self._settled(self.operations.ended(draft))
+        await self._committed(self.operations.finish(draft))
 
-    async def _place(self, box_id: str, owner: str | None, at: float) -> tuple[str, str]:
+    async def _note_target(self, box_id: str, owner: str | None, at: float) -> tuple[str, str]:
         if not box_id:
             if owner is None:
                 raise Invalid("a note of nobody's needs a box", op="receipts.note")
-            from hutch.keeper.receipts.chain import daybook
+            from hutch.keeper.receipts.chain import owner_log
 
-            return daybook(owner, at), owner
+            return owner_log(owner, at), owner
         chain = await self._chain(box_id, owner)
-        if chain.pruned_at or chain.box.startswith(DAYBOOK):
+        if chain.pruned_at or chain.box.startswith(OWNER_LOG):
             raise NotFound(f"nothing is added to {box_id} any more", op="receipts.note")
         return chain.box, chain.owner
 
     def _write(self, record: BoxRecord, op: str, details: Details, session: str = "") -> int:
-        if not self.operations.heard:
+        if not self.operations.observed:
             return 0
-        told, digests = self.operations.told(details)
+        shown, digests = self.operations.shown_details(details)
         draft = Receipt(
-            box=record.id, owner=record.owner, at=time.time(), op=op, who=current_caller(session), details=told,
+            box=record.id, owner=record.owner, at=time.time(), op=op, who=current_caller(session), details=shown,
             digests=digests, policy=self.operations.policy(record),
         )  # fmt: skip
-        return self.operations.ended(draft)
+        return self.operations.finish(draft)
 
-    async def _settled(self, number: int) -> None:
+    async def _committed(self, number: int) -> None:
         if self.operations.strict and self.queue is not None and number:
             await self.queue.committed(number)
 
-    async def _seen(self, number: int) -> None:
-        """A box can be cleaned up also while its receipts cannot be written: they go on waiting."""
-        with suppress(Unavailable):  # which the queue has logged
-            await self._settled(number)
+    async def _try_committed(self, number: int) -> None:
+        """Wait for the commit, but let the change of the box go on if receipts cannot be written: they stay queued."""
+        with suppress(Unavailable):  # the queue has logged it
+            await self._committed(number)
 
-    async def settled(self) -> None:
-        """Everything so far is on record."""
+    async def flush(self) -> None:
+        """Wait until all receipts so far are committed."""
         if self.queue is not None:
-            await self.queue.settled()
+            await self.queue.flush()
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def list(
         self, box_id: str, after: int = 0, limit: int = PAGE, *, owner: str | None = None
     ) -> tuple[Receipt, ...]:
-        """In order, from past number `after` on. NotFound if the box has, or this owner sees, no receipts."""
-        await self.settled()
+        """Return receipts in order, after number `after`.
+
+        Raises:
+            NotFound: the box has no receipts, or not this owner's.
+        """
+        await self.flush()
         chain = await self._chain(box_id, owner)
         return tuple([_shown(row) for row in await self._ledger.rows(chain.box, after, limit)])
 
     async def matches(self, box_id: str, number: int, detail: str, text: str) -> bool:
-        """Whether a detail of a receipt was this text, whole, also where the receipt shows it cut or hides parts of it.
+        """Whether a detail was exactly this text, also where the receipt shows it cut or with hidden parts.
 
-        Only for whoever has the state directory: over HTTP, guesses at what is hidden could be tried one by one.
+        Only users of the state directory may ask: over HTTP, hidden parts could be guessed one by one.
         """
         found = await self.list(box_id, number - 1, 1) if number > 0 else ()
         if not found or found[0].seq != number or detail not in found[0].details:
@@ -223,23 +233,23 @@ class Receipts:
         return kept == self.key.digest(detail, text)
 
     async def chains(self, owner: str | None = None) -> tuple[Chain, ...]:
-        """Those there are, pruned ones too, by box."""
-        await self.settled()
+        """Return all chains ordered by box, including pruned ones."""
+        await self.flush()
         return tuple([chain async for chain in self._each_chain(owner)])
 
     async def verify(self, box_id: str = "", *, owner: str | None = None) -> tuple[ChainCheck, ...]:
-        """One box's chain, or all."""
-        await self.settled()
+        """Verify one box's chain, or all."""
+        await self.flush()
         if box_id:
             return (await self._check(await self._chain(box_id, owner)),)
         return tuple([await self._check(chain) async for chain in self._each_chain(owner)])
 
     async def export(self, box_id: str = "", *, owner: str | None = None) -> AsyncIterator[bytes]:
-        """Lines of JSON that can be checked anywhere (`receipt_export`): receipts, the head behind each chain, and
-        at the end what the whole should be."""
-        import hashlib  # which loads OpenSSL, and few export
+        """Yield lines of JSON that `check_export` can verify anywhere: receipts, the head after each chain, and a last
+        line with counts and digest of the whole."""
+        import hashlib  # it loads OpenSSL, and few programs export
 
-        await self.settled()
+        await self.flush()
         digest, chains, receipts = hashlib.sha256(), 0, 0
         wanted = [await self._chain(box_id, owner)] if box_id else [chain async for chain in self._each_chain(owner)]
         for chain in wanted:
@@ -260,7 +270,7 @@ class Receipts:
         yield trailer(chains, receipts, digest.hexdigest()) + b"\n"
 
     async def _check(self, chain: Chain) -> ChainCheck:
-        from hutch.keeper.receipts.chain import Walk
+        from hutch.keeper.receipts.chain import ChainVerifier
 
         if chain.pruned_at:
             problem = await self._pruning_problem(chain)
@@ -268,12 +278,12 @@ class Receipts:
                 box=chain.box, owner=chain.owner, ok=not problem, broken=0 if problem else None, problem=problem,
                 pruned_at=chain.pruned_at, pruned_why=chain.pruned_why,
             )  # fmt: skip
-        walk = Walk(chain.box, chain.owner)
-        while page := await self._ledger.rows(chain.box, walk.count, PAGE):
-            if not walk.along(page):
+        verifier = ChainVerifier(chain.box, chain.owner)
+        while page := await self._ledger.rows(chain.box, verifier.count, PAGE):
+            if not verifier.check(page):
                 break
-        # Receipts may have been added meanwhile; the head is read again behind them.
-        return walk.end(await self._ledger.chain(chain.box) or chain)
+        # Receipts may have been added meanwhile, so the head is read again.
+        return verifier.result(await self._ledger.chain(chain.box) or chain)
 
     async def _pruning_problem(self, chain: Chain) -> str:
         from hutch.keeper.receipts.chain import pruning_problem
@@ -282,12 +292,12 @@ class Receipts:
             return "the head record tells that they were pruned, and some are there"
         if chain.pruned_why is None:
             return "the receipts are gone, and no rule of retention says why"
-        return pruning_problem(chain, await self._ledger.held(chain.owner, chain.pruned_at))
+        return pruning_problem(chain, await self._ledger.count_held(chain.owner, chain.pruned_at))
 
     async def _chain(self, box_id: str, owner: str | None) -> Chain:
         found = await self._ledger.chain(box_id)
         if found is None and self.queue is not None and len(self.queue):
-            await self.queue.settled()  # a box just made: its first receipt is on its way
+            await self.queue.flush()  # a new box: its first receipt is still queued
             found = await self._ledger.chain(box_id)
         if found is None or owner not in (None, found.owner):
             raise NotFound(f"there are no receipts of box {box_id}", remedy="`hutch receipts list` shows the chains")
@@ -303,51 +313,55 @@ class Receipts:
     # --- retention ------------------------------------------------------------------------------------------------
 
     async def prune(self) -> int:
-        """Remove what is past its time; how many chains."""
+        """Remove chains that retention does not keep; return how many."""
         gone = await self._ledger.prune(time.time() - self._days * 86400, self._most)
         if gone:
-            log("receipts").info("chains of gone boxes pruned", chains=gone, days=self._days, most=self._most)
+            log("receipts").info("chains of destroyed boxes pruned", chains=gone, days=self._days, most=self._most)
         return gone
 
-    async def _look_after(self, store: Store) -> None:
+    async def _maintain(self, store: Store) -> None:
         try:
             await losses.end_chains(self._ledger, store)
         except HutchError as error:
-            log("receipts").warning("chains without an end were not looked for", error=error)
+            log("receipts").warning("chains without an end could not be searched", error=error)
         while True:
             await asyncio.sleep(PRUNE_SECONDS)
             await self._prune_once()
 
-    def _prune_sometimes(self, box_id: str) -> None:
+    def _maybe_prune(self, box_id: str) -> None:
         busy = self._pruning is not None and not self._pruning.done()
-        if self.queue is not None and not busy and crc32(box_id.encode()) % PRUNED_BY == 0:
+        if self.queue is not None and not busy and crc32(box_id.encode()) % PRUNE_EVERY_BOXES == 0:
             self._pruning = asyncio.create_task(self._prune_once(), name="hutch-retention", context=keeper_context())
 
     async def _prune_once(self) -> None:
         try:
             await self.prune()
         except HutchError as error:
-            log("receipts").warning("not pruned", error=error)
+            log("receipts").warning("receipts could not be pruned", error=error)
 
 
 def trailer(chains: int, receipts: int, digest: str) -> bytes:
-    """The last line of an export."""
+    """Return the last line of an export."""
     return msgspec.json.encode({"export": {"chains": chains, "receipts": receipts, "digest": digest}})
 
 
-def _first(record: BoxRecord, event: Event) -> str:
-    """The session that a box was made for."""
+def _creating_session(record: BoxRecord, event: Event) -> str:
+    """Return the session that a box was created for."""
     return record.lease.holder if record.lease is not None and event.kind in ("created", "claimed") else ""
 
 
-def _op_of(event: Event) -> str:
+def _event_op(event: Event) -> str:
     if event.kind == "state":
-        return _OF_STATES.get((State(event.old), State(event.new)), f"box.{event.new}")
+        return _STATE_OPS.get((State(event.old), State(event.new)), f"box.{event.new}")
     return f"box.{event.kind}"
 
 
 def _shown(row: "Row") -> Receipt:
-    """As it is stored, if it can be read at all."""
+    """Decode a stored receipt.
+
+    Raises:
+        Invalid: its bytes are not a receipt any more.
+    """
     try:
         return remembered(row.line, Receipt)
     except Invalid as error:

@@ -144,7 +144,7 @@ async def fetched(live: Live, url: str, ref: str, path: str, env: dict[str, str]
     told = await _run(live, git.command(["-C", _REPOSITORY, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]), env=env)
     commit = told.strip()
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
-        raise Invalid(f"git named no commit for {ref or 'HEAD'} of {url}")
+        raise Invalid(f"git found no commit for {ref or 'HEAD'} of {url}")
     archive = ["-C", _REPOSITORY, "archive", "--format=zip", f"--output={_ARCHIVE}", "FETCH_HEAD"]
     await _run(live, git.command(archive), env=env)
     data = await live.running.files.read(_ARCHIVE, limit=MAX_PACKAGE_BYTES + 1)

@@ -69,10 +69,7 @@ class Skills:
 
 
 class OwnerSkills:
-    """The `Skills` protocol of `hutch.api` for one owner, and what the server needs besides.
-
-    A source may be a path of this machine, so only a caller who may read such paths may name one.
-    """
+    """The skills of one owner, for any caller: a source is never a path that the caller names."""
 
     def __init__(self, skills: Skills, boxes: "SkillBoxes", owner: str) -> None:
         self._skills = skills
@@ -109,29 +106,19 @@ class OwnerSkills:
     async def bindings(self) -> tuple[SkillBinding, ...]:
         return await in_thread(self._skills.store.bindings, self._owner)
 
-    async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
-        return await scan(directory)
-
-    async def preview(
-        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False
-    ) -> SkillPreview:
-        return await in_thread(self._skills.store.preview, self._owner, _source(source, path, ref, local_git))
+    async def preview(self, source: "Source") -> SkillPreview:
+        return await in_thread(self._skills.store.preview, self._owner, source)
 
     # --- changing -------------------------------------------------------------------------------------------
 
-    async def install(
-        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False,
-        digest: str = "", name: str = "", new: bool = False,
-    ) -> SkillInfo:  # fmt: skip
+    async def install(self, source: "Source", *, digest: str = "", name: str = "", new: bool = False) -> SkillInfo:
         """Install a skill or its next version.
 
         `digest` accepts only the version that a preview has shown. With `new`, an existing skill of that name is a
         Conflict.
         """
-        wanted = _source(source, path, ref, local_git)
-        skill, before = await in_thread(
-            self._skills.store.install, self._owner, wanted, digest=digest, name=name, new=new
-        )  # fmt: skip
+        store = self._skills.store
+        skill, before = await in_thread(store.install, self._owner, source, digest=digest, name=name, new=new)
         await self._changed(skill, before, "installed" if not before else "upgraded")
         return skill
 
@@ -212,6 +199,24 @@ class OwnerSkills:
         await self._skills.report(self._owner, old, new, reason)
         if old != new:
             await self._skills.notify_followers(self._owner)
+
+
+class LocalSkills(OwnerSkills):
+    """The `Skills` protocol of `hutch.api` for this machine's user, who may install from paths of this machine."""
+
+    async def scan(self, directory: str | Path) -> tuple[FoundSkill, ...]:
+        return await scan(directory)
+
+    async def preview(
+        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False
+    ) -> SkillPreview:
+        return await super().preview(_source(source, path, ref, local_git))
+
+    async def install(
+        self, source: "str | Path | bytes | Source", *, path: str = "", ref: str = "", local_git: bool = False,
+        digest: str = "", name: str = "", new: bool = False,
+    ) -> SkillInfo:  # fmt: skip
+        return await super().install(_source(source, path, ref, local_git), digest=digest, name=name, new=new)
 
 
 def _source(source: "str | Path | bytes | Source", path: str, ref: str, local_git: bool) -> "Source":

@@ -1,12 +1,11 @@
-"""From the setting `store` to the store it names, and to the liveness that belongs to it."""
+"""Opens the store that the setting `store` names, with the liveness, ledger and key that belong to it."""
 
 from typing import TYPE_CHECKING
 
 from hutch.config import Config
 from hutch.errors import ConfigError
 from hutch.keeper.store.store import MemoryStore, Store
-from hutch.keeper.takeover import keeper_locks
-from hutch.keeper.takeover.liveness import Liveness, Locks
+from hutch.keeper.takeover.liveness import Liveness, LockLiveness, lock_directories
 from hutch.logs import log
 
 if TYPE_CHECKING:
@@ -15,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def open_store(config: Config) -> tuple[Store, Liveness]:
-    """Nothing at all is written while Hutch is switched off. Drivers are loaded only for the store that needs them."""
-    homes = keeper_locks.homes(config.state_dir, config.run_dir)
+    """Open the configured store. Nothing is written while Hutch is switched off; drivers are loaded when needed."""
+    directories = lock_directories(config.state_dir, config.run_dir)
     if not config.enabled or config.store == "memory":
-        return MemoryStore(), Locks(homes)
+        return MemoryStore(), LockLiveness(directories)
     if not config.store:
         from hutch.keeper.store.seal import Seal
         from hutch.keeper.store.sqlite import SqliteStore
 
-        return SqliteStore(config.state_dir / "hutch.db", Seal(open_key(config))), Locks(homes)
+        return SqliteStore(config.state_dir / "hutch.db", Seal(open_key(config))), LockLiveness(directories)
     if not is_shared(config):
-        # Not shown: what was meant as an address may hold a password.
+        # The value is not shown: it may be a mistyped address that holds a password.
         raise ConfigError(
             f"{config.origin('store')}: the setting `store` names no store",
             remedy='leave it empty for SQLite, or write "memory" or postgresql://…',
@@ -44,13 +43,13 @@ def open_store(config: Config) -> tuple[Store, Liveness]:
 
     seal = Seal(open_key(config)) if config.state_key_file else None
     if seal is None:
-        log("store").info("environments of boxes are in the open in the database", remedy="set state_key_file")
+        log("store").info("environments of boxes are stored in plain text in the database", remedy="set state_key_file")
     store = PostgresStore(config.store, seal)
-    return store, Heartbeat(store.connections, homes)
+    return store, Heartbeat(store.connections, directories)
 
 
 def open_ledger(config: Config, store: Store) -> "Ledger":
-    """Where the receipts of the boxes in `store` are kept."""
+    """Open the ledger for receipts of the boxes in `store`."""
     from hutch.keeper.receipts.ledger import MemoryLedger
 
     if isinstance(store, MemoryStore):
@@ -67,8 +66,7 @@ def open_ledger(config: Config, store: Store) -> "Ledger":
 
 
 def open_key(config: Config) -> "StateKey":
-    """The key of the state directory, or the one that the configuration names. Records in memory need none that
-    lasts."""
+    """Return the configured key, else the state directory's. Records in memory need none that lasts."""
     from hutch.keeper.store.state_key import FILE, StateKey
 
     if not config.enabled or config.store == "memory":
@@ -77,5 +75,5 @@ def open_key(config: Config) -> "StateKey":
 
 
 def is_shared(config: Config) -> bool:
-    """Whether the records are where keepers on other machines can see them."""
+    """Whether keepers on other machines can see the records."""
     return config.store.startswith(("postgresql://", "postgres://"))

@@ -1,8 +1,8 @@
 """The store that keepers on several machines share: PostgreSQL, one statement for each write.
 
-A statement is a transaction that the server runs to its end by itself: a client that stops or loses its connection
-half-way holds no lock and leaves nothing half done. If the answer is lost, the write is tried again, and what it finds
-tells whether the first try had happened: nobody else writes the same version with the same body.
+The server runs a statement as a transaction of its own: a client that stops or loses its connection meanwhile holds no
+lock and leaves nothing half done. If the answer is lost, the write is tried retried, and the second attempt can tell
+whether the first one succeeded: nobody else writes the same version with the same body.
 """
 
 import time
@@ -11,19 +11,19 @@ import psycopg
 
 from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
-from hutch.keeper.store.postgres_connections import EVENTS_LOCK, PATIENCE_SECONDS, Connection, Connections
+from hutch.keeper.store.postgres_connections import EVENTS_LOCK, TIMEOUT_SECONDS, Connection, Connections
 from hutch.keeper.store.seal import Seal, from_store, to_store
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, the_only
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
 from hutch.model.boxes import Event
 from hutch.model.compatibility import remembered
 from hutch.model.ids import BoxId
 
 EVENTS_KEPT = 100_000
 
-# A number is drawn from the sequence before its event can be seen, so events may appear out of order. Writers hold
-# this lock, shared, from before they draw until they have committed: whoever gets it alone has waited for all of them.
+# A number is drawn from the sequence before its event is visible, so events may appear out of order. Writers hold this
+# lock, shared, from before they draw until they have committed: a reader that gets it alone has waited for all of them.
 _WRITER = f"WITH writer AS MATERIALIZED (SELECT pg_advisory_xact_lock_shared({EVENTS_LOCK}))"
-_TELL = "INSERT INTO hutch.events (box_id, at, body) SELECT %s, %s, %s FROM writer, done RETURNING seq"
+_INSERT_EVENT = "INSERT INTO hutch.events (box_id, at, body) SELECT %s, %s, %s FROM writer, done RETURNING seq"
 _INSERT = (
     "INSERT INTO hutch.boxes (id, owner, keeper, state, version, key, name, body)"
     " VALUES (%s, %s, %s, %s, %s, %s, %s, %s)"
@@ -33,7 +33,7 @@ _REPLACE = (
     " WHERE id = %s AND version = %s"
 )
 _REMOVE = "DELETE FROM hutch.boxes WHERE id = %s AND version = %s"
-_BURY = (
+_INSERT_TOMBSTONE = (
     "INSERT INTO hutch.tombstones (id, at, owner, name, body) SELECT %s, %s, %s, %s, %s FROM done"
     " ON CONFLICT (id) DO UPDATE SET at = excluded.at, body = excluded.body"
 )
@@ -44,53 +44,58 @@ _SETTLED = (
 
 
 class PostgresStore:
-    """The `Store` protocol over one database; its tables are in the schema `hutch`."""
+    """The `Store` protocol over one database, with its tables in the schema `hutch`."""
 
-    def __init__(self, url: str, seal: Seal | None = None, *, patience: float = PATIENCE_SECONDS) -> None:
-        """Keepers that share the database share the key of `seal`; without one, environments are in the open."""
+    def __init__(self, url: str, seal: Seal | None = None, *, timeout: float = TIMEOUT_SECONDS) -> None:
+        """Keepers that share the database share the key of `seal`; without one, environments are in plain text."""
         self._seal = seal
-        self.connections = Connections(url, patience)
+        self.connections = Connections(url, timeout)
 
     async def insert(self, record: BoxRecord, event: Event) -> None:
-        query = f"{_WRITER}, done AS ({_INSERT} RETURNING 1) {_TELL}"
+        query = f"{_WRITER}, done AS ({_INSERT} RETURNING 1) {_INSERT_EVENT}"
         columns = self._columns(record)
 
-        def work(db: Connection, again: bool) -> None:
+        def work(db: Connection, retried: bool) -> None:
             try:
-                told = db.execute(query, (*columns, *_told(event))).fetchone()
+                added = db.execute(query, (*columns, *_event_values(event))).fetchone()
             except psycopg.errors.UniqueViolation as error:
-                if again and _holds(db, columns):
+                if retried and _holds(db, columns):
                     return
                 raise _taken(record, error) from error
-            _trim(db, told)
+            _trim_events(db, added)
 
         await self.connections.run(work)
 
     async def replace(self, record: BoxRecord, expected: int, event: Event | None) -> bool:
         columns = self._columns(record)
         values = (*columns[1:], record.id, expected)
-        query = f"{_WRITER}, done AS ({_REPLACE} RETURNING 1) {_TELL}"
+        query = f"{_WRITER}, done AS ({_REPLACE} RETURNING 1) {_INSERT_EVENT}"
 
-        def work(db: Connection, again: bool) -> bool:
+        def work(db: Connection, retried: bool) -> bool:
             try:
-                cursor = db.execute(_REPLACE, values) if event is None else db.execute(query, (*values, *_told(event)))
+                cursor = (
+                    db.execute(_REPLACE, values)
+                    if event is None
+                    else db.execute(query, (*values, *_event_values(event)))
+                )
             except psycopg.errors.UniqueViolation as error:
                 raise _taken(record, error) from error
             if cursor.rowcount and event is not None:
-                _trim(db, cursor.fetchone())
-            return bool(cursor.rowcount) or (again and _holds(db, columns))
+                _trim_events(db, cursor.fetchone())
+            return bool(cursor.rowcount) or (retried and _holds(db, columns))
 
         return await self.connections.run(work)
 
     async def remove(self, tombstone: Tombstone, expected: int, event: Event) -> bool:
-        grave = (tombstone.id, tombstone.at, tombstone.owner, tombstone.name or None, tombstone.to_json())
-        query = f"{_WRITER}, done AS ({_REMOVE} RETURNING 1), buried AS ({_BURY}) {_TELL}"
+        values = (tombstone.id, tombstone.at, tombstone.owner, tombstone.name or None, tombstone.to_json())
+        query = f"{_WRITER}, done AS ({_REMOVE} RETURNING 1), buried AS ({_INSERT_TOMBSTONE}) {_INSERT_EVENT}"
 
-        def work(db: Connection, again: bool) -> bool:
-            told = db.execute(query, (tombstone.id, expected, *grave, *_told(event))).fetchone()
-            if told is None:
-                return again and _body(db, "SELECT body FROM hutch.tombstones WHERE id = %s", tombstone.id) == grave[-1]
-            _trim(db, told)
+        def work(db: Connection, retried: bool) -> bool:
+            added = db.execute(query, (tombstone.id, expected, *values, *_event_values(event))).fetchone()
+            if added is None:
+                stored = _body(db, "SELECT body FROM hutch.tombstones WHERE id = %s", tombstone.id)
+                return retried and stored == values[-1]
+            _trim_events(db, added)
             db.execute("DELETE FROM hutch.tombstones WHERE at < %s", (time.time() - TOMBSTONE_SECONDS,))
             return True
 
@@ -115,19 +120,19 @@ class PostgresStore:
         body = await self.connections.run(lambda db, _: _body(db, query, box_id))
         return None if body is None else remembered(body, Tombstone)
 
-    async def buried(self, owner: str, text: str) -> Tombstone | None:
-        named = "SELECT body FROM hutch.tombstones WHERE owner = %s AND name = %s ORDER BY at DESC LIMIT 1"
-        begun = "SELECT body FROM hutch.tombstones WHERE starts_with(id, %s) AND owner = %s LIMIT 2"
+    async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
+        by_name = "SELECT body FROM hutch.tombstones WHERE owner = %s AND name = %s ORDER BY at DESC LIMIT 1"
+        by_prefix = "SELECT body FROM hutch.tombstones WHERE starts_with(id, %s) AND owner = %s LIMIT 2"
 
         def work(db: Connection, _: bool) -> list[tuple[bytes]]:
-            found = db.execute(named, (owner, text)).fetchall()
-            found = found or db.execute(begun, (text, owner)).fetchall()
+            found = db.execute(by_name, (owner, text)).fetchall()
+            found = found or db.execute(by_prefix, (text, owner)).fetchall()
             return [(_bytes(body),) for (body,) in found]
 
-        return the_only(await self.connections.run(work))
+        return only_tombstone(await self.connections.run(work))
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
-        """Only numbers below which nothing can appear any more: whoever goes on from the last one misses none."""
+        """Return only events before which no other can still appear, so that following the last number misses none."""
         query = "SELECT seq, body FROM hutch.events WHERE seq > %s AND seq <= %s ORDER BY seq LIMIT %s"
 
         def work(db: Connection, _: bool) -> list[tuple[object, ...]]:
@@ -137,18 +142,18 @@ class PostgresStore:
         rows = await self.connections.run(work)
         return tuple(remembered(_bytes(body), Event).but(seq=seq) for seq, body in rows)
 
-    async def tell(self, event: Event) -> None:
-        query = f"{_WRITER}, done AS (SELECT 1) {_TELL}"
-        await self.connections.run(lambda db, _: _trim(db, db.execute(query, _told(event)).fetchone()))
+    async def add_event(self, event: Event) -> None:
+        query = f"{_WRITER}, done AS (SELECT 1) {_INSERT_EVENT}"
+        await self.connections.run(lambda db, _: _trim_events(db, db.execute(query, _event_values(event)).fetchone()))
 
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
         action = "NOTHING" if new else "UPDATE SET body = excluded.body"
         query = f"INSERT INTO hutch.notes (kind, key, body) VALUES (%s, %s, %s) ON CONFLICT (kind, key) DO {action}"
         found = "SELECT body FROM hutch.notes WHERE kind = %s AND key = %s"
 
-        def work(db: Connection, again: bool) -> bool:
+        def work(db: Connection, retried: bool) -> bool:
             written = bool(db.execute(query.encode(), (kind, key, body)).rowcount)
-            return written or (again and _body(db, found, kind, key) == body)
+            return written or (retried and _body(db, found, kind, key) == body)
 
         return await self.connections.run(work)
 
@@ -157,7 +162,7 @@ class PostgresStore:
         return await self.connections.run(lambda db, _: bool(db.execute(query, (kind, key)).rowcount))
 
     async def notes(self, kind: str) -> dict[str, bytes]:
-        # Bytes as SQLite compares them, whatever the database's collation.
+        # The order of bytes, as in SQLite, whatever the database's collation.
         query = 'SELECT key, body FROM hutch.notes WHERE kind = %s ORDER BY key COLLATE "C"'
         rows = await self.connections.run(lambda db, _: db.execute(query, (kind,)).fetchall())
         return {str(key): _bytes(body) for key, body in rows}
@@ -174,13 +179,13 @@ def _taken(record: BoxRecord, error: psycopg.errors.UniqueViolation) -> Conflict
     return name_taken(record) if error.diag.constraint_name == "boxes_by_name" else key_taken(record)
 
 
-def _told(event: Event) -> tuple[str, float, bytes]:
+def _event_values(event: Event) -> tuple[str, float, bytes]:
     return event.box_id, event.at, event.to_json()
 
 
-def _trim(db: Connection, told: tuple[object, ...] | None) -> None:
-    """Every thousandth event sweeps those that are too old."""
-    seq = int(str(told[0])) if told else 0
+def _trim_events(db: Connection, added: tuple[object, ...] | None) -> None:
+    """Remove the oldest events after every thousandth new one."""
+    seq = int(str(added[0])) if added else 0
     if seq and seq % 1000 == 0:
         db.execute("DELETE FROM hutch.events WHERE seq <= %s", (seq - EVENTS_KEPT,))
 

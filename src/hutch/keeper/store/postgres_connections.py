@@ -1,7 +1,7 @@
-"""Connections to one PostgreSQL database: a few threads, reconnection, patience, and typed errors.
+"""Connections to one PostgreSQL database: a few threads, reconnection within a timeout, and typed errors.
 
-A statement runs in a thread with a connection of its own. When the server goes away, the same work is tried again on a
-new connection for a while; so a server that restarts is a pause, and one that stays away is `Unavailable`.
+Each piece of work runs in a thread with a connection of its own. When the server goes away, the work is tried again on
+a new connection until the timeout: a server that restarts is a pause, and one that stays away is `Unavailable`.
 """
 
 import asyncio
@@ -22,39 +22,44 @@ from hutch.keeper.store.schema import POSTGRES_STEPS, newer, statements
 T = TypeVar("T")
 Connection = psycopg.Connection[tuple[object, ...]]
 Work = Callable[[Connection, bool], T]
-"""The flag says that an earlier try may have happened, its answer lost."""
+"""The flag says that an earlier attempt may have succeeded although its answer was lost."""
 
 THREADS = 4
-PATIENCE_SECONDS = 10.0
+TIMEOUT_SECONDS = 10.0
 SCHEMA_LOCK = 0x48757463
-"""Advisory locks share one space of numbers in a database: these spell "Hutc" and "Hutd"."""
+"""Advisory locks of a database share one space of numbers; these two spell "Hutc" and "Hutd"."""
 EVENTS_LOCK = 0x48757464
-_NO_ANSWER = {"connect_timeout": "10", "keepalives_idle": "10", "keepalives_interval": "5", "tcp_user_timeout": "15000"}
+_SETTINGS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "10",
+    "keepalives_interval": "5",
+    "tcp_user_timeout": "15000",
+}
 
 
 class Connections:
-    """Made without touching the server; the first work connects, and brings the schema up to date."""
+    """A pool that is created without touching the server; the first work connects and migrates the schema."""
 
-    def __init__(self, url: str, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, url: str, timeout: float = TIMEOUT_SECONDS) -> None:
         try:
             given = conninfo_to_dict(url)
         except psycopg.ProgrammingError as error:
             raise ConfigError("the setting `store` is not a PostgreSQL address", remedy=str(error).strip()) from error
-        self._settings = {**_NO_ANSWER, "application_name": "hutch", **given}
+        self._settings = {**_SETTINGS, "application_name": "hutch", **given}
         self.name = f"PostgreSQL {given.get('host', 'local')}/{given.get('dbname', '')}"
-        """Without the password."""
-        self._patience = patience
+        """The address without its password, for messages."""
+        self._timeout = timeout
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="hutch-store")
         self._idle: queue.LifoQueue[Connection] = queue.LifoQueue()
-        self._reached = False
+        self._ever_connected = False
         self._closed = False
-        self.unsure = False
-        """The answer to some work was lost for good: what the store holds may be ahead of what a caller believes."""
+        self.answer_lost = False
+        """True after the answer to some work was lost: the database may hold more than a caller believes."""
 
     async def run(self, work: Work[T]) -> T:
         if self._closed:
             raise Unavailable(f"the store {self.name} is closed", retryable=False)
-        return await asyncio.get_running_loop().run_in_executor(self._threads, self._patiently, work)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, self._retry, work)
 
     async def close(self) -> None:
         self._closed = True
@@ -62,16 +67,16 @@ class Connections:
         while not self._idle.empty():
             self._idle.get_nowait().close()
 
-    def _patiently(self, work: Work[T]) -> T:
-        deadline = time.monotonic() + self._patience
-        pause, again = 0.05, False
+    def _retry(self, work: Work[T]) -> T:
+        deadline = time.monotonic() + self._timeout
+        pause, retried = 0.05, False
         while True:
             try:
-                return self._once(work, again)
+                return self._attempt(work, retried)
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
-                # An address that never worked is more likely wrong than restarting.
-                if not self._reached or time.monotonic() + pause > deadline:
-                    self.unsure = True
+                # An address that has never worked is more likely wrong than its server is restarting.
+                if not self._ever_connected or time.monotonic() + pause > deadline:
+                    self.answer_lost = True
                     raise Unavailable(
                         f"the store {self.name} cannot be reached: {str(error).strip()}",
                         retry_after=5.0,
@@ -81,14 +86,14 @@ class Connections:
                 raise Invalid(f"the store {self.name} cannot hold this: {error}") from error
             except psycopg.Error as error:
                 raise Unavailable(f"the store {self.name} refused: {str(error).strip()}", retryable=False) from error
-            again = True
+            retried = True
             time.sleep(pause)
             pause = min(pause * 2, 1.0)
 
-    def _once(self, work: Work[T], again: bool) -> T:
+    def _attempt(self, work: Work[T], retried: bool) -> T:
         connection = self._take()
         try:
-            return work(connection, again)
+            return work(connection, retried)
         finally:
             if connection.broken or connection.closed:
                 connection.close()
@@ -99,30 +104,33 @@ class Connections:
         with suppress(queue.Empty):
             while True:
                 connection = self._idle.get_nowait()
-                # Nothing comes unasked, but the news that the server went away.
+                # An idle connection has something to read only when its server has gone away.
                 if not _readable(connection.fileno()):
                     return connection
                 connection.close()
         connection = psycopg.connect(**self._settings, autocommit=True)  # type: ignore[arg-type]
-        if not self._reached:
+        if not self._ever_connected:
             try:
                 migrate(connection)
             except BaseException:
                 connection.close()
                 raise
-            self._reached = True
+            self._ever_connected = True
         return connection
 
 
 def _readable(fd: int) -> bool:
-    """By poll: select ends at descriptor 1024."""
+    """Whether the descriptor has something to read; poll, because select ends at descriptor 1024."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def migrate(connection: Connection) -> None:
-    """Tables in a schema of their own, so that an application's database can be shared; one keeper at a time."""
+    """Bring the tables up to date, one keeper at a time.
+
+    They are in a schema of their own, so that Hutch can share an application's database.
+    """
     with connection.transaction():
         connection.execute("SELECT pg_advisory_xact_lock(%s)", (SCHEMA_LOCK,))
         row = connection.execute("SELECT to_regclass('hutch.schema_version')").fetchone()

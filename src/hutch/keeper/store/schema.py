@@ -1,4 +1,4 @@
-"""The stores' one schema, and the steps from each version to the next."""
+"""The schema of the stores, and the migration steps from each version to the next."""
 
 import sqlite3
 
@@ -17,14 +17,14 @@ _BOXES = """
     CREATE TABLE notes (kind TEXT NOT NULL, key TEXT NOT NULL, body {bytes} NOT NULL, PRIMARY KEY (kind, key));
     """
 
-# Keepers on one machine know of each other by locks; on several, by these rows.
+# Keepers on one machine know of each other by file locks; on several machines, by these rows.
 _KEEPERS = """
     CREATE TABLE keepers (
         id TEXT PRIMARY KEY, place TEXT NOT NULL, epoch INTEGER NOT NULL, beat_at TIMESTAMP WITH TIME ZONE NOT NULL
     );
     """
 
-# Receipts, and the head of each box's chain. On SQLite they are in a file of their own.
+# Receipts, and the head of each box's chain. SQLite keeps them in a file of their own.
 _RECEIPTS = """
     CREATE TABLE receipts (
         box TEXT NOT NULL, seq INTEGER NOT NULL, hash TEXT NOT NULL, body {bytes} NOT NULL, PRIMARY KEY (box, seq)
@@ -36,13 +36,13 @@ _RECEIPTS = """
     );
     """
 
-# Retention goes from the oldest on, and adds up how many there are: it may neither read nor remember every chain.
+# Retention starts at the oldest chains and adds up their counts: these indexes spare it reading every chain.
 _CHAINS_BY_AGE = """
     CREATE INDEX chains_by_end ON chains (ended_at, box, count) WHERE pruned_at = 0;
     CREATE INDEX chains_by_pruning ON chains (pruned_at) WHERE pruned_at > 0;
     """
 
-# Retention is each owner's own, and says what rule removed a chain. What went before that has no rule on record.
+# Retention works for each owner, and records which rule removed a chain. Chains pruned before this have no rule.
 _PRUNED_BY_OWNER = """
     ALTER TABLE chains ADD COLUMN pruned_why TEXT NOT NULL DEFAULT '';
     ALTER TABLE chains ADD COLUMN pruned_limit {float} NOT NULL DEFAULT 0;
@@ -50,7 +50,7 @@ _PRUNED_BY_OWNER = """
     CREATE INDEX chains_by_owner ON chains (owner, ended_at, box, count) WHERE pruned_at = 0;
     """
 
-# No two boxes of an owner have one name. Of those that do, from before this was held, one keeps it.
+# No two boxes of an owner share a name. Of older boxes that do, the one with the first id keeps it.
 _NAMES = """
     ALTER TABLE boxes ADD COLUMN name TEXT;
     UPDATE boxes SET name = {name};
@@ -60,8 +60,8 @@ _NAMES = """
     CREATE UNIQUE INDEX boxes_by_name ON boxes (owner, name) WHERE name IS NOT NULL;
     """
 
-# Whoever asks for a box that is gone asks by its name, or by the beginning of its id.
-_GRAVES = """
+# A box that is gone is asked for by its name or by the beginning of its id.
+_TOMBSTONE_NAMES = """
     ALTER TABLE tombstones ADD COLUMN owner TEXT;
     ALTER TABLE tombstones ADD COLUMN name TEXT;
     CREATE INDEX tombstones_by_name ON tombstones (owner, name, at) WHERE name IS NOT NULL;
@@ -90,11 +90,11 @@ def _postgres(step: str) -> str:
     )
 
 
-STEPS = (_sqlite(_BOXES), _sqlite(_NAMES), _GRAVES)
+STEPS = (_sqlite(_BOXES), _sqlite(_NAMES), _TOMBSTONE_NAMES)
 LEDGER_STEPS = (_sqlite(_RECEIPTS), _CHAINS_BY_AGE, _sqlite(_PRUNED_BY_OWNER))
 POSTGRES_STEPS = (
     _postgres(_BOXES) + _KEEPERS, _postgres(_RECEIPTS), _CHAINS_BY_AGE, _postgres(_NAMES), _postgres(_PRUNED_BY_OWNER),
-    _GRAVES,
+    _TOMBSTONE_NAMES,
 )  # fmt: skip
 
 
@@ -103,7 +103,7 @@ def statements(step: str) -> list[str]:
 
 
 def newer(found: int, known: int) -> Unavailable:
-    """A newer schema is refused, not guessed at."""
+    """The error for a store of a newer release: its schema is refused, not guessed."""
     return Unavailable(
         f"the store has schema {found}, this release knows {known}",
         retryable=False,
@@ -112,7 +112,7 @@ def newer(found: int, known: int) -> Unavailable:
 
 
 def migrate(db: sqlite3.Connection, steps: tuple[str, ...] = STEPS) -> None:
-    """Bring the file to this release's schema."""
+    """Migrate the file to this release's schema."""
     db.execute("BEGIN IMMEDIATE")
     version = int(db.execute("PRAGMA user_version").fetchone()[0])
     if version > len(steps):

@@ -1,12 +1,12 @@
-"""Sealed values: what a record holds for its box alone, unreadable in a copy of the database.
+"""Sealed environments: encrypted in records, so that a copy of the database does not reveal them.
 
-A box's environment is needed to start it again, so its record keeps it; and people put into `env` what belongs into
-`secrets`. Sealed, it is neither in a backup of the database nor in a page of it that somebody reports.
+A record keeps its box's environment, which is needed to start the box again, and people put into `env` what belongs
+into `secrets`. Sealed, it cannot be read from a backup of the database or from a page that somebody sends in a report.
 
-The form is `1.` and base64 of a tag and the text, encrypted. It needs no library beyond Python's own, and no random
+The form is `1.` and the base64 of a tag and the encrypted text. It needs only the standard library and no random
 number: the tag is a keyed BLAKE2b of the box's id and the text; the text is XORed with SHAKE256 of another key and the
-tag; whoever opens it computes the tag again (a synthetic nonce, as in RFC 5297). So the same environment of the same
-box has the same form, which a store can compare, and a changed or exchanged one does not open.
+tag; opening it computes the tag again (a synthetic nonce, as in RFC 5297). So the same environment of the same box has
+the same form, which a store can compare, and a changed or exchanged one does not open.
 """
 
 import base64
@@ -25,8 +25,8 @@ from hutch.model.record import decoded, encoded
 
 _VERSION = "1."
 _TAG = 32
-_told: set[str] = set()
-"""Boxes of which the log has it that they could not be opened: records are read often."""
+_reported: set[str] = set()
+"""Boxes whose environment could not be opened and which were logged already: records are read often."""
 
 
 class Seal:
@@ -43,14 +43,18 @@ class Seal:
     def _for_texts(self) -> bytes:
         return self._key.derived("texts of sealed values")
 
-    def close(self, box_id: str, env: dict[str, str]) -> str:
-        """The environment of a box as its record may hold it."""
+    def seal(self, box_id: str, env: dict[str, str]) -> str:
+        """Encrypt the environment of a box for its record."""
         text = encoded(env)
         tag = self._tag(box_id, text)
         return _VERSION + base64.b64encode(tag + self._crypted(tag, text)).decode()
 
     def open(self, box_id: str, sealed: str) -> dict[str, str]:
-        """Invalid if it was sealed with another key or for another box, or was changed."""
+        """Decrypt an environment.
+
+        Raises:
+            Invalid: it was sealed with another key or for another box, or was changed.
+        """
         try:
             if not sealed.startswith(_VERSION):
                 raise ValueError("it has an unknown form")
@@ -66,22 +70,25 @@ class Seal:
         return hashlib.blake2b(box_id.encode() + b"\0" + text, key=self._for_tags, digest_size=_TAG).digest()
 
     def _crypted(self, tag: bytes, text: bytes) -> bytes:
-        """One and the same for both directions."""
+        """Encrypt or decrypt: XOR with the same stream does both."""
         stream = hashlib.shake_256(self._for_texts + tag).digest(len(text))
         return (int.from_bytes(text) ^ int.from_bytes(stream)).to_bytes(len(text))
 
 
 def to_store(record: BoxRecord, seal: Seal | None) -> bytes:
-    """The record as a store holds it."""
+    """Encode the record as a store holds it, its environment sealed."""
     if seal is None or not record.spec.env:
         return record.to_json()
-    sealed = seal.close(record.id, record.spec.env)
+    sealed = seal.seal(record.id, record.spec.env)
     return record.but(spec=record.spec.but(env={}), sealed_env=sealed).to_json()
 
 
 def from_store(body: bytes, seal: Seal | None) -> BoxRecord:
-    """The record as everybody else knows it. An environment that cannot be opened stays sealed in it: the box can be
-    seen and destroyed, and is not started without (`Keeper.restore`)."""
+    """Decode a stored record and open its environment.
+
+    An environment that cannot be opened stays sealed: the box can be seen and destroyed, and is not started without it
+    (`Keeper.restore`).
+    """
     record = BoxRecord.from_json(body)
     if not record.sealed_env:
         return record
@@ -90,8 +97,8 @@ def from_store(body: bytes, seal: Seal | None) -> BoxRecord:
             raise Invalid(f"the environment of box {record.id} is sealed, and this keeper has no key")
         env = seal.open(record.id, record.sealed_env)
     except Invalid as error:
-        if record.id not in _told:
-            _told.add(record.id)
+        if record.id not in _reported:
+            _reported.add(record.id)
             log("store").error("environment not opened", box=record.id, error=error, remedy="put the state's key back")
         return record
     return record.but(spec=record.spec.but(env=env), sealed_env="")

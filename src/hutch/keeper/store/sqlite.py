@@ -1,4 +1,4 @@
-"""The durable store: SQLite in WAL mode. What it keeps is here; how and when it is written, in `sqlite_writing`."""
+"""The durable store: SQLite in WAL mode. `sqlite_writer` decides when and in which thread it is written."""
 
 import sqlite3
 import time
@@ -9,7 +9,7 @@ from hutch.errors import Conflict, HutchError
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.sqlite_writer import SqliteWriter
-from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, the_only
+from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
 from hutch.logs import log
 from hutch.model.boxes import Event
 from hutch.model.compatibility import remembered
@@ -85,21 +85,21 @@ class SqliteStore:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
         return remembered(row[0], Tombstone) if row else None
 
-    async def buried(self, owner: str, text: str) -> Tombstone | None:
+    async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
         def work(db: sqlite3.Connection) -> list[tuple[bytes]]:
-            named = "SELECT body FROM tombstones WHERE owner = ? AND name = ? ORDER BY at DESC LIMIT 1"
-            begun = "SELECT body FROM tombstones WHERE id >= ? AND id < ? AND owner = ? LIMIT 2"
-            found: list[tuple[bytes]] = db.execute(named, (owner, text)).fetchall()
-            return found or db.execute(begun, (text, text + "~", owner)).fetchall()
+            by_name = "SELECT body FROM tombstones WHERE owner = ? AND name = ? ORDER BY at DESC LIMIT 1"
+            by_prefix = "SELECT body FROM tombstones WHERE id >= ? AND id < ? AND owner = ? LIMIT 2"
+            found: list[tuple[bytes]] = db.execute(by_name, (owner, text)).fetchall()
+            return found or db.execute(by_prefix, (text, text + "~", owner)).fetchall()
 
-        return the_only(await self._do(work))
+        return only_tombstone(await self._do(work))
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall(), long=True)
         return tuple(remembered(body, Event).but(seq=seq) for seq, body in rows)
 
-    async def tell(self, event: Event) -> None:
+    async def add_event(self, event: Event) -> None:
         await self._do(lambda db: _append(db, event))
 
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
@@ -128,7 +128,7 @@ class SqliteStore:
 
 
 def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
-    """Seal what an earlier release wrote in the open, and leave no trace of it in the file's free pages."""
+    """Seal environments that an earlier release wrote in plain text, and erase them from the file's free pages."""
     query = "SELECT body FROM boxes WHERE json_extract(CAST(body AS TEXT), '$.spec.env') != '{}'"
     if seal is None or not (rows := db.execute(query).fetchall()):
         return
@@ -136,25 +136,23 @@ def _seal_earlier(db: sqlite3.Connection, seal: Seal | None) -> None:
     for (body,) in rows:
         try:
             record = BoxRecord.from_json(body)
-        except HutchError as error:  # of a newer release, or broken: whoever asks for this box is told
-            log("store").warning("a record stays as it is", error=error)
+        except HutchError as error:  # written by a newer release, or broken: reading that box reports it
+            log("store").warning("a record was not sealed", error=error)
             continue
         update = "UPDATE boxes SET body = ? WHERE id = ? AND version = ?"
         db.execute(update, (to_store(record, seal), record.id, record.version))
     db.execute("COMMIT")
-    log("store").warning(
-        "environments of boxes, kept in the open by an earlier release, are sealed now", boxes=len(rows)
-    )
+    log("store").warning("environments that an earlier release kept in plain text are sealed now", boxes=len(rows))
     try:
         db.execute("VACUUM")
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    except sqlite3.OperationalError as error:  # another process uses the file in this moment
+    except sqlite3.OperationalError as error:  # another process is using the file
         remedy = "stop every Hutch on this state directory, then VACUUM the file"
-        log("store").warning("free pages of the file may still show them", error=error, remedy=remedy)
+        log("store").warning("free pages of the file may still hold plain environments", error=error, remedy=remedy)
 
 
 def _taken(record: BoxRecord, error: sqlite3.IntegrityError) -> Conflict:
-    """SQLite tells only in words which index it was."""
+    """Tell a taken name from a taken key; SQLite names the index only in its message."""
     return name_taken(record) if "boxes.name" in str(error) else key_taken(record)
 
 

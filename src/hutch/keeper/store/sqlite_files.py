@@ -1,4 +1,7 @@
-"""Opening a SQLite file of ours: for this user alone, and also at the moment in which somebody else makes it."""
+"""SQLite files: opening one safely, and turning its errors into ours.
+
+A file is readable by this user only, and may be opened while another process is creating it.
+"""
 
 import os
 import secrets
@@ -7,19 +10,33 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-_MOMENT = 0.002
+from hutch.errors import HutchError, Unavailable
+
+_RETRY_SECONDS = 0.002
+
+_REMEDIES = {
+    "SQLITE_FULL": "free space on the file system of {path}",
+    "SQLITE_IOERR": "free space on the file system of {path}; if there is some, the kernel's log tells more",
+    "SQLITE_READONLY": "make {path} and its directory writable for this user, or set HUTCH_STATE_DIR to another",
+    "SQLITE_CANTOPEN": "make {path} and its directory writable for this user, or set HUTCH_STATE_DIR to another",
+    "SQLITE_BUSY": "try again: another process is writing to {path}",
+    "SQLITE_CORRUPT": "move {path} aside; `hutch prune` then removes boxes that no record knows",
+    "SQLITE_NOTADB": "move {path} aside; `hutch prune` then removes boxes that no record knows",
+}
 
 
-def opened(path: Path, *, patience: float, synced: bool = False) -> sqlite3.Connection:
-    """A connection to the file, with a log. It waits `patience` seconds for other writers, here and later. `synced`:
-    what is committed is on the disk."""
+def open_database(path: Path, *, timeout: float, synced: bool = False) -> sqlite3.Connection:
+    """Open the file in WAL mode. Each statement waits up to `timeout` seconds for other writers.
+
+    With `synced`, a commit returns only once it is on the disk.
+    """
     _make_private(path)
-    db = sqlite3.connect(path, isolation_level=None, timeout=patience, check_same_thread=False)
+    db = sqlite3.connect(path, isolation_level=None, timeout=timeout, check_same_thread=False)
     try:
-        _keep_log(db, time.monotonic() + patience)
-        _close(path)
+        _enable_wal(db, time.monotonic() + timeout)
+        _restrict_permissions(path)
         db.execute(f"PRAGMA synchronous = {'FULL' if synced else 'NORMAL'}")
-        db.execute("PRAGMA cache_size = -512")  # kB: the rest of a growing file need not stay in memory
+        db.execute("PRAGMA cache_size = -512")  # in kB, so that a growing file does not fill memory
     except BaseException:
         db.close()
         raise
@@ -27,24 +44,24 @@ def opened(path: Path, *, patience: float, synced: bool = False) -> sqlite3.Conn
 
 
 def _make_private(path: Path) -> None:
-    """A new file is this user's alone from its first moment, whatever the umask.
+    """Create a new file that only this user can read from its first moment, whatever the umask.
 
-    It is made under another name and linked, because a descriptor of it must not be closed once it can be found: that
-    would drop the locks that other connections of this process hold on it (fcntl(2), sqlite.org/howtocorrupt.html).
+    The file is created under another name and then linked: closing a descriptor of the final name would drop the locks
+    that other connections of this process hold on it (fcntl(2), sqlite.org/howtocorrupt.html).
     """
     if path.exists():
         return
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
     try:
-        with suppress(OSError):  # it is there by now; or there are no hard links here, and `_close` does it
+        with suppress(OSError):  # it exists by now, or hard links do not work here: `_restrict_permissions` follows
             os.link(draft, path)
     finally:
         draft.unlink()
 
 
-def _close(path: Path) -> None:
-    """Nobody else may read the file and what SQLite keeps beside it: earlier releases left that to the umask."""
+def _restrict_permissions(path: Path) -> None:
+    """Make the file and SQLite's files beside it private: earlier releases left their mode to the umask."""
     for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
         with suppress(FileNotFoundError):
             found = path.with_name(name).stat()
@@ -52,15 +69,29 @@ def _close(path: Path) -> None:
                 path.with_name(name).chmod(0o600)
 
 
-def _keep_log(db: sqlite3.Connection, deadline: float) -> None:
-    """The first who opens a new file makes it one with a log. Whoever comes in that moment is refused at once: SQLite
-    waits there for nobody, whatever its timeout."""
+def _enable_wal(db: sqlite3.Connection, deadline: float) -> None:
+    """Switch the file to WAL mode, and retry while another process does the same.
+
+    SQLite refuses that statement at once when the file is locked, whatever the connection's timeout.
+    """
     while True:
         try:
             db.execute("PRAGMA journal_mode = WAL")
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
                 raise
-            time.sleep(_MOMENT)
+            time.sleep(_RETRY_SECONDS)
         else:
             return
+
+
+def store_error(path: Path, error: BaseException) -> HutchError:
+    """Turn an error of SQLite into Unavailable with a remedy; an error of ours stays as it is."""
+    if isinstance(error, HutchError):
+        return error
+    name = str(getattr(error, "sqlite_errorname", "")) if isinstance(error, sqlite3.Error) else ""
+    # An extended name, such as SQLITE_IOERR_WRITE, has the same remedy as its first part.
+    remedy = _REMEDIES.get("_".join(name.split("_")[:2]), "")
+    return Unavailable(
+        f"the store {path} cannot be used: {error}", remedy=remedy.format(path=path), details={"sqlite": name}
+    )

@@ -1,8 +1,8 @@
-"""The state directory's key: one random secret in a file of its own, from which every purpose has a key derived.
+"""The state directory's key: one random secret in a file of its own, from which a key for each purpose is derived.
 
-Two purposes: keyed digests in receipts, by which the text of a command can be proven without being told, and sealed
-values in records (`keeper.seal`). It keeps a copy of a database, in a backup or a report, from telling them; whoever
-can read the whole state directory reads the key too.
+It has two purposes: keyed digests in receipts, which prove the text of a command without showing it, and sealed
+environments in records (`keeper.store.seal`). It protects a copy of a database, in a backup or a report; whoever can
+read the whole state directory can read the key too.
 """
 
 import os
@@ -19,36 +19,36 @@ _BYTES = 32
 
 
 class StateKey:
-    """A key that is read, or made, when it is first needed."""
+    """A key that is read or created when it is first needed."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Without a path it is this process's own, and gone with it."""
+        """Without a path the key belongs to this process and ends with it."""
         self._path = path
 
     @cached_property
     def _secret(self) -> bytes:
-        return secrets.token_bytes(_BYTES) if self._path is None else _read_or_make(self._path)
+        return secrets.token_bytes(_BYTES) if self._path is None else _read_or_create(self._path)
 
     @cached_property
     def id(self) -> str:
-        """Names the key without telling anything of it."""
+        """A name of the key that reveals nothing about it."""
         return self.derived("id").hex()[:16]
 
     def derived(self, purpose: str) -> bytes:
-        """32 bytes for one purpose, from which no other purpose's can be found."""
+        """Derive 32 bytes for one purpose; no other purpose's key can be computed from them."""
         return blake2b(purpose.encode(), key=self._secret, digest_size=_BYTES).digest()
 
     @cached_property
-    def _of_texts(self) -> bytes:
+    def _digest_key(self) -> bytes:
         return self.derived("digests in receipts")
 
     def digest(self, name: str, text: str) -> str:
-        """The keyed digest of a detail's whole text, with the name of the key: `ID:DIGEST`."""
+        """Return the keyed digest of a detail's whole text, after the name of the key: `ID:DIGEST`."""
         data = f"{name}\0{text}".encode("utf-8", "surrogatepass")
-        return f"{self.id}:{blake2b(data, key=self._of_texts, digest_size=_BYTES).hexdigest()}"
+        return f"{self.id}:{blake2b(data, key=self._digest_key, digest_size=_BYTES).hexdigest()}"
 
 
-def _read_or_make(path: Path) -> bytes:
+def _read_or_create(path: Path) -> bytes:
     try:
         with suppress(FileNotFoundError):
             return _read(path)
@@ -58,8 +58,8 @@ def _read_or_make(path: Path) -> bytes:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_BYTES).hex().encode() + b"\n")
                 file.flush()
-                os.fsync(file.fileno())  # what is sealed with it must not outlive it
-            with suppress(FileExistsError):  # another process was faster: its key is the one
+                os.fsync(file.fileno())  # nothing sealed with it may survive a crash that it does not
+            with suppress(FileExistsError):  # another process was faster, and its key counts
                 os.link(draft, path)
         finally:
             draft.unlink()

@@ -1,4 +1,4 @@
-"""Where records live: the protocol every store keeps, and the store in memory."""
+"""The protocol of every record store, and the store in memory."""
 
 import time
 from collections.abc import Awaitable
@@ -14,46 +14,53 @@ TOMBSTONE_SECONDS = 7 * 24 * 3600.0
 
 
 class Store(Protocol):
-    """Every write is one transaction: a record, the event that tells of it, and nothing half done.
+    """Boxes, tombstones, events and notes. Each write of a record and its event is one transaction.
 
-    A change of a box may be done when the call returns: its answer is a future that is done then.
+    `insert`, `replace` and `remove` may finish within the call: they then return a future that is done already.
     """
 
     def insert(self, record: BoxRecord, event: Event) -> Awaitable[None]:
-        """A new box. Conflict if the id, or the owner's idempotency key or name for it, is taken."""
+        """Add a new box.
+
+        Raises:
+            Conflict: the id, the owner's idempotency key or the owner's name for it is taken.
+        """
         ...
 
     def replace(self, record: BoxRecord, expected: int, event: Event | None) -> Awaitable[bool]:
-        """Compare-and-set: False, and nothing written, unless the stored version is `expected`. Conflict if the owner's
-        idempotency key or name for it is another box's."""
+        """Replace the record if the stored version is `expected`; otherwise write nothing and return False.
+
+        Raises:
+            Conflict: the owner's idempotency key or name for it belongs to another box.
+        """
         ...
 
     def remove(self, tombstone: Tombstone, expected: int, event: Event) -> Awaitable[bool]:
-        """Compare-and-set removal; the tombstone stays."""
+        """Replace the record by its tombstone if the stored version is `expected`; otherwise return False."""
         ...
 
     async def get(self, box_id: BoxId) -> BoxRecord | None: ...
 
     async def by_key(self, owner: str, key: str) -> BoxRecord | None:
-        """The box an idempotency key made."""
+        """Return the box that was created with this idempotency key."""
 
     async def all(self) -> tuple[BoxRecord, ...]: ...
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None: ...
 
-    async def buried(self, owner: str, text: str) -> Tombstone | None:
-        """The owner's box that went last of those with this name, else the one whose id begins so."""
+    async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
+        """Return the owner's latest tombstone of this name, else the only one whose id starts with `text`."""
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]: ...
 
-    async def tell(self, event: Event) -> None:
-        """An event that changes no box."""
+    async def add_event(self, event: Event) -> None:
+        """Add an event that changes no box."""
 
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
-        """Small facts beside boxes (volumes, default boxes). With `new`, False and nothing written if it is there."""
+        """Store a small fact such as a volume or a default box. With `new`, an existing note stays: False."""
 
     async def drop_note(self, kind: str, key: str) -> bool:
-        """False if there was none."""
+        """Remove a note; False if there was none."""
 
     async def notes(self, kind: str) -> dict[str, bytes]: ...
 
@@ -61,7 +68,7 @@ class Store(Protocol):
 
 
 class MemoryStore:
-    """The store of a process that leaves nothing behind: tests, `hutch run`, one-off scripts."""
+    """The store of a process that leaves nothing on disk: tests, `hutch run`, one-off scripts."""
 
     def __init__(self) -> None:
         self._boxes: dict[BoxId, BoxRecord] = {}
@@ -118,16 +125,16 @@ class MemoryStore:
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         return self._tombstones.get(box_id)
 
-    async def buried(self, owner: str, text: str) -> Tombstone | None:
+    async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
         own = [tombstone for tombstone in self._tombstones.values() if tombstone.owner == owner]
-        named = [tombstone for tombstone in own if text and tombstone.name == text]
-        begun = [tombstone for tombstone in own if tombstone.id.startswith(text)]
-        return named[-1] if named else begun[0] if len(begun) == 1 else None
+        by_name = [tombstone for tombstone in own if text and tombstone.name == text]
+        by_prefix = [tombstone for tombstone in own if tombstone.id.startswith(text)]
+        return by_name[-1] if by_name else by_prefix[0] if len(by_prefix) == 1 else None
 
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         return tuple(event for event in self._events if event.seq > after)[:limit]
 
-    async def tell(self, event: Event) -> None:
+    async def add_event(self, event: Event) -> None:
         self._append(event)
 
     async def put_note(self, kind: str, key: str, body: bytes, *, new: bool = False) -> bool:
@@ -159,7 +166,7 @@ class MemoryStore:
             del self._events[:10_000]
 
     def _expire_tombstones(self) -> None:
-        """Oldest first: a dict keeps the order of insertion."""
+        """Drop old tombstones from the front: a dict keeps the order of insertion."""
         limit = time.time() - TOMBSTONE_SECONDS
         while self._tombstones:
             oldest = next(iter(self._tombstones.values()))
@@ -168,8 +175,8 @@ class MemoryStore:
             del self._tombstones[oldest.id]
 
 
-def the_only(rows: list[tuple[bytes]]) -> Tombstone | None:
-    """None if the question could mean two boxes."""
+def only_tombstone(rows: list[tuple[bytes]]) -> Tombstone | None:
+    """Return the tombstone of the only row; None if the text could mean two boxes."""
     return remembered(rows[0][0], Tombstone) if len(rows) == 1 else None
 
 

@@ -1,6 +1,6 @@
-"""After a restart: boxes of dead keepers are taken over and re-attached, or destroyed and then forgotten.
+"""Takeover after a restart: boxes of dead keepers are re-attached, or destroyed and then forgotten.
 
-Nothing of a live keeper is touched (lesson 10), nothing is forgotten before its engine has let it go (lessons 1, 2).
+Nothing of a living keeper is touched, and no record is removed before its engine has destroyed the box.
 """
 
 import time
@@ -24,11 +24,11 @@ from hutch.model.results import JobState
 from hutch.model.spec import Retention
 from hutch.model.state import State
 
-_HALF_MADE = (State.CREATING, State.STOPPING, State.ERROR)
+_UNFINISHED = (State.CREATING, State.STOPPING, State.ERROR)
 
 
 class Reconciler:
-    """Brings one keeper's memory, the store and the engines to agree."""
+    """Takes over boxes of dead keepers for one keeper, and removes from the engines what nobody keeps."""
 
     def __init__(
         self, keeper: str, store: Store, states: States, engines: Engines, liveness: Liveness, config: Config
@@ -41,10 +41,10 @@ class Reconciler:
         self._config = config
 
     async def run(self, wanted: Callable[[BoxRecord], bool]) -> list[Live]:
-        """The boxes that are ours now."""
+        """Take over the wanted boxes of dead keepers and return them."""
         adopted: list[Live] = []
         for record in await self._store.all():
-            if not wanted(record) or not await self.abandoned(record) or await at_work(self._engines, record):
+            if not wanted(record) or not await self.abandoned(record) or await has_running_job(self._engines, record):
                 continue
             try:
                 live = await self.take(record)
@@ -59,15 +59,19 @@ class Reconciler:
         return adopted
 
     async def abandoned(self, record: BoxRecord) -> bool:
-        """Whether nobody keeps it any more and we can reach it: a box on another machine is left to keepers there."""
+        """Whether its keeper is dead and we can reach it: a box on another machine is left to keepers there."""
         if record.keeper == self._keeper or record.place not in ("", self._liveness.place):
             return False
         return not await self._liveness.alive(record.keeper)
 
     async def take(self, record: BoxRecord) -> Live | None:
-        """Make it ours; None if there was nothing left to keep. Conflict if another keeper was faster."""
-        # The epoch moves too: if its keeper was only slow, the handles it gave out are stale.
-        # A box that was left to itself goes from hand to hand with every command: that is no event.
+        """Make the box this keeper's; None if there was nothing left to keep.
+
+        Raises:
+            Conflict: another keeper was faster.
+        """
+        # The epoch increases too: if its keeper was only slow, the handles it gave out become stale.
+        # A box that was left on purpose changes its keeper with every command, which is no event.
         lease = surviving_lease(record.lease, asking=current_caller().session)
         record = await self._states.update(
             record,
@@ -82,7 +86,7 @@ class Reconciler:
         kept = record.spec.retention is Retention.PERSISTENT and not record.doomed
         if kept and record.state in (State.STOPPING, State.ERROR):
             return await self._finish_stop(record, "its keeper died")
-        if record.state in _HALF_MADE:
+        if record.state in _UNFINISHED:
             await self._finish_end(record, "left half made by a keeper that died", EventCause.LOST)
             return None
         if record.state is State.STOPPED:
@@ -90,7 +94,7 @@ class Reconciler:
         return await self._reattach(record)
 
     def _grace_of(self, record: BoxRecord) -> float:
-        """A box that was left to itself keeps the clock it was left with: `--keep` chose it."""
+        """A box that was left on purpose keeps the grace period that `--keep` gave it."""
         return record.grace_sec if record.left_at else orphan_grace(self._config, record.spec, record.idempotency_key)
 
     async def _reattach(self, record: BoxRecord) -> Live | None:
@@ -101,8 +105,8 @@ class Reconciler:
             live.instance = await attach_with_clocks(provider, record)
         except NotFound as gone:
             if record.spec.retention is Retention.PERSISTENT:
-                return await self._finish_stop(record, _lost(record, gone)[0])
-            await self._finish_end(record, *_lost(record, gone))
+                return await self._finish_stop(record, _loss_reason(record, gone)[0])
+            await self._finish_end(record, *_loss_reason(record, gone))
             return None
         except Unavailable as error:
             if record.state is not State.UNKNOWN:
@@ -121,7 +125,7 @@ class Reconciler:
         if record.state is not State.RUNNING:
             record = await self._states.change(record, State.RUNNING, reason="adopted after a restart")
         if live.instance.record != record.instance:
-            # A restore had come further than the record tells: without this a destroy would look for the earlier life.
+            # A restore got further than its record says: without this a destroy would look for the previous instance.
             record = await self._states.update(record, instance=live.instance.record)
         live.record = record
         live.last_used = time.monotonic()
@@ -140,15 +144,14 @@ class Reconciler:
         await self._states.forget(record, reason, cause)
 
     async def _sweep_engines(self) -> None:
-        """Boxes that an engine shows and no record knows, of keepers that are dead or lost their store; and what
-        else the dead left there."""
+        """Remove boxes that an engine lists and no record knows, if their keeper is dead, and other remains."""
         known = {record.id for record in await self._store.all()}
         for provider in self._engines.in_use():
             if provider.portable:
-                continue  # keepers that we cannot ask about, of other stores, may have boxes there
+                continue  # keepers of other stores, whose liveness we cannot check, may have boxes there
             for instance in await provider.list():
-                # One that names no keeper is perhaps being made this moment; `hutch prune` finds it later. Kept files
-                # are nobody's litter, even if their record is lost.
+                # A box without a keeper's name may be starting; `hutch prune` finds it later. Files of a stopped
+                # persistent box stay, even if its record is lost.
                 if instance.box_id in known or not instance.keeper or instance.data.get("store"):
                     continue
                 if not await self._liveness.alive(instance.keeper):
@@ -156,15 +159,14 @@ class Reconciler:
             await provider.sweep()
 
 
-async def at_work(engines: Engines, record: BoxRecord) -> bool:
-    """Whether a box that was left on purpose is kept by a running job: it goes on waiting for whoever asks for it, and
-    no keeper takes it unasked."""
+async def has_running_job(engines: Engines, record: BoxRecord) -> bool:
+    """Whether a box that was left on purpose has a running job; then no keeper takes it over unasked."""
     if not record.left_at or record.state is not State.RUNNING:
         return False
     try:
         instance = await engines.provider(record.instance.provider).attach(record.instance, record.spec)
     except HutchError:
-        return False  # what has become of it is found out by whoever takes it
+        return False  # the keeper that takes it over finds out what happened
     try:
         return any(job.state is JobState.RUNNING for job in await instance.jobs())
     except HutchError:
@@ -173,8 +175,8 @@ async def at_work(engines: Engines, record: BoxRecord) -> bool:
         await instance.close()
 
 
-def _lost(record: BoxRecord, gone: NotFound) -> tuple[str, EventCause]:
-    """Return why a box that should run does not: its own clock ended it, or something unknown did."""
+def _loss_reason(record: BoxRecord, gone: NotFound) -> tuple[str, EventCause]:
+    """Say why a box that should run is gone: its own clock ended it, or the cause is unknown."""
     if record.left_at and not record.is_waiting(time.time()):
         return f"nobody used it for {shown(record.grace_sec)}", EventCause.IDLE
     return f"lost: {gone.message}", EventCause.LOST

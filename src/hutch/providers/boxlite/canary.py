@@ -13,7 +13,7 @@ from typing import Any
 
 from hutch.linux.processes import boot_id
 from hutch.providers.boxlite.sdk import version
-from hutch.providers.guest_bundle.pack import HOME, Plant
+from hutch.providers.guest_bundle.pack import HOME, GuestBundle
 
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
@@ -46,13 +46,13 @@ class Proof:
                 self._path.write_text(reason)
 
 
-def lay_out(place: Path, plant: Plant) -> None:
-    """An OCI layout whose only layer is the planted runtime."""
-    layer = _layer(plant)
+def write_layout(place: Path, bundle: GuestBundle) -> None:
+    """An OCI layout whose only layer is the bundle runtime."""
+    layer = _layer(bundle)
     config: dict[str, Any] = {
         "architecture": _ARCHITECTURES.get(platform.machine(), platform.machine()),
         "os": "linux",
-        "config": {"Entrypoint": plant.python("import time; time.sleep(1 << 30)")},
+        "config": {"Entrypoint": bundle.python("import time; time.sleep(1 << 30)")},
         "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(layer).hexdigest()}"]},
     }
     kind = "application/vnd.oci.image"
@@ -67,16 +67,16 @@ def lay_out(place: Path, plant: Plant) -> None:
     (place / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
 
 
-def _layer(plant: Plant) -> bytes:
+def _layer(bundle: GuestBundle) -> bytes:
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w") as tar:
         for name in ("dev", "etc", "home", "home/user", "proc", "sys", "tmp", "workspace", HOME.strip("/")):
             entry = tarfile.TarInfo(name)
             entry.type, entry.mode = tarfile.DIRTYPE, 0o755
             tar.addfile(entry)
-        with tarfile.open(fileobj=io.BytesIO(plant.archive())) as planted:
-            for entry in planted:
-                content = planted.extractfile(entry) if entry.isreg() else None
+        with tarfile.open(fileobj=io.BytesIO(bundle.archive())) as source:
+            for entry in source:
+                content = source.extractfile(entry) if entry.isreg() else None
                 entry.name = f"{HOME.strip('/')}/{entry.name}"
                 tar.addfile(entry, content)
     return packed.getvalue()

@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 DEVICE = "/dev/kvm"
-_PATIENCE = 3.0
+_TIMEOUT = 3.0
 """A guest that halts takes microseconds; starting the program that tries it, on a busy machine, the rest."""
 _PAGE = 4096
 _HLT = 5  # KVM_EXIT_HLT
@@ -44,7 +44,7 @@ def obstacle(device: str = DEVICE) -> str:
         return f"{device} is not ours to open"
     try:
         tried = subprocess.run(
-            [sys.executable, "-I", "-S", __file__, device], capture_output=True, text=True, timeout=_PATIENCE,
+            [sys.executable, "-I", "-S", __file__, device], capture_output=True, text=True, timeout=_TIMEOUT,
             stdin=subprocess.DEVNULL, env={},
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""BoxLite: each box a micro virtual machine, with a kernel of its own and our guest planted into it.
+"""BoxLite: each box a micro virtual machine, with a kernel of its own and our guest bundle into it.
 
 Local machines need a KVM that really runs guests, which the probe finds out; a REST server needs none here. Boxes are
 found again by their names.
@@ -21,12 +21,12 @@ from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Provider, read_settings
 from hutch.providers.boxlite import canary, kvm
 from hutch.providers.boxlite.instance import BoxLiteInstance
-from hutch.providers.boxlite.sdk import is_installed, sdk, spoken
+from hutch.providers.boxlite.sdk import is_installed, sdk, translate_errors
 from hutch.providers.command import mounts
 from hutch.providers.command.jail_spec import check
-from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 from hutch.providers.stdio_relay import install
-from hutch.providers.stdio_relay.creation import made_or_undone
+from hutch.providers.stdio_relay.sdk_calls import create_or_undo
 
 _PREFIX = "hutch"
 _CANARY = 25.0
@@ -84,7 +84,7 @@ class BoxLiteProvider(Provider):
         doubted, self._doubted = self._doubted, False
         reason = None if doubted else proof.read()
         if reason is None:
-            reason = await self._sing()
+            reason = await self._run_canary()
             proof.write(reason)
         if reason:
             return self._unusable(reason, f"hutch conformance {self.name}, once its machines boot")
@@ -93,17 +93,17 @@ class BoxLiteProvider(Provider):
     def doubt(self) -> None:
         self._doubted = True
 
-    async def _sing(self) -> str:
+    async def _run_canary(self) -> str:
         """Why a machine made of nothing but our guest's runtime does not boot; "" if it does."""
         name = f"{_PREFIX}-canary-{new_box_id()}"
         try:
             with tempfile.TemporaryDirectory() as place:
-                await asyncio.to_thread(canary.lay_out, Path(place), await asyncio.to_thread(plant))
-                async with asyncio.timeout(_CANARY), spoken("probe"):
+                await asyncio.to_thread(canary.write_layout, Path(place), await asyncio.to_thread(guest_bundle))
+                async with asyncio.timeout(_CANARY), translate_errors("probe"):
                     options = sdk().BoxOptions(rootfs_path=place, cpus=1, memory_mib=256, detach=False)
                     box = await self._boxes.create(options, name=name)
                     await box.start()
-                    program, *arguments = plant().python("")
+                    program, *arguments = guest_bundle().python("")
                     code = (await (await box.exec(program, arguments)).wait()).exit_code
                 return f"a program in a machine ended with {code}" if code else ""
         except TimeoutError:
@@ -111,8 +111,8 @@ class BoxLiteProvider(Provider):
         except HutchError as error:
             return f"a machine does not boot: {error.message}"
         finally:
-            with contextlib.suppress(HutchError):  # the reason above is what is told
-                async with spoken("destroy"):
+            with contextlib.suppress(HutchError):  # the reason above is what matters
+                async with translate_errors("destroy"):
                     await self._boxes.remove(name, force=True)
 
     def _unusable(self, reason: str, remedy: str) -> Capabilities:
@@ -150,18 +150,18 @@ class BoxLiteProvider(Provider):
 
     async def create(self, order: Order, planned: InstanceRecord) -> BoxLiteInstance:
         check(order, self._claims())
-        mounts.look(order)
+        mounts.check_sources(order)
         rootfs = order.places.image.real if order.places.image is not None else ""
         if rootfs and not Path(rootfs, "oci-layout").is_file():
             raise NotFound(f"{rootfs} is no OCI layout: it has no file oci-layout", op="create")
-        return await made_or_undone(self._make(order, planned, rootfs=rootfs), lambda: self.destroy(planned))
+        return await create_or_undo(self._make(order, planned, rootfs=rootfs), lambda: self.destroy(planned))
 
     async def _make(self, order: Order, planned: InstanceRecord, *, rootfs: str) -> BoxLiteInstance:
-        packed = await asyncio.to_thread(plant)
+        packed = await asyncio.to_thread(guest_bundle)
         spec, boxlite = order.spec, sdk()
         mode = "enabled" if spec.network is NetworkMode.ON else "disabled"
         source = {"rootfs_path": rootfs} if rootfs else {"image": spec.image.removeprefix("oci:")}
-        async with spoken("create"):
+        async with translate_errors("create"):
             options = boxlite.BoxOptions(
                 **source, cpus=max(1, round(spec.limits.cpus)), memory_mib=spec.limits.memory_mb + 128,
                 disk_size_gb=max(1, spec.limits.disk_mb // 1024), network=boxlite.NetworkSpec(mode=mode),
@@ -170,8 +170,8 @@ class BoxLiteProvider(Provider):
             box = await self._boxes.create(options, name=str(planned.data["name"]))
             await box.start()
             await self._sow(box, spec, packed)
-            await box.exec("/bin/sh", ["-c", install.guest(packed)], user=_USER)
-        instance = BoxLiteInstance(planned, spec, box, packed, told=install.told(order, _HOME, "user"))
+            await box.exec("/bin/sh", ["-c", install.guest_command(packed)], user=_USER)
+        instance = BoxLiteInstance(planned, spec, box, packed, options=install.guest_options(order, _HOME, "user"))
         try:
             await instance.link()
         except HutchError as error:
@@ -179,14 +179,14 @@ class BoxLiteProvider(Provider):
             raise EngineError(f"box {order.box_id} could not be made: {error.message}", op="create") from error
         return instance
 
-    async def _sow(self, box: Any, spec: EffectiveSpec, packed: Plant) -> None:
-        if await _run(box, install.is_sown(packed)):
+    async def _sow(self, box: Any, spec: EffectiveSpec, packed: GuestBundle) -> None:
+        if await _run(box, install.is_installed_script(packed)):
             with tempfile.TemporaryDirectory() as place:
                 path = Path(place, Path(install.ARCHIVE).name)
                 path.write_bytes(await asyncio.to_thread(install.archive, packed))
                 await box.copy_in(str(path), install.ARCHIVE)
-            await _demand(box, install.sow(packed))
-        await _demand(box, install.furnish(spec, _USER))
+            await _demand(box, install.install_script(packed))
+        await _demand(box, install.directories_script(spec, _USER))
 
     @property
     def _boxes(self) -> Any:
@@ -205,13 +205,13 @@ class BoxLiteProvider(Provider):
     # --- finding again ---------------------------------------------------------------------------------------
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> BoxLiteInstance:
-        async with spoken("attach"):
+        async with translate_errors("attach"):
             box = await self._boxes.get(_name(record.box_id, record.keeper))
         if box is None:
             raise NotFound(f"there is no machine of box {record.box_id}", op="attach")
-        instance = BoxLiteInstance(record, spec, box, await asyncio.to_thread(plant))
+        instance = BoxLiteInstance(record, spec, box, await asyncio.to_thread(guest_bundle))
         try:
-            if not await instance.lives():
+            if not await instance.is_alive():
                 raise NotFound(f"box {record.box_id} no longer runs", op="attach")
             await instance.link()
         except BaseException:
@@ -220,7 +220,7 @@ class BoxLiteProvider(Provider):
         return instance
 
     async def list(self) -> tuple[InstanceRecord, ...]:
-        async with spoken("list"):
+        async with translate_errors("list"):
             infos = await self._boxes.list_info()
         found = []
         for info in infos:
@@ -242,7 +242,7 @@ class BoxLiteProvider(Provider):
 
     async def destroy(self, record: InstanceRecord) -> None:
         with contextlib.suppress(NotFound):
-            async with spoken("destroy"):
+            async with translate_errors("destroy"):
                 await self._boxes.remove(_name(record.box_id, record.keeper), force=True)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""BoxLite's package, imported when it is first needed, and its errors in our words."""
+"""BoxLite's package, imported at first use, and its errors as ours."""
 
 import importlib.metadata
 import importlib.util
@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Unavailable
-from hutch.providers.stdio_relay.sdk_errors import translated
+from hutch.providers.stdio_relay import sdk_calls
 
 
 def is_installed() -> bool:
@@ -18,18 +18,18 @@ def version() -> str:
 
 
 def sdk() -> Any:
-    """The package; it has no types."""
+    """Return the package, which is untyped."""
     import boxlite  # type: ignore[import-untyped]
 
     return boxlite
 
 
-def spoken(op: str) -> AbstractAsyncContextManager[None]:
-    """Whatever the package raises inside comes out as a HutchError."""
-    return translated(op, told)
+def translate_errors(op: str) -> AbstractAsyncContextManager[None]:
+    """Raise a HutchError for whatever the package raises inside."""
+    return sdk_calls.translate_errors(op, to_hutch_error)
 
 
-def told(error: Exception, op: str) -> HutchError:
+def to_hutch_error(error: Exception, op: str) -> HutchError:
     boxlite = sdk()
     message = f"BoxLite: {error}" if str(error) else f"BoxLite: {type(error).__name__}"
     if isinstance(error, boxlite.NotFoundError | boxlite.StoppedError | boxlite.ImageError):

@@ -1,4 +1,4 @@
-"""`LaunchedInstance`: a box whose guest is reached by its socket, and whose processes are ours to see."""
+"""`CommandInstance`: a box whose guest is reached by its socket and whose processes we can see on the host."""
 
 import os
 import socket
@@ -13,46 +13,46 @@ from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import InstanceRecord
 from hutch.providers.command.jail_spec import UNHELD
-from hutch.providers.guest_bundle.counters import AskedFacts, Facts
-from hutch.providers.guest_bundle.instance import CountedInstance
-from hutch.providers.guest_bundle.listener import NAME
+from hutch.providers.guest_bundle.counters import BoxCounters, GuestCounters
+from hutch.providers.guest_bundle.instance import BundledInstance
+from hutch.providers.guest_bundle.listener import SOCKET_NAME
 from hutch.providers.guest_client.link import Link, connect_unix
 from hutch.providers.guest_client.verdicts import Counters
 
 _CREDENTIALS = struct.Struct("3i")
 
 
-class WatchedFacts(AskedFacts):
-    """Of a box whose guest counts what it killed for want of memory. Who met the limit of processes, nobody counts."""
+class WatchdogCounters(GuestCounters):
+    """Counters of a box whose guest counts what it killed for memory. Nobody counts who met the process limit."""
 
     def read(self) -> Counters:
         return msgspec.structs.replace(super().read(), pids_hits=None)
 
 
-class LaunchedInstance(CountedInstance):
-    """Made of a guest that its provider has found at its door."""
+class CommandInstance(BundledInstance):
+    """A box whose guest listens in `socket_dir`."""
 
     def __init__(
         self,
         record: InstanceRecord,
         spec: EffectiveSpec,
         guest: Identity,
-        door: str,
-        facts: Facts,
+        socket_dir: str,
+        counters: BoxCounters,
         *,
         watched: bool,
     ) -> None:
-        """`watched`: the guest itself holds the memory."""
+        """`watched` says that the guest's own watchdog enforces the memory limit."""
 
         async def connect() -> Link:
-            return await Link.connect(f"{door}/{NAME}")
+            return await Link.connect(f"{socket_dir}/{SOCKET_NAME}")
 
-        super().__init__(record, spec, connect, facts)
+        super().__init__(record, spec, connect, counters)
         self._guest = guest
         self._watched = watched
 
     async def pause(self) -> None:
-        """By signals: everything but the guest stands still."""
+        """Stop every process but the guest with signals."""
         try:
             await process_trees.halt(self._guest)
         except TimeoutError as error:
@@ -71,12 +71,12 @@ class LaunchedInstance(CountedInstance):
         return tuple(name for name in unchanged if name != "memory_mb")
 
 
-def knock(door: str) -> tuple[socket.socket, int]:
-    """The connection to whoever listens at the door, and its pid on this machine; OSError if nobody does."""
+def connect_to_guest(socket_dir: str) -> tuple[socket.socket, int]:
+    """Return a connection to the guest and its pid on this machine. Raises OSError if nobody listens."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     sock.setblocking(False)
     try:
-        connect_unix(sock, os.path.join(door, NAME))
+        connect_unix(sock, os.path.join(socket_dir, SOCKET_NAME))
     except BaseException:
         sock.close()
         raise

@@ -1,4 +1,4 @@
-"""From an order to what a jail shows: the same list for every program that can build one. Pure."""
+"""What a jail shows for an order: one list of entries for every program that can build a jail. Pure functions."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -8,19 +8,19 @@ from hutch.errors import Invalid, Refused, Unsupported
 from hutch.model.capabilities import Capabilities
 from hutch.model.limits import Limits
 from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, Order, Retention
-from hutch.providers.command.shared_files import BORROWED
-from hutch.providers.guest_bundle.listener import GUEST_PLACE
-from hutch.providers.guest_bundle.pack import HOME as PLANTED
+from hutch.providers.command.shared_files import ETC_DIRECTORIES
+from hutch.providers.guest_bundle.listener import GUEST_DIR
+from hutch.providers.guest_bundle.pack import HOME as BUNDLE_HOME
 
 HOME = "/home/user"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 GUEST_MB = 16
-"""What the guest itself holds."""
+"""Memory of the guest itself."""
 GUEST_TASKS = 4
-"""RLIMIT_NPROC counts the guest's threads too; and a box counts as full when the one who met the limit has ended."""
+"""RLIMIT_NPROC counts the guest's threads too, and whoever met the limit has ended when a box counts as full."""
 UNHELD = 1 << 30
-"""Processes that the guest's watchdog lets live: the kernel counts them."""
-_OURS = (GUEST_PLACE, PLANTED, "/proc", "/dev", "/sys")
+"""The watchdog's limit of processes where the kernel itself enforces one."""
+_OURS = (GUEST_DIR, BUNDLE_HOME, "/proc", "/dev", "/sys")
 _SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "opt")
 _EMPTY = ("var", "srv", "mnt", "media", "root", "run", "home")
 
@@ -32,53 +32,55 @@ class Kind(StrEnum):
     LINK = "link"
 
 
-class Shown(NamedTuple):
-    """One thing at one place inside."""
+class JailEntry(NamedTuple):
+    """One path inside the jail."""
 
     kind: Kind
     target: str
     source: str = ""
-    """A path of the machine; of a link what it says."""
+    """A path of the host, or the target of a link."""
     kilobytes: int = 0
     mode: int = 0o755
     read_only: bool = False
-    """Of memory: nothing can be written to it."""
+    """Whether a tmpfs is mounted read-only."""
 
 
-class Site(NamedTuple):
-    """What the machine adds to an order."""
+class BoxParameters(NamedTuple):
+    """What this machine adds to an order."""
 
     directory: str
-    """The box's own."""
+    """The box's own directory."""
     base: str
-    """What all boxes share: `plant`, `etc`, `empty`."""
+    """The directory that all boxes share, with `bundle`, `etc` and `empty` in it."""
     uid: int
-    """The user on the machine as whom the box's user counts."""
+    """The host user id of the box's user."""
     guest: tuple[str, ...]
-    """The command line of the guest, inside."""
+    """The guest's command line as it is inside."""
     filter_fd: int = -1
-    """A descriptor from which the system call filter can be read, as struct sock_filter[]; -1: none was asked for."""
+    """A descriptor that holds the system call filter as struct sock_filter[]; -1 if none was asked for."""
 
     @property
-    def door(self) -> str:
+    def socket_dir(self) -> str:
         return f"{self.directory}/door"
 
 
-def shown(order: Order, site: Site) -> tuple[Shown, ...]:
-    """Everything a jail shows besides /proc and /dev, parents before what lies inside them."""
+def jail_entries(order: Order, parameters: BoxParameters) -> tuple[JailEntry, ...]:
+    """Return all that a jail shows besides /proc and /dev, parents before their contents."""
     spec = order.spec
-    found = [*_system(order), Shown(Kind.READ, "/etc", f"{site.base}/etc")]
-    found += [Shown(Kind.READ, f"/{name}", f"{site.base}/empty") for name in _EMPTY if name != "home"]
-    found += [Shown(Kind.READ, f"/etc/{name}", f"/etc/{name}") for name in BORROWED if Path("/etc", name).is_dir()]
-    found += [Shown(Kind.READ, PLANTED, f"{site.base}/plant"), Shown(Kind.WRITE, GUEST_PLACE, site.door)]
-    found += memory(spec)
+    found = [*_system(order), JailEntry(Kind.READ, "/etc", f"{parameters.base}/etc")]
+    found += [JailEntry(Kind.READ, f"/{name}", f"{parameters.base}/empty") for name in _EMPTY if name != "home"]
+    borrowed = [f"/etc/{name}" for name in ETC_DIRECTORIES if Path("/etc", name).is_dir()]
+    found += [JailEntry(Kind.READ, path, path) for path in borrowed]
+    found.append(JailEntry(Kind.READ, BUNDLE_HOME, f"{parameters.base}/bundle"))
+    found.append(JailEntry(Kind.WRITE, GUEST_DIR, parameters.socket_dir))
+    found += memory_entries(spec)
     mounts = sorted((*order.places.mounts, *_workspace(order)), key=lambda each: each.target)
     found += [_mounted(mount) for mount in mounts]
     return tuple(found)
 
 
-def memory(spec: EffectiveSpec) -> list[Shown]:
-    """The disk of a box is memory: its parts add up to `disk_mb`, since no jail shows one tmpfs in several places."""
+def memory_entries(spec: EffectiveSpec) -> list[JailEntry]:
+    """Return the tmpfs mounts, whose sizes add up to `disk_mb`: no jail shows one tmpfs in several places."""
     parts = {"/tmp": (1, 0o1777), HOME: (1, 0o755)}
     if spec.workspace.source == "own" and spec.workspace.mode is not MountMode.NONE:
         parts["/workspace"] = (2, 0o755)
@@ -87,8 +89,8 @@ def memory(spec: EffectiveSpec) -> list[Shown]:
     for target, (weight, mode) in parts.items():
         size = max(64, spec.limits.disk_mb * 1024 * weight // total)
         read_only = target == "/workspace" and spec.workspace.mode is MountMode.RO
-        found.append(Shown(Kind.MEMORY, target, kilobytes=size, mode=mode, read_only=read_only))
-    found.append(Shown(Kind.MEMORY, "/dev/shm", kilobytes=shm_mb(spec.limits) * 1024, mode=0o1777))
+        found.append(JailEntry(Kind.MEMORY, target, kilobytes=size, mode=mode, read_only=read_only))
+    found.append(JailEntry(Kind.MEMORY, "/dev/shm", kilobytes=shm_mb(spec.limits) * 1024, mode=0o1777))
     return found
 
 
@@ -97,12 +99,12 @@ def shm_mb(limits: Limits) -> int:
 
 
 def held_mb(limits: Limits) -> int:
-    """What a control group has to allow: pages of a tmpfs count as memory of the box."""
+    """Return the memory limit of the control group, in which pages of a tmpfs count too."""
     return limits.memory_mb + limits.disk_mb + GUEST_MB
 
 
 def environment(spec: EffectiveSpec, box_id: str) -> dict[str, str]:
-    """The whole environment of every command."""
+    """Return the whole environment of every command."""
     standard = {
         "PATH": PATH, "LANG": "C.UTF-8", "HOME": HOME, "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh",
         "HOSTNAME": box_id[:12], "TMPDIR": "/tmp",
@@ -110,8 +112,8 @@ def environment(spec: EffectiveSpec, box_id: str) -> dict[str, str]:
     return standard | spec.env | spec.secrets
 
 
-def told(order: Order, *, watched: bool) -> dict[str, Any]:
-    """The guest's first orders. They go over its connection, because a command line is everybody's to read."""
+def guest_options(order: Order, *, watched: bool) -> dict[str, Any]:
+    """Return the guest's options. They travel over its connection, because everybody can read a command line."""
     spec = order.spec
     held = {
         "watched": {"memory_bytes": spec.limits.memory_mb << 20, "pids": UNHELD},
@@ -129,7 +131,7 @@ def told(order: Order, *, watched: bool) -> dict[str, Any]:
 
 
 def check(order: Order, claimed: Capabilities) -> None:
-    """Unsupported before anything is made. Policy has asked before; a wall has no front door only."""
+    """Raise Unsupported before anything is made. Policy has asked already; this is the second check."""
     spec = order.spec
     kind = spec.image.partition(":")[0]
     wrong = (
@@ -144,16 +146,16 @@ def check(order: Order, claimed: Capabilities) -> None:
         raise Unsupported(f"provider {claimed.provider} has not {wrong}", op="create")
 
 
-def _system(order: Order) -> list[Shown]:
-    """The system of the machine, or of the image directory that policy has allowed."""
+def _system(order: Order) -> list[JailEntry]:
+    """Return the system directories of the machine, or of the image directory that policy has allowed."""
     root = Path(order.places.image.real if order.places.image is not None else "/")
     found = []
     for name in _SYSTEM:
         path = root / name
         if path.is_symlink():
-            found.append(Shown(Kind.LINK, f"/{name}", str(path.readlink())))
+            found.append(JailEntry(Kind.LINK, f"/{name}", str(path.readlink())))
         elif path.is_dir():
-            found.append(Shown(Kind.READ, f"/{name}", str(path)))
+            found.append(JailEntry(Kind.READ, f"/{name}", str(path)))
     return found
 
 
@@ -161,10 +163,10 @@ def _workspace(order: Order) -> tuple[CheckedMount, ...]:
     return () if order.places.workspace is None else (order.places.workspace,)
 
 
-def _mounted(mount: CheckedMount) -> Shown:
+def _mounted(mount: CheckedMount) -> JailEntry:
     target = mount.target
     if not target.startswith("/") or "/../" in f"{target}/" or not target.strip("/"):
         raise Invalid(f"a mount needs an absolute target below /, not {target!r}", op="create")
     if any(target == ours or target.startswith(f"{ours}/") for ours in _OURS):
         raise Refused(f"nothing can be mounted at {target}: it belongs to the box itself", op="create")
-    return Shown(Kind.WRITE if mount.mode is MountMode.RW else Kind.READ, target, mount.real)
+    return JailEntry(Kind.WRITE if mount.mode is MountMode.RW else Kind.READ, target, mount.real)

@@ -1,4 +1,4 @@
-"""Places of the machine that a box shows are the very inodes that policy looked at: before the start, and inside."""
+"""Checks that a box shows the very inodes that policy has allowed, before the box starts and again inside it."""
 
 import os
 
@@ -16,9 +16,9 @@ class _Identity(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-def look(order: Order) -> None:
-    """FileMissing or Refused before anything is made (B11)."""
-    for place in _of(order):
+def check_sources(order: Order) -> None:
+    """Raise FileMissing or Refused before anything is made, so that every engine reports a bad mount alike (B11)."""
+    for place in _checked_mounts(order):
         try:
             found = os.stat(place.real, follow_symlinks=False)
         except FileNotFoundError as error:
@@ -32,8 +32,8 @@ def look(order: Order) -> None:
 
 
 async def verify(link: Link, order: Order) -> None:
-    """A name may have been swapped between the look and the mount. Asked of the guest before any command has run."""
-    mounted = [place for place in _of(order) if place is not order.places.image]
+    """Ask the guest, before any command runs: a name may have been swapped between the check and the mount."""
+    mounted = [place for place in _checked_mounts(order) if place is not order.places.image]
     if not mounted:
         return
     answer = await link.request("identities", paths=[place.target for place in mounted])
@@ -42,6 +42,6 @@ async def verify(link: Link, order: Order) -> None:
             raise Refused(f"{place.real} was replaced after it had been allowed", op="create")
 
 
-def _of(order: Order) -> list[CheckedMount]:
+def _checked_mounts(order: Order) -> list[CheckedMount]:
     places = (order.places.image, order.places.workspace, *order.places.mounts)
     return [place for place in places if place is not None]

@@ -1,4 +1,4 @@
-"""What all boxes of one engine share on disk: the packed guest and a small /etc, made once and only ever read."""
+"""Files that all boxes of one engine share: the guest bundle and a small /etc, written once and then only read."""
 
 import hashlib
 import os
@@ -8,48 +8,47 @@ import tempfile
 from pathlib import Path
 
 from hutch.errors import ConfigError
-from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 
 _COPIED = ("ld.so.cache", "ld.so.conf", "localtime", "mime.types", "protocols", "services", "debian_version")
-BORROWED = ("alternatives", "ca-certificates", "pki", "ssl", "java-11-openjdk", "java-17-openjdk", "fonts")
-"""Directories of the machine's own /etc without which much of its /usr does not work; none holds a secret that an
-ordinary user may read."""
+ETC_DIRECTORIES = ("alternatives", "ca-certificates", "pki", "ssl", "java-11-openjdk", "java-17-openjdk", "fonts")
+"""Directories of the host's /etc that much of its /usr needs. None holds a secret that an ordinary user may read."""
 
 
-class Ground:
-    """Directories of the engine `name`: next to Hutch's run directory, because a box's user has to get through."""
+class SharedFiles:
+    """The directories of the engine `name`, beside Hutch's run directory, which a box's user could not enter."""
 
     def __init__(self, name: str, run_dir: str) -> None:
         self.home = Path(f"{run_dir}-{name}")
-        self._laid: Path | None = None
-        self.plant: Plant | None = None
+        self._prepared: Path | None = None
+        self.bundle: GuestBundle | None = None
 
     def box(self, box_id: str) -> Path:
         return self.home / box_id
 
     def prepare(self, *, public: bool) -> Path:
-        """The shared directory with `plant`, `etc` and `empty`. Blocks; `public`: boxes have a user of their own."""
-        if self._laid is not None and self._laid.is_dir():
-            return self._laid
+        """Return the directory with `bundle`, `etc` and `empty`. Blocks. `public`: boxes have users of their own."""
+        if self._prepared is not None and self._prepared.is_dir():
+            return self._prepared
         _own_directory(self.home, 0o711 if public else 0o700)
-        packed = self.plant = plant()
+        packed = self.bundle = guest_bundle()
         etc = _etc()
         mark = hashlib.sha256(repr(sorted(etc.items())).encode()).hexdigest()[:8]
         place = self.home / f".base-{packed.digest}-{mark}"
         if not place.is_dir():
-            _lay(place, packed, etc)
-        self._laid = place
+            _write_shared(place, packed, etc)
+        self._prepared = place
         return place
 
 
-def _lay(place: Path, packed: Plant, etc: dict[str, bytes]) -> None:
-    """Whole or not at all: others may lay the same at this moment."""
-    half = Path(tempfile.mkdtemp(prefix=".laying-", dir=place.parent))
+def _write_shared(place: Path, packed: GuestBundle, etc: dict[str, bytes]) -> None:
+    """Write all of it or nothing, because another process may write the same at this moment."""
+    half = Path(tempfile.mkdtemp(prefix=".writing-", dir=place.parent))
     for name, content in packed.files:
-        _write(half / "plant" / name, content, 0o755 if name.startswith(("bin/", "lib/ld")) else 0o644)
+        _write(half / "bundle" / name, content, 0o755 if name.startswith(("bin/", "lib/ld")) else 0o644)
     for name, content in etc.items():
         _write(half / "etc" / name, content, 0o644)
-    for name in BORROWED:
+    for name in ETC_DIRECTORIES:
         if Path("/etc", name).is_dir():
             (half / "etc" / name).mkdir()
     (half / "empty").mkdir()
@@ -63,7 +62,7 @@ def _lay(place: Path, packed: Plant, etc: dict[str, bytes]) -> None:
 
 
 def _etc() -> dict[str, bytes]:
-    """Users by the numbers they have inside; what the machine's programs look up besides."""
+    """Return the files of /etc: the users as they are inside, and what the host's programs look up."""
     found = {
         "passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/sh\n"
         b"nobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",
@@ -86,7 +85,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
 
 
 def _own_directory(path: Path, mode: int) -> None:
-    """In /tmp somebody may have made it before us."""
+    """Make the directory, and refuse one that somebody else made before us in /tmp."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.mkdir(mode=mode, exist_ok=True)
     found = path.lstat()

@@ -10,23 +10,23 @@ from datetime import datetime
 from hutch.model.ids import BoxId
 from hutch.providers.base import InstanceRecord, Leftover
 from hutch.providers.docker import labels as naming
-from hutch.providers.docker.context import Ground
+from hutch.providers.docker.context import EngineContext
 
 STALE = 3600.0
 """Seconds after which a throwaway, or an old guest that nobody uses, is nobody's any more."""
 
 
-async def records(provider: str, ground: Ground) -> tuple[InstanceRecord, ...]:
+async def records(provider: str, context: EngineContext) -> tuple[InstanceRecord, ...]:
     """Boxes that run, and those that are stopped: of these there are only volumes."""
     found: dict[str, InstanceRecord] = {}
     volumes: dict[str, list[str]] = {}
     keepers: dict[str, str] = {}
-    for volume in await ground.engine.volumes(f"{naming.INSTANCE}={ground.instance}"):
+    for volume in await context.engine.volumes(f"{naming.INSTANCE}={context.instance}"):
         labels = volume.get("Labels") or {}
         if box_id := labels.get(naming.BOX):
             volumes.setdefault(box_id, []).append(str(volume["Name"]))
             keepers[box_id] = labels.get(naming.KEEPER, "")
-    for container in await ground.engine.containers({naming.BOX: "", naming.INSTANCE: ground.instance}):
+    for container in await context.engine.containers({naming.BOX: "", naming.INSTANCE: context.instance}):
         labels = container.get("Labels") or {}
         keepers[labels[naming.BOX]] = labels.get(naming.KEEPER, "")
     for box_id, keeper in keepers.items():
@@ -37,18 +37,18 @@ async def records(provider: str, ground: Ground) -> tuple[InstanceRecord, ...]:
     return tuple(found.values())
 
 
-async def sweep(ground: Ground, *, dry_run: bool) -> tuple[Leftover, ...]:
+async def sweep(context: EngineContext, *, dry_run: bool) -> tuple[Leftover, ...]:
     """Networks and walls of boxes that are gone, throwaways of dead processes, guests of other versions."""
-    engine = ground.engine
+    engine = context.engine
     boxes = {each["Labels"][naming.BOX] for each in await engine.containers({naming.BOX: ""})}
     gone: list[Leftover] = []
-    for network in await engine.networks(f"{naming.INSTANCE}={ground.instance}"):
+    for network in await engine.networks(f"{naming.INSTANCE}={context.instance}"):
         box_id = (network.get("Labels") or {}).get(naming.BOX)
         if box_id not in boxes and _age(network.get("Created")) > STALE:
             name = str(network["Name"])
             if dry_run or await engine.remove_network(name):
                 gone.append(Leftover(kind="network", name=name))
-                walls = await ground.walls() if box_id and not dry_run else None
+                walls = await context.walls() if box_id and not dry_run else None
                 if box_id and walls is not None:
                     await walls.remove(box_id)
     for container in await engine.containers({naming.THROWAWAY: ""}):
@@ -58,7 +58,7 @@ async def sweep(ground: Ground, *, dry_run: bool) -> tuple[Leftover, ...]:
             gone.append(Leftover(kind="container", name=container["Names"][0].lstrip("/")))
     for volume in await engine.volumes(naming.GUEST):
         name = str(volume["Name"])
-        old = name != naming.guest_volume(ground.plant.digest) and _age(volume.get("CreatedAt")) > STALE
+        old = name != naming.guest_volume(context.bundle.digest) and _age(volume.get("CreatedAt")) > STALE
         # The engine refuses to remove what a container uses.
         if old and (dry_run or await engine.remove_volume(name)):
             gone.append(Leftover(kind="volume", name=name))

@@ -13,9 +13,9 @@ from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode, Order, Retention
 from hutch.providers.docker import labels
 from hutch.providers.docker.dialect import Dialect
-from hutch.providers.guest_bundle.listener import DEPUTY_PLACE, GUEST_PLACE
-from hutch.providers.guest_bundle.pack import HOME as PLANTED
-from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
+from hutch.providers.guest_bundle.pack import HOME as BUNDLE_HOME
+from hutch.providers.guest_bundle.pack import GuestBundle
 
 WORKSPACE = "/workspace"
 HOME = "/home/user"
@@ -29,7 +29,7 @@ GUEST_MB = 16
 WALL_MB = 192
 WALL_THREADS = 8192
 _MB = 1 << 20
-_OURS = (GUEST_PLACE, DEPUTY_PLACE, PLANTED, "/proc", "/dev", "/sys")
+_OURS = (GUEST_DIR, ROOT_GUEST_DIR, BUNDLE_HOME, "/proc", "/dev", "/sys")
 _INODES_PER_MB = 256
 _LOADING = ("LD_PRELOAD", "LD_AUDIT")
 
@@ -52,10 +52,10 @@ class Bind(NamedTuple):
     writable: bool
 
 
-class Site(NamedTuple):
+class BoxParameters(NamedTuple):
     """What the engine adds to an order."""
 
-    plant: Plant
+    bundle: GuestBundle
     instance: str
     runtime: str
     user: str
@@ -73,19 +73,19 @@ def is_persistent(spec: EffectiveSpec) -> bool:
     return spec.retention is Retention.PERSISTENT
 
 
-def container(order: Order, image: ImageFacts, site: Site) -> dict[str, Any]:
+def container(order: Order, image: ImageFacts, parameters: BoxParameters) -> dict[str, Any]:
     """The body of `POST /containers/create`."""
     spec, limits = order.spec, order.spec.limits
     return {
         "Image": image.id,
         "Hostname": order.box_id[:12],
-        "User": user_of(image, site),
+        "User": user_of(image, parameters),
         # An image may name libraries to be loaded into every program; ours, some of them the box's root, take none.
         "Env": [f"{name}=" for name in _LOADING],
-        "Entrypoint": site.plant.argv("hutch.providers.guest_bundle.boot", GUEST_PLACE, "guest"),
+        "Entrypoint": parameters.bundle.argv("hutch.providers.guest_bundle.boot", GUEST_DIR, "guest"),
         "Cmd": [],
         "WorkingDir": "/",
-        "Labels": labels.labels(order, site.instance),
+        "Labels": labels.labels(order, parameters.instance),
         "Healthcheck": {"Test": ["NONE"]},
         "StopSignal": "SIGKILL",
         "AttachStdin": False,
@@ -94,30 +94,30 @@ def container(order: Order, image: ImageFacts, site: Site) -> dict[str, Any]:
         "OpenStdin": False,
         "Tty": False,
         "HostConfig": {
-            **limited(limits, walled=site.walled),
-            "Ulimits": _ulimits({"nofile": limits.open_files, "core": 0, **site.dialect.ulimits}),
+            **limited(limits, walled=parameters.walled),
+            "Ulimits": _ulimits({"nofile": limits.open_files, "core": 0, **parameters.dialect.ulimits}),
             "CapDrop": ["ALL"],
             "SecurityOpt": ["no-new-privileges"],
             "Privileged": False,
             "ReadonlyRootfs": spec.read_only_root,
             "IpcMode": "private",
-            **({"CgroupnsMode": "private"} if site.private_cgroups else {}),
-            **({"CgroupParent": site.cgroup_parent} if site.cgroup_parent else {}),
-            **({"Runtime": site.runtime} if site.runtime else {}),
-            "NetworkMode": site.network if spec.network is not NetworkMode.OFF else "none",
+            **({"CgroupnsMode": "private"} if parameters.private_cgroups else {}),
+            **({"CgroupParent": parameters.cgroup_parent} if parameters.cgroup_parent else {}),
+            **({"Runtime": parameters.runtime} if parameters.runtime else {}),
+            "NetworkMode": parameters.network if spec.network is not NetworkMode.OFF else "none",
             "ShmSize": shm_mb(limits) * _MB,
-            "Tmpfs": tmpfs(spec, image, site),
-            "Mounts": _mounts(order, site),
+            "Tmpfs": tmpfs(spec, image, parameters),
+            "Mounts": _mounts(order, parameters),
             "Init": False,
             "AutoRemove": False,
             "RestartPolicy": {"Name": "no"},
-            **site.dialect.host_config,
+            **parameters.dialect.host_config,
         },
     }
 
 
-def user_of(image: ImageFacts, site: Site) -> str:
-    return image.user or site.user
+def user_of(image: ImageFacts, parameters: BoxParameters) -> str:
+    return image.user or parameters.user
 
 
 def limited(limits: Limits, *, walled: bool) -> dict[str, int]:
@@ -150,11 +150,11 @@ def shm_mb(limits: Limits) -> int:
     return min(256, max(8, limits.memory_mb // 8))
 
 
-def tmpfs(spec: EffectiveSpec, image: ImageFacts, site: Site) -> dict[str, str]:
+def tmpfs(spec: EffectiveSpec, image: ImageFacts, parameters: BoxParameters) -> dict[str, str]:
     """Mount options by place."""
-    uid, gid = user_of(image, site).split(":")
-    owner = site.dialect.owner.format(uid=uid, gid=gid)
-    taken = {bind.target for bind in site.binds}
+    uid, gid = user_of(image, parameters).split(":")
+    owner = parameters.dialect.owner.format(uid=uid, gid=gid)
+    taken = {bind.target for bind in parameters.binds}
     for path in filter(_is_ours, image.volumes):
         # An engine fills a declared volume with what the image has there: its maker's code in place of our guest's.
         raise Refused(f"the image declares a volume at {path}, which belongs to the box itself", op="create")
@@ -170,11 +170,11 @@ def tmpfs(spec: EffectiveSpec, image: ImageFacts, site: Site) -> dict[str, str]:
         size = max(1, spec.limits.disk_mb * weight * 1024 // total)
         access = "ro" if path == WORKSPACE and spec.workspace.mode is MountMode.RO else "rw"
         mode = "1777" if path == "/tmp" else "0755"
-        files = f"nr_inodes={max(1024, size * _INODES_PER_MB // 1024)}," if site.dialect.inodes else ""
+        files = f"nr_inodes={max(1024, size * _INODES_PER_MB // 1024)}," if parameters.dialect.inodes else ""
         mounted[path] = f"{access},nosuid,nodev,exec,size={size}k,{files}mode={mode},{owner}"
     quiet = "rw,nosuid,nodev,noexec"
-    mounted[GUEST_PLACE] = f"{quiet},size={spill_mb(spec.limits)}m,mode=0711,{owner}"
-    mounted[DEPUTY_PLACE] = f"{quiet},size=8m,mode=0711"
+    mounted[GUEST_DIR] = f"{quiet},size={spill_mb(spec.limits)}m,mode=0711,{owner}"
+    mounted[ROOT_GUEST_DIR] = f"{quiet},size=8m,mode=0711"
     return mounted
 
 
@@ -201,14 +201,14 @@ def _is_ours(path: str) -> bool:
     return any(path == ours or path.startswith(f"{ours}/") for ours in _OURS)
 
 
-def _mounts(order: Order, site: Site) -> list[dict[str, Any]]:
+def _mounts(order: Order, parameters: BoxParameters) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
         {
             "Type": "volume",
-            "Source": labels.guest_volume(site.plant.digest),
-            "Target": PLANTED,
+            "Source": labels.guest_volume(parameters.bundle.digest),
+            "Target": BUNDLE_HOME,
             "ReadOnly": True,
-            "VolumeOptions": {"NoCopy": True, "Labels": {labels.GUEST: site.plant.digest}},
+            "VolumeOptions": {"NoCopy": True, "Labels": {labels.GUEST: parameters.bundle.digest}},
         }
     ]
     for part, place in kept(order.spec).items():
@@ -224,7 +224,7 @@ def _mounts(order: Order, site: Site) -> list[dict[str, Any]]:
             }
         )
     # Parents before what lies inside them.
-    for bind in sorted(site.binds, key=lambda each: each.target):
+    for bind in sorted(parameters.binds, key=lambda each: each.target):
         found.append(
             {
                 "Type": "bind",

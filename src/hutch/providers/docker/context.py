@@ -9,23 +9,23 @@ from hutch.errors import Unavailable, Unsupported
 from hutch.providers.docker import endpoint, engine_info, labels, shared_directory
 from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_info import Machine
-from hutch.providers.docker.guest_volume import Planting
-from hutch.providers.docker.helper_containers import BASE, bring_base
+from hutch.providers.docker.guest_volume import GuestVolume
+from hutch.providers.docker.helper_containers import BASE, ensure_base_image
 from hutch.providers.docker.images import ARCHITECTURES, Images
-from hutch.providers.docker.networks import Walls
+from hutch.providers.docker.networks import NetworkWalls
 from hutch.providers.docker.path_rules import engine_path, translated
 from hutch.providers.docker.settings import Settings
-from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 
 
-class Ground:
+class EngineContext:
     """Made by `meet`."""
 
-    def __init__(self, engine: Engine, found: Machine, settings: Settings, planted: Plant) -> None:
+    def __init__(self, engine: Engine, found: Machine, settings: Settings, bundle: GuestBundle) -> None:
         self.engine = engine
         self.machine = found
         self.settings = settings
-        self.plant = planted
+        self.bundle = bundle
         self.images = Images(engine, settings.pull)
         self.instance = labels.instance(settings.state_dir)
         self.fast = engine_info.fast(found, engine.http.endpoint, settings.lane)
@@ -33,7 +33,7 @@ class Ground:
         """Whether programs get a controlling terminal, as a canary found."""
         self.no_network = ""
         """Why a box cannot have one, as a canary found; "" if it can."""
-        self._planting = Planting(engine)
+        self._planting = GuestVolume(engine)
         self._near: bool | None = None
         # One proof, however many boxes come first.
         self._proving = asyncio.Lock()
@@ -47,29 +47,29 @@ class Ground:
         return self._near
 
     async def _finds_our_mark(self) -> bool:
-        await bring_base(self.engine)
+        await ensure_base_image(self.engine)
         # Not the usual place for such things, which an engine often has of its own.
         home = self.settings.state_dir if os.path.isdir(self.settings.state_dir) else None
         with tempfile.TemporaryDirectory(prefix=".near-", dir=home) as ours:
             theirs = engine_path(translated(os.path.realpath(ours), self.settings.paths), sys.platform)
             return not await shared_directory.obstacle(self.engine, ours, theirs)
 
-    async def walls(self) -> Walls | None:
+    async def walls(self) -> NetworkWalls | None:
         """None: nobody here can keep a box from reaching private ranges."""
         is_able = os.geteuid() == 0 and not self.machine.rootless
-        return Walls(self.engine) if is_able and await self.is_near() else None
+        return NetworkWalls(self.engine) if is_able and await self.is_near() else None
 
     async def prepare(self) -> None:
         """The guest and the empty image are on the engine when this returns."""
-        if not self._planting.is_done(self.plant):
-            await bring_base(self.engine)
-            await self._planting.ensure(self.plant, BASE)
+        if not self._planting.is_done(self.bundle):
+            await ensure_base_image(self.engine)
+            await self._planting.ensure(self.bundle, BASE)
 
-    def forget_plant(self) -> None:
+    def forget_guest_volume(self) -> None:
         self._planting.forget()
 
 
-async def meet(engine: Engine, settings: Settings) -> Ground:
+async def meet(engine: Engine, settings: Settings) -> EngineContext:
     """Unavailable: nobody answers; Unsupported: its containers could not run our guest."""
     if sys.platform != "linux":
         raise Unsupported(
@@ -86,7 +86,7 @@ async def meet(engine: Engine, settings: Settings) -> Ground:
             op="probe",
             remedy=f"run Hutch on a machine of the engine's kind, or use an engine on {ours}",
         )
-    return Ground(engine, found, settings, await asyncio.to_thread(plant))
+    return EngineContext(engine, found, settings, await asyncio.to_thread(guest_bundle))
 
 
 def locate(provider: str, settings: Settings) -> endpoint.Endpoint:

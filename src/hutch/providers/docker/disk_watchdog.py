@@ -18,7 +18,7 @@ SHORTEST_REST = 2.0
 _SHARE = 10
 
 
-class DiskGuard:
+class DiskWatchdog:
     """Of one box."""
 
     def __init__(

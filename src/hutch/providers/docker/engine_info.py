@@ -35,7 +35,7 @@ class Machine(NamedTuple):
     """Which of cpus, memory and pids its control groups limit: a rootless engine often has none of them."""
     seems_here: bool
     """A local socket, a kernel of the same release: no proof. A container's processes are looked for here before the
-    fast lane is taken, and our files by the engine before anything else is made of it (`Ground.is_near`)."""
+    fast lane is taken, and our files by the engine before anything else is made of it (`EngineContext.is_near`)."""
     security: tuple[str, ...] = ()
     """As the engine tells it: one that was started again without its filter has to be looked at again."""
     memory_mb: int = 0

@@ -11,12 +11,12 @@ from hutch.errors import EngineError
 from hutch.providers.docker import labels
 from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.guest_bundle.pack import HOME, Plant
+from hutch.providers.guest_bundle.pack import HOME, GuestBundle
 
 _TRIES = 5
 
 
-class Planting:
+class GuestVolume:
     """Of one engine."""
 
     def __init__(self, engine: Engine) -> None:
@@ -25,39 +25,39 @@ class Planting:
         # One planter of ours at a time; those of other processes are met on the engine.
         self._busy = asyncio.Lock()
 
-    async def ensure(self, plant: Plant, image: str) -> None:
+    async def ensure(self, bundle: GuestBundle, image: str) -> None:
         """The guest is there when this returns. `image` is any that the engine has: nothing of it is run."""
-        if plant.digest in self._done:
+        if bundle.digest in self._done:
             return
         async with self._busy:
-            if plant.digest in self._done:
+            if bundle.digest in self._done:
                 return
             for _ in range(_TRIES):
-                if await self._is_whole(plant) or await self._fill(plant, image):
-                    self._done.add(plant.digest)
+                if await self._is_whole(bundle) or await self._fill(bundle, image):
+                    self._done.add(bundle.digest)
                     return
             raise EngineError("the guest could not be put onto the engine: others are at it, and do not finish")
 
-    def is_done(self, plant: Plant) -> bool:
-        return plant.digest in self._done
+    def is_done(self, bundle: GuestBundle) -> bool:
+        return bundle.digest in self._done
 
     def forget(self) -> None:
         """Somebody may have taken it away."""
         self._done.clear()
 
-    async def _is_whole(self, plant: Plant) -> bool:
-        if await self._engine.volume(labels.guest_volume(plant.digest)) is None:
+    async def _is_whole(self, bundle: GuestBundle) -> bool:
+        if await self._engine.volume(labels.guest_volume(bundle.digest)) is None:
             return False
-        return await self._engine.inspect(_planter(plant)) is None
+        return await self._engine.inspect(_filler_name(bundle)) is None
 
-    async def _fill(self, plant: Plant, image: str) -> bool:
+    async def _fill(self, bundle: GuestBundle, image: str) -> bool:
         """False: somebody else's planter went away under us, which means that it was done, or gave up."""
-        name = _planter(plant)
+        name = _filler_name(bundle)
         mount = {
             "Type": "volume",
-            "Source": labels.guest_volume(plant.digest),
+            "Source": labels.guest_volume(bundle.digest),
             "Target": HOME,
-            "VolumeOptions": {"NoCopy": True, "Labels": {labels.GUEST: plant.digest}},
+            "VolumeOptions": {"NoCopy": True, "Labels": {labels.GUEST: bundle.digest}},
         }
         body = {
             "Image": image,
@@ -71,7 +71,7 @@ class Planting:
             if refused.status != 409:
                 raise
         try:
-            await self._engine.put_archive(name, HOME, await asyncio.to_thread(plant.archive))
+            await self._engine.put_archive(name, HOME, await asyncio.to_thread(bundle.archive))
         except EngineRefused as refused:
             if refused.status == 404:
                 return False
@@ -80,5 +80,5 @@ class Planting:
         return True
 
 
-def _planter(plant: Plant) -> str:
-    return f"hutch-planter-{plant.digest}"
+def _filler_name(bundle: GuestBundle) -> str:
+    return f"hutch-planter-{bundle.digest}"

@@ -15,13 +15,13 @@ BASE = "hutch-base-1:latest"
 """An image with nothing in it, for containers of which nothing is run but our own guest."""
 
 
-async def bring_base(engine: Engine) -> None:
+async def ensure_base_image(engine: Engine) -> None:
     if await engine.image(BASE) is None:
         await engine.load_image(BASE, _nothing())
 
 
 @asynccontextmanager
-async def thrown_away(engine: Engine, mounts: list[dict[str, Any]]) -> AsyncIterator[str]:
+async def helper_container(engine: Engine, mounts: list[dict[str, Any]]) -> AsyncIterator[str]:
     """The name of a container of nothing, for one request of ours. It is not started: nothing of it runs."""
     name = f"hutch-throwaway-{secrets.token_hex(8)}"
     body = {

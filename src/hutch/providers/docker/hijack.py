@@ -27,7 +27,7 @@ class Hijacked(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         self.agreed: asyncio.Future[None] = self._loop.create_future()
         self.link: Link | None = None
-        self.complaint = b""
+        self.stderr = b""
         """What was written in place of a greeting, and the end of what the program wrote to stderr."""
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
@@ -108,10 +108,10 @@ class Hijacked(asyncio.Protocol):
             if self._stream == _STDOUT:
                 if not link.hello:
                     # Why an exec could not be started is written where its output would have been.
-                    self.complaint = (self.complaint + piece)[-_KEPT:]
+                    self.stderr = (self.stderr + piece)[-_KEPT:]
                 _feed(link, piece)
             elif self._stream == _STDERR:
-                self.complaint = (self.complaint + piece)[-_KEPT:]
+                self.stderr = (self.stderr + piece)[-_KEPT:]
             start += len(piece)
             self._left -= len(piece)
         self._buffer += data[start:]

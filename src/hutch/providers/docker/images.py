@@ -148,13 +148,13 @@ def credentials(registry: str, environment: Mapping[str, str] = os.environ) -> s
     except (OSError, ValueError):
         return ""
     helper = (config.get("credHelpers") or {}).get(registry) or config.get("credsStore")
-    login = _asked(helper, registry) if helper else _written(config.get("auths") or {}, registry)
+    login = _asked(helper, registry) if helper else _read_identity(config.get("auths") or {}, registry)
     if not login:
         return ""
     return base64.urlsafe_b64encode(json.dumps({**login, "serveraddress": registry}).encode()).decode()
 
 
-def _written(auths: Mapping[str, Any], registry: str) -> dict[str, str]:
+def _read_identity(auths: Mapping[str, Any], registry: str) -> dict[str, str]:
     entry = auths.get(registry) or auths.get(f"https://{registry}") or {}
     if entry.get("identitytoken"):
         return {"identitytoken": str(entry["identitytoken"])}

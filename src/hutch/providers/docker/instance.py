@@ -12,13 +12,13 @@ from hutch.model.results import Result, Usage
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.docker import container_spec
-from hutch.providers.docker.disk_watchdog import DiskGuard
+from hutch.providers.docker.disk_watchdog import DiskWatchdog
 from hutch.providers.docker.engine_api import Engine
-from hutch.providers.guest_bundle.counters import Facts
-from hutch.providers.guest_bundle.instance import CountedInstance
+from hutch.providers.guest_bundle.counters import BoxCounters
+from hutch.providers.guest_bundle.instance import BundledInstance
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 
 
@@ -36,10 +36,10 @@ class Traits(NamedTuple):
     """Whether we cannot see its first process: then the engine is asked when it ends."""
 
 
-class _GuardedFacts:
+class _CountersWithDisk:
     """The container's counters, and what its disk guard has done."""
 
-    def __init__(self, facts: Facts, overrun: Overrun) -> None:
+    def __init__(self, facts: BoxCounters, overrun: Overrun) -> None:
         self._facts = facts
         self._overrun = overrun
 
@@ -47,8 +47,8 @@ class _GuardedFacts:
         return msgspec.structs.replace(self._facts.read(), disk_ends=self._overrun.ends, excess=self._overrun.reason)
 
 
-class ContainerInstance(CountedInstance):
-    """What `LinkedInstance` leaves to the engine."""
+class ContainerInstance(BundledInstance):
+    """What `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class ContainerInstance(CountedInstance):
         engine: Engine,
         connect: Callable[[], Awaitable[Link]],
         deputy: Callable[[str], Awaitable[Link]],
-        facts: Facts,
+        facts: BoxCounters,
         traits: Traits,
         *,
         lived: bool,
@@ -69,7 +69,7 @@ class ContainerInstance(CountedInstance):
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None
         kept = record.data.get("volumes")
         self._disk = (
-            DiskGuard(
+            DiskWatchdog(
                 engine,
                 self.container,
                 kept if isinstance(kept, list) else [],
@@ -81,7 +81,7 @@ class ContainerInstance(CountedInstance):
             else None
         )
         if self._disk is not None:
-            self._facts = _GuardedFacts(facts, self._disk.overrun)
+            self._facts = _CountersWithDisk(facts, self._disk.overrun)
 
     @property
     def container(self) -> str:
@@ -92,7 +92,7 @@ class ContainerInstance(CountedInstance):
             return Result(job_id="", exit_code=None, verdict=refusal(excess))
         return await super().run(command)
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         if self._disk is not None and (excess := await self._disk.jam()):
             raise full(excess, "start")
         if command.pty and not self._traits.pty:

@@ -13,7 +13,7 @@ INSTANCE = "hutch.instance"
 CONFIG = "hutch.config"
 """A digest of the effective spec, by which a changed one is told."""
 GUEST = "hutch.guest"
-"""On volumes with a planted guest: its digest."""
+"""On volumes with a bundle guest: its digest."""
 THROWAWAY = "hutch.throwaway"
 """On containers that live for one request of ours: when they were made, in Unix time."""
 

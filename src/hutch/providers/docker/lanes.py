@@ -1,4 +1,4 @@
-"""How a keeper reaches a planted guest. Both lanes carry the same protocol to the same guest.
+"""How a keeper reaches a bundle guest. Both lanes carry the same protocol to the same guest.
 
 Fast: straight to the guest's socket, through the root directory of the container's first process. Only where we are
 root on the engine's own machine, and only with runtimes whose containers are processes of this kernel. Nothing is given
@@ -19,11 +19,11 @@ from hutch.linux.processes import Identity
 from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
 from hutch.providers.docker.hijack import hijack
-from hutch.providers.guest_bundle.listener import NAME, packed
-from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.guest_bundle.listener import SOCKET_NAME, framed_options
+from hutch.providers.guest_bundle.pack import GuestBundle
 from hutch.providers.guest_client.link import Link
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds that a guest which has just been started may take to open its door."""
 RELAY_USER = "0:0"
 """Without any capability; being root is how the guest's door knows it from the box's own commands."""
@@ -61,26 +61,26 @@ class FastLane:
         begun = loop.time()
         while True:
             try:
-                sock = self._knock(place)
+                sock = self._connect_socket(place)
                 break
             except OSError as error:
                 if not self._first.alive():
-                    raise _nobody(
+                    raise _nobody_listens(
                         place, ConnectionRefusedError(errno.ECONNREFUSED, "its first process ended")
                     ) from error
-                patience = _CROWDED if error.errno == errno.EAGAIN else PATIENCE if told is not None else 0.0
+                patience = _CROWDED if error.errno == errno.EAGAIN else TIMEOUT if told is not None else 0.0
                 if loop.time() - begun >= patience:
-                    raise _nobody(place, error) from error
+                    raise _nobody_listens(place, error) from error
             await asyncio.sleep(0.002)
         if told is not None:
             try:
-                await loop.sock_sendall(sock, packed(told))
+                await loop.sock_sendall(sock, framed_options(told))
             except BaseException:
                 sock.close()
                 raise
         return await Link.over(sock)
 
-    def _knock(self, place: str) -> socket.socket:
+    def _connect_socket(self, place: str) -> socket.socket:
         pidfd = self._first.open()
         if pidfd is None:
             raise ConnectionRefusedError(errno.ECONNREFUSED, "the container's first process has ended")
@@ -88,7 +88,7 @@ class FastLane:
         try:
             root = os.open(f"/proc/{self._first.pid}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             try:
-                door = _open_inside(root, f"{place}/{NAME}")
+                door = _open_inside(root, f"{place}/{SOCKET_NAME}")
             finally:
                 os.close(root)
             sock.setblocking(False)
@@ -117,40 +117,40 @@ class ApiLane:
 
     name = "api"
 
-    def __init__(self, engine: Engine, container: str, plant: Plant) -> None:
+    def __init__(self, engine: Engine, container: str, bundle: GuestBundle) -> None:
         self._engine = engine
         self._container = container
-        self._plant = plant
+        self._bundle = bundle
 
     async def connect(self, place: str, told: bytes | None = None) -> Link:
         wait = ["wait"] if told is not None else []
-        argv = self._plant.argv("hutch.providers.guest_bundle.relay", place, *wait)
+        argv = self._bundle.argv("hutch.providers.guest_bundle.relay", place, *wait)
         try:
             exec_id = await self._engine.exec_create(self._container, argv, user=RELAY_USER, attached=True)
             stream = await hijack(self._engine.http, exec_id)
         except EngineRefused as refused:
-            raise await self._explained(refused) from refused
+            raise await self._explain(refused) from refused
         link = Link()
         if told is not None:
-            stream.send(packed(told))
+            stream.send(framed_options(told))
         stream.become(link)
         try:
-            await link.greeted(PATIENCE if told is not None else 10.0)
+            await link.greeted(TIMEOUT if told is not None else 10.0)
         except (BoxBroken, Unavailable) as error:
-            complaint = stream.complaint.decode("utf-8", "replace").strip()
-            raise await self._explained(error, complaint) from error
+            stderr = stream.stderr.decode("utf-8", "replace").strip()
+            raise await self._explain(error, stderr) from error
         return link
 
-    async def _explained(self, error: HutchError, complaint: str = "") -> HutchError:
+    async def _explain(self, error: HutchError, stderr: str = "") -> HutchError:
         """Whether the box has ended, or only cannot be reached."""
         found = await self._engine.inspect(self._container)
         state = (found or {}).get("State", {})
-        if not state.get("Running") or "no guest at" in complaint:
-            return _nobody(self._container, error)
+        if not state.get("Running") or "no guest at" in stderr:
+            return _nobody_listens(self._container, error)
         if state.get("Paused"):
             return Unavailable(f"container {self._container} is paused", op="connect")
-        if complaint:
-            return Unavailable(f"container {self._container} cannot be entered: {complaint}", op="connect")
+        if stderr:
+            return Unavailable(f"container {self._container} cannot be entered: {stderr}", op="connect")
         return error
 
 
@@ -170,7 +170,7 @@ def _open_inside(root: int, path: str) -> int:
     return fd
 
 
-def _nobody(where: str, error: BaseException) -> Unavailable:
+def _nobody_listens(where: str, error: BaseException) -> Unavailable:
     number = getattr(error, "errno", None)
     details: dict[str, Detail] = {"errno": number if isinstance(number, int) else errno.ECONNREFUSED}
     return Unavailable(f"no guest answers at {where}: {error}", op="connect", details=details)

@@ -17,9 +17,9 @@ from hutch.errors import FileMissing, Refused
 from hutch.model.spec import CheckedMount, MountMode, Order
 from hutch.providers.docker import container_spec, shared_directory
 from hutch.providers.docker.container_spec import Bind
-from hutch.providers.docker.context import Ground
+from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.helper_containers import thrown_away
+from hutch.providers.docker.helper_containers import helper_container
 from hutch.providers.docker.path_rules import engine_path, translated
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.link import Link
@@ -31,15 +31,15 @@ class _Identity(msgspec.Struct, frozen=True):
     error: str = ""
 
 
-async def binds(order: Order, ground: Ground) -> tuple[Bind, ...]:
+async def binds(order: Order, context: EngineContext) -> tuple[Bind, ...]:
     """Every mount of the order; Refused or FileMissing before anything is made (B11)."""
     found = []
     for place in shown(order):
         _check(place)
-        source = engine_path(translated(place.real, ground.settings.paths), sys.platform)
+        source = engine_path(translated(place.real, context.settings.paths), sys.platform)
         bind = Bind(source, container_spec.target(place.target), place.mode is MountMode.RW)
-        if not await comparable(ground):
-            await _prove(ground, place, bind)
+        if not await comparable(context):
+            await _prove(context, place, bind)
         found.append(bind)
     return tuple(found)
 
@@ -48,9 +48,9 @@ def shown(order: Order) -> tuple[CheckedMount, ...]:
     return tuple(place for place in (order.places.workspace, *order.places.mounts) if place is not None)
 
 
-async def comparable(ground: Ground) -> bool:
+async def comparable(context: EngineContext) -> bool:
     """Whether inodes inside a container are those of this machine."""
-    return ground.machine.is_direct and await ground.is_near()
+    return context.machine.is_direct and await context.is_near()
 
 
 async def verify(link: Link, order: Order) -> None:
@@ -75,7 +75,7 @@ async def give(engine: Engine, volumes: list[str], user: str) -> None:
             entry.mtime = int(time.time())
             tar.addfile(entry)
     mounts = [{"Type": "volume", "Source": name, "Target": f"/given/{name}"} for name in volumes]
-    async with thrown_away(engine, mounts) as container:
+    async with helper_container(engine, mounts) as container:
         await engine.put_archive(container, "/given", packed.getvalue())
 
 
@@ -90,12 +90,12 @@ def _check(place: CheckedMount) -> None:
         raise Refused(f"{place.real} was replaced after it had been allowed", op="create")
 
 
-async def _prove(ground: Ground, place: CheckedMount, bind: Bind) -> None:
+async def _prove(context: EngineContext, place: CheckedMount, bind: Bind) -> None:
     """By a mark that only the right directory has; of a single file, the directory that it is in."""
     directory, source = place.real, bind.source
     if not os.path.isdir(directory):
         directory, source = os.path.dirname(directory), os.path.dirname(source)
-    if obstacle := await shared_directory.obstacle(ground.engine, directory, source):
+    if obstacle := await shared_directory.obstacle(context.engine, directory, source):
         raise _elsewhere(place, obstacle)
 
 

@@ -88,13 +88,13 @@ def _subnets(networks: Sequence[dict[str, Any]]) -> list[IPv4Network]:
     return found
 
 
-class Walls:
+class NetworkWalls:
     """The tables of boxes, in the network namespace of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self._socket = engine.http.endpoint.path
 
-    async def raise_around(self, box_id: str, subnet: IPv4Network, allow_private: Sequence[str]) -> None:
+    async def protect(self, box_id: str, subnet: IPv4Network, allow_private: Sequence[str]) -> None:
         pool = IPv4Network(f"{subnet.network_address}/16", strict=False)
         script = ruleset(box_id, refused(pool, parse(allow_private)), parse(allow_private), nameservers())
         await asyncio.to_thread(self._nft, script)

@@ -17,12 +17,12 @@ from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import Command
 from hutch.providers.docker import engine_info
-from hutch.providers.docker.context import Ground
+from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.engine_info import Machine
 from hutch.providers.docker.instance import ContainerInstance
-from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.guest_bundle.pack import GuestBundle
 
-Canary = Callable[[NetworkMode], Awaitable["Sung"]]
+Canary = Callable[[NetworkMode], Awaitable["CanaryResult"]]
 
 
 def unusable(provider: str, error: HutchError) -> Capabilities:
@@ -44,7 +44,7 @@ def canary_order(provider: str, image: str, network: NetworkMode) -> Order:
     return Order(box_id=box_id, keeper=f"canary-{box_id}", spec=spec)
 
 
-class Sung(NamedTuple):
+class CanaryResult(NamedTuple):
     """What a canary has told."""
 
     status: str
@@ -61,17 +61,17 @@ class Proof(Record, frozen=True, kw_only=True):
     """Why a box cannot have one; "" if it can."""
 
 
-async def has_terminal(box: ContainerInstance, plant: Plant) -> bool:
+async def has_terminal(box: ContainerInstance, bundle: GuestBundle) -> bool:
     """Whether a program that is started in a terminal has it as its own; gVisor did not give it so for years."""
     code = "import os; os.open('/dev/tty', os.O_RDWR)"
-    job = await box.start(Command(command=tuple(plant.python(code)), pty=True, timeout_sec=10.0))
+    job = await box.start(Command(command=tuple(bundle.python(code)), pty=True, timeout_sec=10.0))
     return (await job.wait(15.0)).exit_code == 0
 
 
-async def probe(provider: str, ground: Ground, canary: Canary, *, anew: bool = False) -> Capabilities:
+async def probe(provider: str, context: EngineContext, canary: Canary, *, anew: bool = False) -> Capabilities:
     """The capabilities, if a box lives there and is as hardened as it should be; else why not. `anew`: what earlier
     canaries have shown proves nothing."""
-    mark = _mark(ground)
+    mark = _mark(context)
     if anew and mark is not None:
         with contextlib.suppress(OSError):
             mark.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ async def probe(provider: str, ground: Ground, canary: Canary, *, anew: bool = F
             sung = await canary(NetworkMode.OFF)
         except HutchError as error:
             return unusable(provider, error)
-        if soft := softness(sung.status, ground.machine.isolation):
+        if soft := softness(sung.status, context.machine.isolation):
             return unusable(
                 provider,
                 HutchError(
@@ -91,8 +91,8 @@ async def probe(provider: str, ground: Ground, canary: Canary, *, anew: bool = F
             )
         proof = Proof(pty=sung.pty, no_network=await _network_obstacle(canary))
         _remember(mark, proof)
-    ground.pty, ground.no_network = proof.pty, proof.no_network
-    return capabilities(provider, ground, proof, walled=await ground.walls() is not None)
+    context.pty, context.no_network = proof.pty, proof.no_network
+    return capabilities(provider, context, proof, walled=await context.walls() is not None)
 
 
 async def _network_obstacle(canary: Canary) -> str:
@@ -128,8 +128,8 @@ def grades(found: Machine) -> Grades:
     )
 
 
-def capabilities(provider: str, ground: Ground, proof: Proof, *, walled: bool) -> Capabilities:
-    found, image = ground.machine, ground.settings.image.removeprefix("oci:")
+def capabilities(provider: str, context: EngineContext, proof: Proof, *, walled: bool) -> Capabilities:
+    found, image = context.machine, context.settings.image.removeprefix("oci:")
     return Capabilities(
         provider=provider,
         isolation=found.isolation,
@@ -149,11 +149,11 @@ def capabilities(provider: str, ground: Ground, proof: Proof, *, walled: bool) -
         grades=grades(found),
         disk_if_persistent=EnforcedBy.WATCHDOG,  # volumes and the root's layer are directories of the engine's
         disk_if_writable_root=EnforcedBy.WATCHDOG,
-        missing=_missing(ground, proof, walled=walled),
+        missing=_missing(context, proof, walled=walled),
         facts={
-            "engine": f"{found.product} {found.version} at {ground.engine.http.endpoint}",
+            "engine": f"{found.product} {found.version} at {context.engine.http.endpoint}",
             "runtime": found.runtime,
-            "lane": "fast" if ground.fast else "api",
+            "lane": "fast" if context.fast else "api",
             "cgroups": f"v{found.cgroups}",
             "kernel": found.kernel,
             "storage": f"{found.storage} on {found.backing}" if found.backing else found.storage,
@@ -163,13 +163,13 @@ def capabilities(provider: str, ground: Ground, proof: Proof, *, walled: bool) -
     )
 
 
-def _missing(ground: Ground, proof: Proof, *, walled: bool) -> tuple[Missing, ...]:
+def _missing(context: EngineContext, proof: Proof, *, walled: bool) -> tuple[Missing, ...]:
     found = [
         Missing(what="images.host", reason="containers are made of images", remedy="use oci:REF"),
         Missing(what="uid_range", reason="commands run as the box's user or as root", remedy="use user or root"),
         Missing(what="ports", reason="ports of containers are not published", remedy="use the native provider"),
     ]
-    if "cpus" not in ground.machine.holds:
+    if "cpus" not in context.machine.holds:
         found.append(
             Missing(
                 what="grades.cpus",
@@ -181,7 +181,7 @@ def _missing(ground: Ground, proof: Proof, *, walled: bool) -> tuple[Missing, ..
         found.append(
             Missing(
                 what="pty",
-                reason=f"runtime {ground.machine.runtime} gives programs no controlling terminal",
+                reason=f"runtime {context.machine.runtime} gives programs no controlling terminal",
                 remedy="use a newer release of it, or another runtime",
             )
         )
@@ -195,8 +195,8 @@ def _missing(ground: Ground, proof: Proof, *, walled: bool) -> tuple[Missing, ..
                 remedy="run Hutch as root beside the engine, or filter there yourself",
             )
         )
-    if not ground.fast:
-        reason = engine_info.obstacle(ground.machine, ground.engine.http.endpoint) or "lane api is asked for"
+    if not context.fast:
+        reason = engine_info.obstacle(context.machine, context.engine.http.endpoint) or "lane api is asked for"
         found.append(Missing(what="lane.fast", reason=reason, remedy="run Hutch as root beside the engine"))
     return tuple(found)
 
@@ -217,10 +217,10 @@ def _remember(mark: Path | None, proof: Proof) -> None:
             mark.write_bytes(proof.to_json())
 
 
-def _mark(ground: Ground) -> Path | None:
+def _mark(context: EngineContext) -> Path | None:
     """Where a canary that lived is remembered: by all that its answer may depend on."""
-    if not ground.settings.state_dir:
+    if not context.settings.state_dir:
         return None
-    words = (repr(ground.machine), repr(ground.settings), ground.plant.digest, str(os.geteuid()), __version__)
+    words = (repr(context.machine), repr(context.settings), context.bundle.digest, str(os.geteuid()), __version__)
     key = hashlib.sha256("\0".join(words).encode()).hexdigest()[:24]
-    return Path(ground.settings.state_dir, "cache", f"container-canary-{key}")
+    return Path(context.settings.state_dir, "cache", f"container-canary-{key}")

@@ -16,8 +16,8 @@ from hutch.providers.docker import cleanup, container_spec, context, mounts, net
 from hutch.providers.docker import labels as naming
 from hutch.providers.docker import probe as probing
 from hutch.providers.docker import settings as configuration
-from hutch.providers.docker.container_spec import Bind, ImageFacts, Site
-from hutch.providers.docker.context import Ground
+from hutch.providers.docker.container_spec import Bind, BoxParameters, ImageFacts
+from hutch.providers.docker.context import EngineContext
 from hutch.providers.docker.dialect import DOCKER, PODMAN, Dialect
 from hutch.providers.docker.engine_api import Engine, Json
 from hutch.providers.docker.engine_http import EngineRefused
@@ -25,8 +25,8 @@ from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.instance import ContainerInstance, Traits
 from hutch.providers.docker.lanes import RELAY_USER, ApiLane, FastLane, Lane
 from hutch.providers.docker.settings import LaneChoice
-from hutch.providers.guest_bundle.counters import AskedFacts, Facts, HostFacts
-from hutch.providers.guest_bundle.listener import DEPUTY_PLACE, GUEST_PLACE
+from hutch.providers.guest_bundle.counters import BoxCounters, GuestCounters, HostCounters
+from hutch.providers.guest_bundle.listener import GUEST_DIR, ROOT_GUEST_DIR
 from hutch.providers.guest_client.link import Link
 
 _ID_LETTERS = 64
@@ -40,7 +40,7 @@ class DockerProvider(Provider):
 
     def __init__(self) -> None:
         self._settings = configuration.Settings()
-        self._ground: Ground | None = None
+        self._context: EngineContext | None = None
         self._doubted = False
         """An engine that failed is met anew, and proves itself again."""
         # One meeting, however many callers come first.
@@ -48,32 +48,32 @@ class DockerProvider(Provider):
 
     def configure(self, settings: Mapping[str, object]) -> None:
         self._settings = configuration.read(self.name, settings)
-        self._ground = None
+        self._context = None
 
-    async def _met(self) -> Ground:
-        if self._ground is None:
+    async def _engine(self) -> EngineContext:
+        if self._context is None:
             async with self._meeting:
-                if self._ground is None:
+                if self._context is None:
                     engine = Engine(context.locate(self.name, self._settings))
-                    self._ground = await context.meet(engine, self._settings)
-        return self._ground
+                    self._context = await context.meet(engine, self._settings)
+        return self._context
 
     # --- what can be done here -------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
         doubted, self._doubted = self._doubted, False
         try:
-            found = await self._met()
+            found = await self._engine()
         except HutchError as error:
             return probing.unusable(self.name, error)
         return await probing.probe(self.name, found, self._canary, anew=doubted)
 
     def doubt(self) -> None:
-        self._ground, self._doubted = None, True
+        self._context, self._doubted = None, True
 
-    async def _canary(self, network: NetworkMode) -> probing.Sung:
+    async def _canary(self, network: NetworkMode) -> probing.CanaryResult:
         """A real box of the empty image: its guest's own status, as the kernel tells it, and what works inside."""
-        found = await self._met()
+        found = await self._engine()
         order = probing.canary_order(self.name, BASE, network)
         box = await self.create(order, self.plan(order))
         try:
@@ -81,17 +81,17 @@ class DockerProvider(Provider):
             status = (await box.files.read("/proc/self/status")).decode("utf-8", "replace")
             devices = (await box.files.read("/proc/net/dev")).decode("utf-8", "replace").splitlines()[2:]
             interfaces = frozenset(line.partition(":")[0].strip() for line in devices) - {"lo"}
-            pty = await probing.has_terminal(box, found.plant)
-            return probing.Sung(status, pty=pty, interfaces=interfaces)
+            pty = await probing.has_terminal(box, found.bundle)
+            return probing.CanaryResult(status, pty=pty, interfaces=interfaces)
         finally:
             await box.close()
             await self.destroy(box.record)
 
     async def image(self, reference: str) -> ImageDefaults | None:
-        return (await (await self._met()).images.ensure(reference)).defaults
+        return (await (await self._engine()).images.ensure(reference)).defaults
 
     async def needs_pull(self, reference: str) -> bool:
-        return await (await self._met()).images.needs_pull(reference)
+        return await (await self._engine()).images.needs_pull(reference)
 
     # --- making ----------------------------------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class DockerProvider(Provider):
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> ContainerInstance:
-        found = await self._met()
+        found = await self._engine()
         _check_network(order.spec, found)
         await found.prepare()
         image = await found.images.ensure(order.spec.image)
@@ -117,27 +117,27 @@ class DockerProvider(Provider):
         try:
             return await asyncio.shield(making)
         except BaseException as error:
-            await asyncio.shield(self._retreat(making, planned))
+            await asyncio.shield(self._undo(making, planned))
             if isinstance(error, EngineRefused):
                 raise self._failure(found, order, error) from error
             raise
 
     async def _make(
-        self, found: Ground, order: Order, planned: InstanceRecord, image: ImageFacts, binds: tuple[Bind, ...]
+        self, found: EngineContext, order: Order, planned: InstanceRecord, image: ImageFacts, binds: tuple[Bind, ...]
     ) -> ContainerInstance:
         engine, name = found.engine, naming.container(order.box_id)
-        site = self._site(found, order, binds)
+        parameters = self._site(found, order, binds)
         labels = naming.labels(order, found.instance)
         volumes = [naming.volume(order.box_id, part) for part in container_spec.kept(order.spec)]
         for volume in volumes:
             await engine.create_volume(volume, labels)
         if volumes and self.dialect.gives and "restored" not in planned.data:
-            await mounts.give(engine, volumes, container_spec.user_of(image, site))
-        if site.network:
+            await mounts.give(engine, volumes, container_spec.user_of(image, parameters))
+        if parameters.network:
             await self._connect_network(found, order, labels)
-        await engine.create(name, container_spec.container(order, image, site))
+        await engine.create(name, container_spec.container(order, image, parameters))
         await engine.start(name)
-        walls = await found.walls() if site.network else None
+        walls = await found.walls() if parameters.network else None
         if walls is not None:
             await walls.check(order.box_id)
         inspected = await engine.inspect(name)
@@ -158,7 +158,7 @@ class DockerProvider(Provider):
             raise
         return instance
 
-    async def _meet_guest(self, found: Ground, instance: ContainerInstance, order: Order) -> None:
+    async def _meet_guest(self, found: EngineContext, instance: ContainerInstance, order: Order) -> None:
         """Its greeting is the box's first real answer."""
         try:
             link = await instance.link()
@@ -172,9 +172,9 @@ class DockerProvider(Provider):
         if mounts.shown(order) and await mounts.comparable(found):
             await mounts.verify(link, order)
 
-    def _site(self, found: Ground, order: Order, binds: tuple[Bind, ...]) -> Site:
-        return Site(
-            plant=found.plant,
+    def _site(self, found: EngineContext, order: Order, binds: tuple[Bind, ...]) -> BoxParameters:
+        return BoxParameters(
+            bundle=found.bundle,
             instance=found.instance,
             runtime=self._settings.runtime,
             user=self._settings.user,
@@ -186,14 +186,14 @@ class DockerProvider(Provider):
             dialect=self.dialect,
         )
 
-    async def _connect_network(self, found: Ground, order: Order, labels: dict[str, str]) -> None:
+    async def _connect_network(self, found: EngineContext, order: Order, labels: dict[str, str]) -> None:
         options = self.dialect.network_options(networks.bridge(order.box_id))
         subnet = await networks.create(found.engine, order.box_id, labels, self._settings.addresses, options=options)
         walls = await found.walls()
         if walls is not None:
-            await walls.raise_around(order.box_id, subnet, order.spec.allow_private)
+            await walls.protect(order.box_id, subnet, order.spec.allow_private)
 
-    async def _retreat(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
+    async def _undo(self, making: "asyncio.Future[ContainerInstance]", planned: InstanceRecord) -> None:
         """Whatever went wrong, and wherever: nothing of the box stays on the engine."""
         await asyncio.wait({making})
         try:
@@ -203,8 +203,8 @@ class DockerProvider(Provider):
         finally:
             await self._discard(planned, keep_store="restored" in planned.data)
 
-    def _failure(self, found: Ground, order: Order, error: EngineRefused) -> HutchError:
-        found.forget_plant()  # if that was what is missing, the next creation brings it
+    def _failure(self, found: EngineContext, order: Order, error: EngineRefused) -> HutchError:
+        found.forget_guest_volume()  # if that was what is missing, the next creation brings it
         return EngineError(
             f"box {order.box_id} could not be made: {error.message}",
             op="create",
@@ -213,7 +213,7 @@ class DockerProvider(Provider):
 
     # --- reaching --------------------------------------------------------------------------------------------
 
-    def _identity(self, found: Ground, inspected: Json | None) -> dict[str, str | int | float]:
+    def _identity(self, found: EngineContext, inspected: Json | None) -> dict[str, str | int | float]:
         """Which process is the container's first, if we can see it; by that the fast lane is chosen."""
         state = (inspected or {}).get("State") or {}
         pid = int(state.get("Pid") or 0)
@@ -231,26 +231,26 @@ class DockerProvider(Provider):
         return {"lane": "fast", "pid": pid, "start": start, "boot": boot_id()}
 
     def _instance(
-        self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None
+        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None
     ) -> ContainerInstance:
         name, data = str(record.data["container"]), record.data
         lane: Lane
-        facts: Facts
+        facts: BoxCounters
         if data.get("lane") == "fast":
             pid, start = data["pid"], data["start"]
             assert isinstance(pid, int) and isinstance(start, int)
-            lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostFacts(pid)
+            lane, facts = FastLane(Identity(pid, start, str(data["boot"]))), HostCounters(pid)
         else:
-            lane, facts = ApiLane(found.engine, name, found.plant), AskedFacts()
+            lane, facts = ApiLane(found.engine, name, found.bundle), GuestCounters()
         first = told
 
         async def connect() -> Link:
             nonlocal first
             orders, first = first, None
-            return await lane.connect(GUEST_PLACE, orders)
+            return await lane.connect(GUEST_DIR, orders)
 
         async def deputy(user: str) -> Link:
-            return await self._deputy(found, record, spec, lane, user)
+            return await self._root_guest(found, record, spec, lane, user)
 
         traits = Traits(
             updates=self.dialect.updates and not found.machine.is_walled,
@@ -262,19 +262,21 @@ class DockerProvider(Provider):
         lived = told is None or "restored" in data
         return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits, lived=lived)
 
-    async def _deputy(self, found: Ground, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str) -> Link:
+    async def _root_guest(
+        self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str
+    ) -> Link:
         """The link to a guest that runs as the box's root; an exec of the engine makes it when first asked for."""
         if user not in ("root", "0"):
             raise Unsupported(
                 f"commands cannot run as {user!r} in a container box", op="run", remedy="use `user` or `root`"
             )
         try:
-            return await lane.connect(DEPUTY_PLACE)
+            return await lane.connect(ROOT_GUEST_DIR)
         except Unavailable as error:
             if error.details.get("errno") is None:
                 raise
         name = str(record.data["container"])
-        argv = found.plant.argv("hutch.providers.guest_bundle.boot", DEPUTY_PLACE, "deputy")
+        argv = found.bundle.argv("hutch.providers.guest_bundle.boot", ROOT_GUEST_DIR, "deputy")
         image = await found.images.ensure(spec.image)
         told = {
             "box_id": record.box_id,
@@ -283,12 +285,12 @@ class DockerProvider(Provider):
             "watched": container_spec.watched(spec.limits) if found.machine.is_watched else None,
         }
         await found.engine.exec_detached(await found.engine.exec_create(name, argv, user=RELAY_USER, attached=False))
-        return await lane.connect(DEPUTY_PLACE, json.dumps(told).encode())
+        return await lane.connect(ROOT_GUEST_DIR, json.dumps(told).encode())
 
     # --- finding again ---------------------------------------------------------------------------------------
 
     async def attach(self, record: InstanceRecord, spec: EffectiveSpec) -> ContainerInstance:
-        found = await self._met()
+        found = await self._engine()
         name = naming.container(record.box_id)
         inspected = await found.engine.inspect(name)
         state = (inspected or {}).get("State") or {}
@@ -312,7 +314,7 @@ class DockerProvider(Provider):
         return instance
 
     async def restore(self, order: Order, record: InstanceRecord) -> ContainerInstance:
-        found = await self._met()
+        found = await self._engine()
         store = record.data.get("store")
         if not isinstance(store, str) or await found.engine.volume(store) is None:
             raise NotFound(f"box {record.box_id} has no kept files to come back from", op="restore")
@@ -329,7 +331,7 @@ class DockerProvider(Provider):
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
         """By names alone: a creation that died half-way has left no other trace. A record that comes from a list does
         not say what there is, so that everything is looked for."""
-        found = await self._met()
+        found = await self._engine()
         await found.engine.remove(naming.container(record.box_id))
         if record.data.get("network", True):
             await found.engine.remove_network(naming.network(record.box_id))
@@ -341,11 +343,11 @@ class DockerProvider(Provider):
                 await found.engine.remove_volume(naming.volume(record.box_id, part))
 
     async def list(self) -> tuple[InstanceRecord, ...]:
-        found = await self._met()
+        found = await self._engine()
         return await cleanup.records(self.name, found)
 
     async def sweep(self, *, dry_run: bool = False) -> tuple[Leftover, ...]:
-        return await cleanup.sweep(await self._met(), dry_run=dry_run)
+        return await cleanup.sweep(await self._engine(), dry_run=dry_run)
 
     async def close(self) -> None:
         """Nothing is held: every request has a connection of its own."""
@@ -358,7 +360,7 @@ class PodmanProvider(DockerProvider):
     dialect: ClassVar[Dialect] = PODMAN
 
 
-def _check_network(spec: EffectiveSpec, found: Ground) -> None:
+def _check_network(spec: EffectiveSpec, found: EngineContext) -> None:
     if spec.network is NetworkMode.OFF:
         return
     if spec.network is not NetworkMode.ON:

@@ -6,7 +6,7 @@ import secrets
 
 from hutch.providers.docker.engine_api import Engine
 from hutch.providers.docker.engine_http import EngineRefused
-from hutch.providers.docker.helper_containers import thrown_away
+from hutch.providers.docker.helper_containers import helper_container
 
 
 async def obstacle(engine: Engine, directory: str, source: str) -> str:
@@ -19,7 +19,7 @@ async def obstacle(engine: Engine, directory: str, source: str) -> str:
         return f"it could not be proven: {error.strerror}"
     mount = {"Type": "bind", "Source": source, "Target": "/probe", "ReadOnly": True}
     try:
-        async with thrown_away(engine, [mount]) as container:
+        async with helper_container(engine, [mount]) as container:
             found = await engine.get_archive(container, f"/probe/{name}")
     except EngineRefused as refused:
         return refused.message

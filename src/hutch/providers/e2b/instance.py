@@ -8,8 +8,8 @@ from hutch.errors import BoxBroken, HutchError, NotFound
 from hutch.logs import log
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import InstanceRecord
-from hutch.providers.e2b.sdk import spoken
-from hutch.providers.guest_bundle.pack import Plant
+from hutch.providers.e2b.sdk import translate_errors
+from hutch.providers.guest_bundle.pack import GuestBundle
 from hutch.providers.stdio_relay import install
 from hutch.providers.stdio_relay.instance import RelayedInstance
 from hutch.providers.stdio_relay.stream import RelayStream
@@ -26,15 +26,15 @@ class E2BInstance(RelayedInstance):
         record: InstanceRecord,
         spec: EffectiveSpec,
         sandbox: Any,
-        plant: Plant,
+        bundle: GuestBundle,
         *,
         window: int,
         ends_at: float,
-        told: bytes | None = None,
+        options: bytes | None = None,
     ) -> None:
-        super().__init__(record, spec, told=told)
+        super().__init__(record, spec, options=options)
         self.sandbox = sandbox
-        self._plant = plant
+        self._bundle = bundle
         self._window = window
         self._ends_at = ends_at
         """Unix time of the ttl's end; 0: none."""
@@ -44,19 +44,19 @@ class E2BInstance(RelayedInstance):
         handle: Any = None
 
         async def send(data: bytes) -> None:
-            async with spoken("connect"):
+            async with translate_errors("connect"):
                 await handle.send_stdin(data)
 
         async def end() -> None:
-            async with spoken("connect"):
+            async with translate_errors("connect"):
                 await handle.kill()
 
         stream = RelayStream(send, end)
         try:
-            async with spoken("connect"):
+            async with translate_errors("connect"):
                 handle = await self.sandbox.commands.run(
-                    install.relay(self._plant, fresh=fresh), background=True, user="root", stdin=True, timeout=0,
-                    retain_output=False, on_stdout=stream.heard, on_stderr=stream.complained,
+                    install.relay_command(self._bundle, fresh=fresh), background=True, user="root", stdin=True,
+                    timeout=0, retain_output=False, on_stdout=stream.feed_output, on_stderr=stream.feed_stderr,
                 )  # fmt: skip
         except HutchError as error:
             stream.ended(error)
@@ -66,9 +66,9 @@ class E2BInstance(RelayedInstance):
         stream.watching = asyncio.create_task(_await_end(handle, stream))
         return stream
 
-    async def lives(self) -> bool:
+    async def is_alive(self) -> bool:
         try:
-            async with spoken("connect"):
+            async with translate_errors("connect"):
                 return bool(await self.sandbox.is_running())
         except HutchError:
             return True  # nobody can say
@@ -78,7 +78,7 @@ class E2BInstance(RelayedInstance):
         while True:
             await asyncio.sleep(self._window / 3)
             try:
-                async with spoken("clock"):
+                async with translate_errors("clock"):
                     await self.sandbox.set_timeout(self.left())
             except NotFound:
                 return
@@ -95,18 +95,18 @@ class E2BInstance(RelayedInstance):
         await super().set_clocks(orphan_grace_sec=orphan_grace_sec, ttl_sec=ttl_sec)
         if ttl_sec is not None:
             self._ends_at = time.time() + ttl_sec if ttl_sec else 0.0
-            async with spoken("clock"):
+            async with translate_errors("clock"):
                 await self.sandbox.set_timeout(self.left())
 
     async def pause(self) -> None:
         """The whole sandbox is put aside, memory and all."""
-        async with spoken("pause"):
+        async with translate_errors("pause"):
             await self.sandbox.pause()
         for link in tuple(self._links.values()):
             link.close()
 
     async def resume(self) -> None:
-        async with spoken("resume"):
+        async with translate_errors("resume"):
             await self.sandbox.connect(timeout=self._window)
 
     async def close(self) -> None:

@@ -1,4 +1,4 @@
-"""E2B: each box one sandbox, found by its metadata, with our guest planted into it through the official SDK.
+"""E2B: each box one sandbox, found by its metadata, with our guest bundle into it through the official SDK.
 
 Workspace, files, jobs and terminals are the guest's, so they are the same here as on every engine; nothing is uploaded
 twice and no command is rewritten. What the engine itself does: making, ending, pausing, clocks, egress.
@@ -21,10 +21,10 @@ from hutch.providers.base import Command, InstanceRecord, Provider, read_setting
 from hutch.providers.command.jail_spec import check
 from hutch.providers.command.provider import canary
 from hutch.providers.e2b.instance import E2BInstance
-from hutch.providers.e2b.sdk import is_installed, sdk, spoken
-from hutch.providers.guest_bundle.pack import Plant, plant
+from hutch.providers.e2b.sdk import is_installed, sdk, translate_errors
+from hutch.providers.guest_bundle.pack import GuestBundle, guest_bundle
 from hutch.providers.stdio_relay import install
-from hutch.providers.stdio_relay.creation import made_or_undone
+from hutch.providers.stdio_relay.sdk_calls import create_or_undo
 
 KIND = "template"
 _BOX, _KEEPER = "hutch-box", "hutch-keeper"
@@ -128,43 +128,44 @@ class E2BProvider(Provider):
         check(order, self._claims())
         if order.spec.workspace.source != "own":
             raise Unsupported("the workspace of a sandbox is its own: it is on another machine", op="create")
-        return await made_or_undone(self._make(order, planned), lambda: self.destroy(planned))
+        return await create_or_undo(self._make(order, planned), lambda: self.destroy(planned))
 
     async def _make(self, order: Order, planned: InstanceRecord) -> E2BInstance:
         spec, window = order.spec, self._settings.window_sec
-        packed = await asyncio.to_thread(plant)
-        async with spoken("create"):
+        packed = await asyncio.to_thread(guest_bundle)
+        async with translate_errors("create"):
             sandbox = await sdk().AsyncSandbox.create(
                 template=spec.image.partition(":")[2], timeout=max(window, _BIRTH), secure=True,
                 metadata={_BOX: order.box_id, _KEEPER: order.keeper},
                 allow_internet_access=spec.network is NetworkMode.ON, **self._options,
             )  # fmt: skip
             home = await self._sow(sandbox, spec, packed)
-            started = await sandbox.commands.run(install.guest(packed), background=True, user=self._settings.user,
+            command = install.guest_command(packed)
+            started = await sandbox.commands.run(command, background=True, user=self._settings.user,
                                                  timeout=0, retain_output=False)  # fmt: skip
             await started.disconnect()
         ends_at = time.time() + spec.ttl_sec if spec.ttl_sec else 0.0
         record = planned.but(data={"sandbox": sandbox.sandbox_id, "ends_at": ends_at})
-        told = install.told(order, home, self._settings.user)
-        instance = E2BInstance(record, spec, sandbox, packed, window=window, ends_at=ends_at, told=told)
+        options = install.guest_options(order, home, self._settings.user)
+        instance = E2BInstance(record, spec, sandbox, packed, window=window, ends_at=ends_at, options=options)
         try:
             await instance.link()
-            async with spoken("create"):
+            async with translate_errors("create"):
                 await sandbox.set_timeout(instance.left())
         except HutchError as error:
             await instance.close()
             raise EngineError(f"box {order.box_id} could not be made: {error.message}", op="create") from error
         return instance
 
-    async def _sow(self, sandbox: Any, spec: EffectiveSpec, packed: Plant) -> str:
+    async def _sow(self, sandbox: Any, spec: EffectiveSpec, packed: GuestBundle) -> str:
         """Put the guest there, unless the template has it; the user's home."""
         try:
-            await sandbox.commands.run(install.is_sown(packed), user="root")
+            await sandbox.commands.run(install.is_installed_script(packed), user="root")
         except sdk().CommandExitException:
             content = await asyncio.to_thread(install.archive, packed)
             await sandbox.files.write(install.ARCHIVE, content, user="root")
-            await sandbox.commands.run(install.sow(packed), user="root")
-        await sandbox.commands.run(install.furnish(spec, self._settings.user), user="root")
+            await sandbox.commands.run(install.install_script(packed), user="root")
+        await sandbox.commands.run(install.directories_script(spec, self._settings.user), user="root")
         result = await sandbox.commands.run('printf %s "$HOME"', user=self._settings.user)
         return str(result.stdout)
 
@@ -174,9 +175,9 @@ class E2BProvider(Provider):
         sandbox_id = record.data.get("sandbox") or next(iter(await self._sandboxes(record.box_id)), None)
         if not isinstance(sandbox_id, str):
             raise NotFound(f"there is no sandbox of box {record.box_id}", op="attach")
-        packed = await asyncio.to_thread(plant)
+        packed = await asyncio.to_thread(guest_bundle)
         window = self._settings.window_sec
-        async with spoken("attach"):
+        async with translate_errors("attach"):
             sandbox = await sdk().AsyncSandbox.connect(sandbox_id, timeout=window, **self._options)
         found = record.but(data={**record.data, "sandbox": sandbox_id})
         ends_at = record.data.get("ends_at")
@@ -196,7 +197,7 @@ class E2BProvider(Provider):
         """Ours by id, with their metadata: all, or those of one box."""
         found: dict[str, dict[str, str]] = {}
         query = sdk().SandboxQuery(metadata={_BOX: box_id}) if box_id else None
-        async with spoken("list"):
+        async with translate_errors("list"):
             pages = sdk().AsyncSandbox.list(query=query, **self._options)
             while pages.has_next:
                 for each in await pages.next_items():
@@ -224,7 +225,7 @@ class E2BProvider(Provider):
         sandbox = record.data.get("sandbox")
         found = [sandbox] if isinstance(sandbox, str) else list(await self._sandboxes(record.box_id))
         for each in found:
-            async with spoken("destroy"):
+            async with translate_errors("destroy"):
                 await sdk().AsyncSandbox.kill(each, **self._options)
 
     async def close(self) -> None:

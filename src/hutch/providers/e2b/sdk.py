@@ -1,11 +1,11 @@
-"""The official SDK, imported when it is first needed, and its errors in our words."""
+"""The official E2B SDK, imported at first use, and its errors as ours."""
 
 import importlib.util
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 from hutch.errors import EngineError, HutchError, NotFound, QuotaExceeded, Refused, Unavailable
-from hutch.providers.stdio_relay.sdk_errors import translated
+from hutch.providers.stdio_relay import sdk_calls
 
 
 def is_installed() -> bool:
@@ -13,18 +13,18 @@ def is_installed() -> bool:
 
 
 def sdk() -> Any:
-    """The package. It has no stubs that mypy's strict mode could use."""
+    """Return the package, which has no stubs that mypy's strict mode could use."""
     import e2b
 
     return e2b
 
 
-def spoken(op: str) -> AbstractAsyncContextManager[None]:
-    """Whatever the SDK raises inside comes out as a HutchError."""
-    return translated(op, told)
+def translate_errors(op: str) -> AbstractAsyncContextManager[None]:
+    """Raise a HutchError for whatever the SDK raises inside."""
+    return sdk_calls.translate_errors(op, to_hutch_error)
 
 
-def told(error: Exception, op: str) -> HutchError:
+def to_hutch_error(error: Exception, op: str) -> HutchError:
     e2b = sdk()
     message = f"E2B: {error}" if str(error) else f"E2B: {type(error).__name__}"
     if isinstance(error, e2b.AuthenticationException):
@@ -37,5 +37,5 @@ def told(error: Exception, op: str) -> HutchError:
         return Unavailable(message, op=op)
     if isinstance(error, e2b.SandboxException | e2b.InvalidArgumentException):
         return EngineError(message, op=op)
-    # What lies below the SDK: its transport fails in words of its own.
+    # Errors of the HTTP transport below the SDK.
     return Unavailable(message, op=op)

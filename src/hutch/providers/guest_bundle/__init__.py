@@ -1,1 +1,1 @@
-"""A guest planted into containers whose image knows nothing of us: a Python runtime of our own, and what it runs."""
+"""The guest as a bundle, for containers whose image knows nothing of us: a Python runtime and our programs."""

@@ -1,4 +1,4 @@
-"""From a process that an engine started in a container to a guest: open the door, hear the options, serve.
+"""Turns the process that an engine started in a container into a guest: listen, receive the options, serve.
 
 The engine has already taken every privilege; what is left to do is to keep the box's own commands, which run as the
 same user, away from the guest's memory and descriptors. Runs inside the box: standard library only.
@@ -14,47 +14,47 @@ from typing import NoReturn
 
 from hutch.guest import main as guest
 from hutch.providers.guest_bundle import inspection
-from hutch.providers.guest_bundle.listener import from_outside, open_door, receive
+from hutch.providers.guest_bundle.listener import from_outside, open_listener, receive_options
 from hutch.providers.guest_bundle.watchdog import Watchdog
 
-PATIENCE = 60.0
-"""Seconds until a guest whose keeper never came ends, and its container with it."""
+TIMEOUT = 60.0
+"""Seconds after which a guest that no keeper has connected to ends, and its container with it."""
 _PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 
 
 def main() -> NoReturn:
-    """`place` is the directory of the door, `role` is guest or deputy."""
+    """Serve in `place`, the directory of the socket. `role` is guest, or deputy for the box's root."""
     place, role = sys.argv[1:3]
-    # While our own /proc files are still ours: after the next step they are root's.
+    # Opened now, because after the next step our own /proc files belong to root.
     score = os.open("/proc/self/oom_score_adj", os.O_RDWR | os.O_CLOEXEC)
     _hide(f"hutch-{role}")
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     os.umask(0o022)
-    door = open_door(place)
-    door.settimeout(PATIENCE)
+    listener = open_listener(place)
+    listener.settimeout(TIMEOUT)
     try:
-        keeper, _ = door.accept()
-        keeper.settimeout(PATIENCE)
-        told = json.loads(receive(keeper))
+        keeper, _ = listener.accept()
+        keeper.settimeout(TIMEOUT)
+        received = json.loads(receive_options(keeper))
     except (OSError, ValueError) as error:
         sys.exit(f"hutch: no keeper came with orders: {error}")
-    # A time of the machine that started us would mean nothing on the engine's.
-    ttl = told.pop("ttl", 0.0)
-    if files := told.pop("open_files", 0):
+    # The clock of the machine that started us would mean nothing on the engine's.
+    ttl = received.pop("ttl", 0.0)
+    if files := received.pop("open_files", 0):
         resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
-    if tasks := told.pop("tasks", 0):
+    if tasks := received.pop("tasks", 0):
         resource.setrlimit(resource.RLIMIT_NPROC, (tasks, tasks))
-    if watched := told.pop("watched", None):
+    if watched := received.pop("watched", None):
         inspection.watchdog = Watchdog(**watched)
         inspection.watchdog.start()
     options = guest.Options(
-        **told,
+        **received,
         ttl_deadline=time.monotonic() + ttl if ttl else 0.0,
         may_connect=from_outside,
     )
     context = guest.GuestContext(_spill(place), score, is_init=os.getpid() == 1, is_secondary=role == "deputy")
-    guest.serve(door, options, context, first=keeper, operations=inspection.OPERATIONS)
+    guest.serve(listener, options, context, first=keeper, operations=inspection.OPERATIONS)
 
 
 def _hide(name: str) -> None:

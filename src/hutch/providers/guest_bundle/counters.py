@@ -1,4 +1,4 @@
-"""A container's counters, for verdicts: read from the host's control groups, or asked of the guest where we cannot."""
+"""Counters of a container for verdicts: read from the host's control groups, or asked of the guest."""
 
 import os
 
@@ -12,8 +12,8 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.verdicts import Counters
 
 
-class HostFacts:
-    """Read on the host, before and after every command: three small files, kept open."""
+class HostCounters:
+    """Counters that are read on the host before and after every command, from three small files that stay open."""
 
     def __init__(self, pid: int) -> None:
         self._group = group_of(pid)
@@ -30,21 +30,21 @@ class HostFacts:
         )
 
     async def refresh(self, link: Link) -> None:
-        """Nothing to do: reading is refreshing."""
+        """Do nothing: `read` reads the files anew."""
 
     def close(self) -> None:
         if self._group is not None:
             self._group.close()
 
 
-class _Told(msgspec.Struct, frozen=True, kw_only=True):
+class _Reply(msgspec.Struct, frozen=True, kw_only=True):
     oom_kills: int | None = None
     pids_hits: int | None = None
     memory_peak_bytes: int | None = None
 
 
-class AskedFacts:
-    """As the guest has last told them; whoever needs them now refreshes them first."""
+class GuestCounters:
+    """Counters as the guest reported them last. Call `refresh` first where they must be current."""
 
     def __init__(self) -> None:
         self._last = Counters()
@@ -54,22 +54,22 @@ class AskedFacts:
 
     async def refresh(self, link: Link) -> None:
         try:
-            told = checked(await link.request("counters", timeout=5.0), _Told)
+            reply = checked(await link.request("counters", timeout=5.0), _Reply)
         except HutchError:
-            return  # the command's own answer tells what is wrong with the box
+            return  # the command's own reply says what is wrong with the box
         self._last = Counters(
-            oom_kills=told.oom_kills or 0, pids_hits=told.pids_hits, memory_peak_bytes=told.memory_peak_bytes
+            oom_kills=reply.oom_kills or 0, pids_hits=reply.pids_hits, memory_peak_bytes=reply.memory_peak_bytes
         )
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Release nothing."""
 
 
-Facts = HostFacts | AskedFacts
+BoxCounters = HostCounters | GuestCounters
 
 
 def group_of(pid: int, root: str = "/sys/fs/cgroup") -> Group | None:
-    """The control group of a process in each hierarchy that is mounted here; None if none can be seen."""
+    """Return the control group of a process in each hierarchy that is mounted here, or None if none is visible."""
     positions: dict[str, str] = {}
     try:
         with open(f"/proc/{pid}/cgroup") as file:
@@ -90,7 +90,7 @@ def group_of(pid: int, root: str = "/sys/fs/cgroup") -> Group | None:
 
 
 def _legacy(root: str, controller: str) -> str:
-    """Where a v1 hierarchy is mounted: by its own name or, as `cpu,cpuacct`, together with another."""
+    """Return where a v1 hierarchy is mounted: under its own name, or with another as in `cpu,cpuacct`."""
     try:
         names = os.listdir(root)
     except OSError:

@@ -1,4 +1,4 @@
-"""What a keeper asks a planted guest about its surroundings, because it cannot see them itself.
+"""Operations with which a keeper asks a bundled guest about its container, which it cannot see itself.
 
 An engine shows a container its own control group at /sys/fs/cgroup, read-only; what is not there is not told.
 Runs inside the box: standard library only.
@@ -22,30 +22,30 @@ _V2 = {
 
 
 watchdog: Watchdog | None = None
-"""Of a guest whose control groups see only the wall around it."""
+"""The watchdog of a guest whose control groups count the whole sandbox instead of the box."""
 
 
 def counters(_guest: object, channel: Any, _fields: dict[str, Any]) -> None:
-    """What the kernel has counted for the whole box, by name; None where there is no such file."""
+    """Reply with what the kernel has counted for the whole box, by name; None where there is no such file."""
     root = "/sys/fs/cgroup"
     files = _V2 if os.path.exists(f"{root}/cgroup.controllers") else _V1
     found = {name: _number(f"{root}/{path}", key) for name, (path, key) in files.items()}
     if watchdog is not None:
-        watchdog.look()  # whoever asks wants to know now
+        watchdog.look()
         found["oom_kills"] = (found["oom_kills"] or 0) + watchdog.memory_kills
         found["pids_hits"] = (found["pids_hits"] or 0) + watchdog.process_kills
     channel.reply(found)
 
 
 def watch(_guest: object, channel: Any, fields: dict[str, Any]) -> None:
-    """New limits for the watchdog."""
+    """Set new limits for the watchdog."""
     if watchdog is not None:
         watchdog.memory_bytes, watchdog.pids = int(fields["memory_bytes"]), int(fields["pids"])
     channel.reply()
 
 
 def identities(_guest: object, channel: Any, fields: dict[str, Any]) -> None:
-    """Device and inode of each path: by them the keeper knows that the engine mounted what policy had looked at."""
+    """Reply with device and inode of each path, by which the keeper checks what the engine has mounted."""
     found: list[dict[str, int | str]] = []
     for path in fields["paths"]:
         try:

@@ -1,4 +1,4 @@
-"""`CountedInstance`: a box some of whose counters only its guest has."""
+"""`BundledInstance`: a box some of whose counters only its guest can read."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,22 +6,22 @@ from typing import Any
 from hutch.model.results import JobInfo, Result
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.guest_bundle.counters import Facts
+from hutch.providers.guest_bundle.counters import BoxCounters
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.process import GuestProcess
 
 
-class CountedInstance(LinkedInstance):
-    """They are asked for before a command, and after one that failed."""
+class BundledInstance(GuestInstance):
+    """Refreshes the counters before a command, and after one that failed."""
 
     def __init__(
         self,
         record: InstanceRecord,
         spec: EffectiveSpec,
         connect: Callable[[], Awaitable[Link]],
-        facts: Facts,
+        facts: BoxCounters,
         *,
         deputy: Callable[[str], Awaitable[Link]] | None = None,
     ) -> None:
@@ -32,7 +32,7 @@ class CountedInstance(LinkedInstance):
         await self._counters.refresh(await self.link())
         return await super().run(command)
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         await self._counters.refresh(await self.link())
         return await super().start(command)
 

@@ -1,4 +1,4 @@
-"""The door of a planted guest: a Unix socket that the box's own commands may see and cannot use.
+"""The socket of a bundled guest, which the box's own commands may see and cannot use.
 
 The keeper comes from outside the box (its pid is 0 in here) or through a relay that the engine starts as root. A
 command of the box's user is neither, so it can neither give orders nor, by holding a connection, keep a box alive that
@@ -10,31 +10,31 @@ import socket
 import struct
 from contextlib import suppress
 
-GUEST_PLACE = "/.hutch-run"
+GUEST_DIR = "/.hutch-run"
 """A small tmpfs of the box's user, for the guest's socket and its spilled output."""
-DEPUTY_PLACE = "/.hutch-root"
+ROOT_GUEST_DIR = "/.hutch-root"
 """The same for the box's root."""
-NAME = "guest"
+SOCKET_NAME = "guest"
 
 _SIZE = struct.Struct("<I")
 _CREDENTIALS = struct.Struct("3i")
-_MOST = 16 << 20
+_MAX_OPTIONS = 16 << 20
 _BACKLOG = 64
 
 
-def open_door(place: str) -> socket.socket:
-    path = f"{place}/{NAME}"
+def open_listener(place: str) -> socket.socket:
+    path = f"{place}/{SOCKET_NAME}"
     with suppress(FileNotFoundError):  # left by an earlier life of the same container
         os.unlink(path)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     # Open to all from its first moment: a relay is root without any capability, to the box's user it is a stranger.
     mask = os.umask(0)
     try:
-        door.bind(path)
+        listener.bind(path)
     finally:
         os.umask(mask)
-    door.listen(_BACKLOG)
-    return door
+    listener.listen(_BACKLOG)
+    return listener
 
 
 def from_outside(caller: socket.socket) -> bool:
@@ -44,15 +44,15 @@ def from_outside(caller: socket.socket) -> bool:
     return bool(unknown or pid == 0 or uid == 0)
 
 
-def packed(told: bytes) -> bytes:
-    """What a keeper says first to a guest that has just been started."""
-    return _SIZE.pack(len(told)) + told
+def framed_options(options: bytes) -> bytes:
+    """Return the first message of a keeper to a guest that was just started."""
+    return _SIZE.pack(len(options)) + options
 
 
-def receive(caller: socket.socket) -> bytes:
-    """The guest's end of `packed`; ConnectionError if the caller goes away in the middle."""
+def receive_options(caller: socket.socket) -> bytes:
+    """Read what `framed_options` wrote. Raises ConnectionError if the keeper goes away in the middle."""
     (size,) = _SIZE.unpack(_exactly(caller, _SIZE.size))
-    if size > _MOST:
+    if size > _MAX_OPTIONS:
         raise ConnectionError(f"{size} bytes of options make no sense")
     return _exactly(caller, size)
 

@@ -1,4 +1,4 @@
-"""Packs a small Python runtime out of this machine's own interpreter: what one real import of the guest loads, no more.
+"""Packs a small Python runtime from this machine's own interpreter: exactly what a real import of the guest loads.
 
 The interpreter, its dynamic linker, every shared library and module that the guest needs, below one directory, `HOME`.
 It is started through its own linker, so that the image may have another C library, or none. The digest is made of
@@ -52,8 +52,8 @@ print(json.dumps({"modules": modules, "libraries": libraries, "executable": os.p
 """
 
 
-class Plant(NamedTuple):
-    """The packed runtime."""
+class GuestBundle(NamedTuple):
+    """The packed runtime and the guest's programs."""
 
     digest: str
     """Of everything in it, short enough for a volume's name."""
@@ -63,16 +63,16 @@ class Plant(NamedTuple):
     architecture: str
 
     def argv(self, module: str, *arguments: str) -> list[str]:
-        """The command line that runs `main` of one of our modules inside a box."""
+        """Return the command line that runs `main` of one of our modules inside a box."""
         return self.python(f"from {module} import main; main()", *arguments)
 
     def python(self, code: str, *arguments: str) -> list[str]:
-        """The command line that runs this code inside a box."""
+        """Return the command line that runs this code inside a box."""
         start = [f"{HOME}/{self.linker}", "--library-path", f"{HOME}/lib"] if self.linker else []
         return [*start, f"{HOME}/bin/python3", "-I", "-S", "-X", "utf8", "-c", code, *arguments]
 
     def archive(self) -> bytes:
-        """As a tar whose names are relative to HOME; everybody may read it, nobody but root may write."""
+        """Return a tar with names relative to HOME. Everybody may read the files, only root may write them."""
         packed = io.BytesIO()
         made: set[str] = set()
         with tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -90,9 +90,9 @@ class Plant(NamedTuple):
 
 
 @functools.cache
-def plant() -> Plant:
-    """This machine's (about 0.2 s the first time). Blocks: call it in a thread."""
-    names = [f"hutch.guest.{path.stem}" for path in sorted((_SOURCE / "hutch/guest").glob("*.py"))]
+def guest_bundle() -> GuestBundle:
+    """Return this machine's bundle. The first call blocks for about 0.2 s, so call it in a thread."""
+    names = [_module_name(path) for path in sorted((_SOURCE / "hutch/guest").rglob("*.py"))]
     names += [f"hutch.providers.guest_bundle.{name}" for name in ("boot", "relay")]
     # Codecs are looked for when they are first used, and then it would be too late.
     names += ["encodings.ascii", "encodings.latin_1", "encodings.utf_8"]
@@ -125,7 +125,12 @@ def plant() -> Plant:
     for place in sorted(files):
         if not place.endswith(".pyc"):
             digest.update(f"{place} {len(files[place])} ".encode() + files[place])
-    return Plant(digest.hexdigest()[:16], tuple(sorted(files.items())), linker, os.uname().machine)
+    return GuestBundle(digest.hexdigest()[:16], tuple(sorted(files.items())), linker, os.uname().machine)
+
+
+def _module_name(path: Path) -> str:
+    """The dotted name of one of our source files."""
+    return ".".join(path.relative_to(_SOURCE).with_suffix("").parts).removesuffix(".__init__")
 
 
 def _look(names: list[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Carries bytes between its standard streams and a guest's door: how a keeper that is elsewhere gets inside.
+"""Carries bytes between its standard streams and a guest's socket, for a keeper that is not on the engine's host.
 
 An engine starts it as root, without any capability, for each connection; it ends with the connection, whichever end
 breaks it. Runs inside the box: standard library only.
@@ -11,20 +11,20 @@ import sys
 import time
 from binascii import b2a_base64
 
-from hutch.providers.guest_bundle.listener import NAME
+from hutch.providers.guest_bundle.listener import SOCKET_NAME
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 PIECE = 1 << 18
 _ABSENT = 3
-"""Exit code: nobody listens at the door."""
+"""Exit code: nobody listens at the guest."""
 
 
 def main() -> None:
-    """`place` is the directory of the door; `wait` says that its guest has only just been started, `text` that the
+    """`place` is the directory of the socket; `wait` says that its guest has only just been started, `text` that the
     engine carries output as text: then it is written in lines of base64."""
     place, words = sys.argv[1], sys.argv[2:]
     try:
-        _carry(_connected(f"{place}/{NAME}", PATIENCE if "wait" in words else 0.0), "text" in words)
+        _carry(_connected(f"{place}/{SOCKET_NAME}", TIMEOUT if "wait" in words else 0.0), "text" in words)
         os._exit(0)
     except (FileNotFoundError, ConnectionRefusedError) as error:
         print(f"hutch: no guest at {place}: {error}", file=sys.stderr)
@@ -36,28 +36,28 @@ def main() -> None:
 def _connected(path: str, patience: float) -> socket.socket:
     deadline = time.monotonic() + patience
     while True:
-        door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        guest = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            door.connect(path)
-            return door
+            guest.connect(path)
+            return guest
         except (FileNotFoundError, ConnectionRefusedError):
-            door.close()
+            guest.close()
             if time.monotonic() >= deadline:
                 raise
         time.sleep(0.01)
 
 
-def _carry(door: socket.socket, as_text: bool) -> None:
+def _carry(guest: socket.socket, as_text: bool) -> None:
     """Each direction for itself, with nothing held: a reader that does not read slows down only who writes to it."""
-    _thread.start_new_thread(_inwards, (door,))
-    while data := door.recv(PIECE):
+    _thread.start_new_thread(_inwards, (guest,))
+    while data := guest.recv(PIECE):
         _write_all(1, b2a_base64(data) if as_text else data)
 
 
-def _inwards(door: socket.socket) -> None:
+def _inwards(guest: socket.socket) -> None:
     try:
         while data := os.read(0, PIECE):
-            door.sendall(data)
+            guest.sendall(data)
     finally:
         os._exit(0)
 

@@ -1,7 +1,7 @@
-"""Holds memory and processes where the engine's control groups hold only the wall around the box, not what is inside.
+"""Enforces memory and process limits inside a sandbox whose control groups count only the sandbox as a whole.
 
-Under gVisor the machine's kernel sees one sandbox: if that used too much, all of it would be killed, guest included,
-and its threads say nothing of the box's processes. So the guest looks itself, and kills what is too much before that.
+Under gVisor the host's kernel sees one sandbox: if that used too much, all of it would be killed, the guest included,
+and its threads say nothing about the box's processes. So the guest looks itself, and kills the offender before that.
 Runs inside the box: standard library only.
 """
 
@@ -19,7 +19,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Watchdog(threading.Thread):
-    """One look after the other, at processes of the guest's own user: no other can be signalled."""
+    """Checks the processes of the guest's own user again and again; no others can be signalled."""
 
     def __init__(self, memory_bytes: int, pids: int) -> None:
         super().__init__(daemon=True)
@@ -33,7 +33,7 @@ class Watchdog(threading.Thread):
             time.sleep(PERIOD if self.look() else IDLE)
 
     def look(self) -> bool:
-        """Whether there was anybody to look at."""
+        """Enforce the limits once. Return whether any process was there."""
         own = [process for process in processes() if _is_ours(process.pid)]
         self._end_youngest(own)
         self._end_largest(own)

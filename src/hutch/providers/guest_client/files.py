@@ -1,4 +1,4 @@
-"""`LinkedFiles`: the `Files` protocol over a link. What the guest answers is bounded and checked before it is used."""
+"""`GuestFiles`: the `Files` protocol over a link. What the guest answers is bounded and checked before it is used."""
 
 import builtins
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -55,7 +55,7 @@ def operation(name: str) -> Iterator[None]:
         raise
 
 
-class LinkedFiles:
+class GuestFiles:
     """Files as the box's user sees them, through its guest."""
 
     def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int]) -> None:

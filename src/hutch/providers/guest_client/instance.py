@@ -1,6 +1,6 @@
-"""`LinkedInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
+"""`GuestInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
 
-The engine gives a way to connect, its counters (`BoxFacts`), and optionally a way to a deputy: a second guest of
+The engine gives a way to connect, its counters (`CounterSource`), and optionally a way to a deputy: a second guest of
 another user. It overrides what only an engine can do: pause, resume, limits.
 """
 
@@ -18,10 +18,19 @@ from hutch.providers.base import Command, Instance, InstanceRecord
 from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import most_of
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import LinkedProcess
-from hutch.providers.guest_client.verdicts import MB, BoxFacts, Counters, End, Room, cannot_start, complains, decide
+from hutch.providers.guest_client.process import GuestProcess
+from hutch.providers.guest_client.verdicts import (
+    MB,
+    Counters,
+    CounterSource,
+    End,
+    Room,
+    cannot_start,
+    complains,
+    decide,
+)
 
 if TYPE_CHECKING:
     from hutch.api import Files
@@ -44,7 +53,7 @@ class _Seen:
         self.verdict: Verdict | None = None
 
 
-class LinkedInstance(Instance):
+class GuestInstance(Instance):
     """A live box whose guest can be reached."""
 
     def __init__(
@@ -52,7 +61,7 @@ class LinkedInstance(Instance):
         record: InstanceRecord,
         spec: EffectiveSpec,
         connect: Callable[[], Awaitable[Link]],
-        facts: BoxFacts,
+        facts: CounterSource,
         *,
         guest_user: str = "user",
         deputy: Callable[[str], Awaitable[Link]] | None = None,
@@ -70,7 +79,7 @@ class LinkedInstance(Instance):
         self._seen: dict[str, _Seen] = {}
         self._untouched: Counters | None = None
         """What an engine knows of a box in which nothing has run yet, without reading it."""
-        self._files = LinkedFiles(self.link, self.most_copied)
+        self._files = GuestFiles(self.link, self.most_copied)
 
     @property
     def files(self) -> "Files":
@@ -199,7 +208,7 @@ class LinkedInstance(Instance):
     def _meanwhile(self) -> None:
         """A command has just been sent: whatever makes its result ready sooner is done while the guest works."""
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         fields = self._fields(command)
         if command.follow:
             fields["follow"] = True
@@ -216,7 +225,7 @@ class LinkedInstance(Instance):
             answer = await link.request("start", **fields)
         started = checked(answer, Started)
         self._remember(started.job, _Seen(before, command.timeout_sec))
-        process = LinkedProcess(self, started.job, command.keep_output)
+        process = GuestProcess(self, started.job, command.keep_output)
         if command.stdin is not None:
             await process.write(command.stdin)
             await process.close_stdin()
@@ -251,8 +260,8 @@ class LinkedInstance(Instance):
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
-        complained = bool(end.exit_code) and (complains(stderr) or complains(stdout))
-        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, complained)
+        feed_stderr = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, feed_stderr)
         return Result(
             job_id=end.job,
             exit_code=end.exit_code,
@@ -270,7 +279,7 @@ class LinkedInstance(Instance):
         )
 
     async def _verdict(
-        self, link: Link, end: End, seen: _Seen | None, after: Counters, complained: bool
+        self, link: Link, end: End, seen: _Seen | None, after: Counters, feed_stderr: bool
     ) -> Verdict:  # fmt: skip
         """Decided once: the box's counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
@@ -286,7 +295,7 @@ class LinkedInstance(Instance):
             limits=self.limits,
             timeout_sec=seen.timeout_sec,
             room=room,
-            complained=complained,
+            feed_stderr=feed_stderr,
             trouble=self.trouble(),
         )
         seen.verdict = verdict
@@ -321,7 +330,7 @@ class LinkedInstance(Instance):
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,
             dropped=end.dropped,
-            verdict=await self._verdict(link, end, self._seen.get(end.job), after, complained=False)
+            verdict=await self._verdict(link, end, self._seen.get(end.job), after, feed_stderr=False)
             if end.ended
             else None,
             usage=_usage(end, after) if end.ended else None,
@@ -336,10 +345,10 @@ class LinkedInstance(Instance):
                 found += [await self.job_info(link, job) for job in checked(answer.get("jobs"), list[dict[str, Any]])]
         return tuple(sorted(found, key=lambda job: job.started_at))
 
-    async def job(self, job_id: str) -> LinkedProcess:
+    async def job(self, job_id: str) -> GuestProcess:
         link = await self.link_of(job_id)
         await link.request("info", job=job_id)
-        return LinkedProcess(self, job_id, 1 << 20)
+        return GuestProcess(self, job_id, 1 << 20)
 
     async def forget(self, job_id: str) -> None:
         link = await self.link_of(job_id)

@@ -1,4 +1,4 @@
-"""`LinkedProcess`: a job in a guest, by its id. It holds nothing that a new handle could not get again."""
+"""`GuestProcess`: a job in a guest, by its id. It holds nothing that a new handle could not get again."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -13,17 +13,17 @@ from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.link import Link
 
 if TYPE_CHECKING:
-    from hutch.providers.guest_client.instance import LinkedInstance
+    from hutch.providers.guest_client.instance import GuestInstance
 
 STREAMS = ("stdout", "stderr")
 ANSWER_GRACE = 30.0
 """How much later than asked a guest may answer before it counts as silent."""
 
 
-class LinkedProcess(Process):
+class GuestProcess(Process):
     """Every method finds the link anew, so a handle survives a broken connection."""
 
-    def __init__(self, instance: "LinkedInstance", job_id: str, keep: int) -> None:
+    def __init__(self, instance: "GuestInstance", job_id: str, keep: int) -> None:
         self.id = job_id
         self._instance = instance
         self._keep = keep

@@ -1,1 +1,1 @@
-"""No wall at all: commands run on the machine itself. Only for who asks for it by name."""
+"""No isolation: commands run on the host itself. Used only where a caller asks for it by name."""

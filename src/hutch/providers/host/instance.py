@@ -1,4 +1,4 @@
-"""`HostInstance`: /workspace means the box's own directory, and the first result says that there is no wall."""
+"""`HostInstance`: /workspace means the box's own directory, and the first result says that nothing is isolated."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from hutch.linux.processes import Identity
 from hutch.model.results import Result
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
-from hutch.providers.command.instance import LaunchedInstance
-from hutch.providers.guest_bundle.counters import AskedFacts
+from hutch.providers.command.instance import CommandInstance
+from hutch.providers.guest_bundle.counters import GuestCounters
 from hutch.providers.guest_client.channel import Channel
 from hutch.providers.guest_client.copy_bounds import OF_THE_HOST
-from hutch.providers.guest_client.files import LinkedFiles
-from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.files import GuestFiles
+from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 
 WARNING = "NO ISOLATION: commands run on this machine itself, with all rights of the user who runs Hutch"
@@ -19,24 +19,24 @@ _PATHS = ("path", "source", "target", "cwd")
 
 
 def translated(path: str, workspace: str) -> str:
-    """/workspace is a name that every box has; here it is a directory of the box's own."""
+    """Return the host path of a path in the box: /workspace stands for the box's own directory."""
     if path == "/workspace" or path.startswith("/workspace/"):
         return workspace + path.removeprefix("/workspace")
     return path
 
 
-class Uncounted(AskedFacts):
-    """Nobody counts anything for a box that has no control group."""
+class NoCounters(GuestCounters):
+    """Counters of a box without a control group: there are none."""
 
     async def refresh(self, link: object) -> None:
-        """There is nothing to ask for."""
+        """Do nothing: there is nothing to ask for."""
 
     def read(self) -> Counters:
         return Counters()
 
 
-class HostFiles(LinkedFiles):
-    """Names below /workspace are looked up in the box's directory."""
+class HostFiles(GuestFiles):
+    """Files of a host box. Paths below /workspace are looked up in the box's directory."""
 
     workspace = ""
 
@@ -53,11 +53,13 @@ class HostFiles(LinkedFiles):
         }
 
 
-class HostInstance(LaunchedInstance):
-    """A box that is no more than a directory."""
+class HostInstance(CommandInstance):
+    """A box that is only a directory of the host."""
 
-    def __init__(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity, door: str, workspace: str) -> None:
-        super().__init__(record, spec, guest, door, Uncounted(), watched=False)
+    def __init__(
+        self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity, socket_dir: str, workspace: str
+    ) -> None:
+        super().__init__(record, spec, guest, socket_dir, NoCounters(), watched=False)
         self._workspace = workspace
         self._files = HostFiles(self.link, lambda _: OF_THE_HOST)  # no disk of its own bounds it
         self._files.workspace = workspace
@@ -70,7 +72,7 @@ class HostInstance(LaunchedInstance):
         self._warned = True
         return result.but(notes=(WARNING, *result.notes))
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         return await super().start(self._placed(command))
 
     def _placed(self, command: Command) -> Command:

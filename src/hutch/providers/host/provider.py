@@ -1,4 +1,4 @@
-"""Host: a box is a directory and a process of the machine, with all rights of whoever runs Hutch. There is no wall.
+"""Host: a box is a directory and a process of the host, with all rights of whoever runs Hutch. Nothing is isolated.
 
 It exists for machines that are a sandbox themselves (a CI job, a throwaway VM). It is never chosen by itself, every
 box is logged as a warning, and every built-in profile refuses it.
@@ -15,9 +15,9 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import EffectiveSpec, Isolation, NetworkMode, Order
 from hutch.providers.base import InstanceRecord
-from hutch.providers.command.instance import LaunchedInstance
-from hutch.providers.command.jail_spec import Site
-from hutch.providers.command.provider import LaunchedProvider
+from hutch.providers.command.instance import CommandInstance
+from hutch.providers.command.jail_spec import BoxParameters
+from hutch.providers.command.provider import CommandProvider
 from hutch.providers.host.instance import WARNING, HostInstance, translated
 
 _SOURCE = Path(__file__).parents[3]
@@ -38,11 +38,11 @@ _MISSING = tuple(
 )
 
 
-class HostProvider(LaunchedProvider):
+class HostProvider(CommandProvider):
     """Refused wherever a profile asks for isolation, which all built-in ones do."""
 
     name: ClassVar[str] = "host"
-    farewell: ClassVar[float] = 0.0
+    exit_grace_sec: ClassVar[float] = 0.0
     drops_user: ClassVar[bool] = False
     watched: ClassVar[bool] = False
 
@@ -70,21 +70,21 @@ class HostProvider(LaunchedProvider):
     def _has_ids(self) -> bool:
         return False
 
-    def guest(self, site: Site) -> tuple[str, ...]:
+    def guest(self, parameters: BoxParameters) -> tuple[str, ...]:
         code = "import sys; sys.path.append(sys.argv.pop(1)); from hutch.providers.host.boot import main; main()"
-        return (sys.executable, "-I", "-S", "-X", "utf8", "-c", code, str(_SOURCE), site.door)
+        return (sys.executable, "-I", "-S", "-X", "utf8", "-c", code, str(_SOURCE), parameters.socket_dir)
 
-    def command(self, order: Order, site: Site) -> list[str]:
-        """Nothing is built: the guest itself is the program."""
+    def command(self, order: Order, parameters: BoxParameters) -> list[str]:
+        """Return the guest's own command line: there is no jail to build."""
         for name in ("workspace", "home", "tmp"):
-            Path(site.directory, name).mkdir()
-        return list(site.guest)
+            Path(parameters.directory, name).mkdir()
+        return list(parameters.guest)
 
-    def told(self, order: Order, site: Site) -> dict[str, Any]:
-        spec, place = order.spec, f"{site.directory}/workspace"
+    def guest_options(self, order: Order, parameters: BoxParameters) -> dict[str, Any]:
+        spec, place = order.spec, f"{parameters.directory}/workspace"
         env = {name: os.environ[name] for name in ("PATH", "USER", "LOGNAME", "LANG", "SHELL") if name in os.environ}
         # A home of its own: what programs leave in one goes with the box.
-        env |= {"HOME": f"{site.directory}/home", "TMPDIR": f"{site.directory}/tmp"}
+        env |= {"HOME": f"{parameters.directory}/home", "TMPDIR": f"{parameters.directory}/tmp"}
         return {
             "box_id": order.box_id,
             "workdir": translated(spec.workdir, place),
@@ -94,11 +94,11 @@ class HostProvider(LaunchedProvider):
             "open_files": spec.limits.open_files,
         }
 
-    async def create(self, order: Order, planned: InstanceRecord) -> LaunchedInstance:
+    async def create(self, order: Order, planned: InstanceRecord) -> CommandInstance:
         if order.spec.profile:  # a canary has none
             log("host").warning(WARNING, box=order.box_id)
         return await super().create(order, planned)
 
-    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity) -> LaunchedInstance:
-        place = self.ground.box(record.box_id)
+    def _instance(self, record: InstanceRecord, spec: EffectiveSpec, guest: Identity) -> CommandInstance:
+        place = self.shared_files.box(record.box_id)
         return HostInstance(record, spec, guest, f"{place}/door", f"{place}/workspace")

@@ -14,9 +14,9 @@ from hutch.model.results import Result, Usage
 from hutch.model.spec import CheckedMount, EffectiveSpec
 from hutch.providers.base import Command, InstanceRecord
 from hutch.providers.guest_client.disk_overrun import Overrun, full, refusal
-from hutch.providers.guest_client.instance import LinkedInstance
+from hutch.providers.guest_client.instance import GuestInstance
 from hutch.providers.guest_client.link import Link
-from hutch.providers.guest_client.process import LinkedProcess
+from hutch.providers.guest_client.process import GuestProcess
 from hutch.providers.guest_client.verdicts import Counters
 from hutch.providers.native.network import uplink_name
 from hutch.providers.native.watch.files import WatchedFiles
@@ -60,8 +60,8 @@ class GroupFacts:
         )
 
 
-class NativeInstance(LinkedInstance):
-    """What `LinkedInstance` leaves to the engine."""
+class NativeInstance(GuestInstance):
+    """What `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -114,7 +114,7 @@ class NativeInstance(LinkedInstance):
         self._guards.stir(self.record.box_id)
         return await super().run(command)
 
-    async def start(self, command: Command) -> LinkedProcess:
+    async def start(self, command: Command) -> GuestProcess:
         if excess := await self._guards.jam(self.record.box_id):
             raise full(excess, "start")
         self._guards.stir(self.record.box_id)

@@ -1,4 +1,4 @@
-"""The command line of a jail. Pure: what nsjail is asked for can be read and tested without it.
+"""The command line of a jail. Pure functions, so that it can be read and tested without nsjail.
 
 Every namespace is its own (nsjail's default, and nothing here switches one off), the network always: a box has its
 loopback and nothing else. No capability, no_new_privs, a read-only root, a filter of system calls, limits by control
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hutch.model.limits import Limits
 from hutch.model.spec import Order
-from hutch.providers.command.jail_spec import Kind, Shown, Site, held_mb, shown
+from hutch.providers.command.jail_spec import BoxParameters, JailEntry, Kind, held_mb, jail_entries
 
 PIDS_HEADROOM = 4
 """The guest's own threads."""
@@ -23,7 +23,7 @@ _REFUSED = (
     "setdomainname", "sethostname", "setns", "settimeofday", "swapoff", "swapon", "syslog", "umount", "unshare",
     "userfaultfd", "vhangup", "vmsplice",
 )  # fmt: skip
-"""System calls that no program of a box needs and many an escape did."""
+"""System calls that no program in a box needs and that many escapes used."""
 _OF_X86 = ("ioperm", "iopl", "sysfs")
 
 
@@ -45,11 +45,11 @@ def policy(machine: str) -> str:
     return f"ERRNO(1) {{ {', '.join(refused)} }} DEFAULT ALLOW"
 
 
-def command(program: str, order: Order, site: Site, groups: Groups, filter_policy: str) -> list[str]:
+def command(program: str, order: Order, parameters: BoxParameters, groups: Groups, filter_policy: str) -> list[str]:
     """The whole command line of one box."""
     argv = [
         program, "--mode", "o", "--quiet", "--time_limit", "0", "--hostname", order.box_id[:12], "--cwd", "/",
-        "--user", f"1000:{site.uid}:1", "--group", f"1000:{site.uid}:1", "--disable_rlimits",
+        "--user", f"1000:{parameters.uid}:1", "--group", f"1000:{parameters.uid}:1", "--disable_rlimits",
         "--nice_level", "0", "--proc_rw", "--mount", "none:/dev:tmpfs:size=65536,mode=755",
     ]  # fmt: skip
     for name in _DEVICES:
@@ -57,14 +57,14 @@ def command(program: str, order: Order, site: Site, groups: Groups, filter_polic
     argv += ["--mount", "none:/dev/pts:devpts:newinstance,ptmxmode=0666,mode=0620", "--symlink", "pts/ptmx:/dev/ptmx"]
     for name, target in (("fd", ""), ("stdin", "/0"), ("stdout", "/1"), ("stderr", "/2")):
         argv += ["--symlink", f"/proc/self/fd{target}:/dev/{name}"]
-    for each in shown(order, site):
-        argv += _shown(each)
+    for each in jail_entries(order, parameters):
+        argv += _entry(each)
     argv += ["--seccomp_string", filter_policy]
     argv += _limits(order.spec.limits, groups)
-    return [*argv, "--", *site.guest]
+    return [*argv, "--", *parameters.guest]
 
 
-def _shown(each: Shown) -> list[str]:
+def _entry(each: JailEntry) -> list[str]:
     match each.kind:
         case Kind.LINK:
             return ["--symlink", f"{each.source}:{each.target}"]

@@ -11,10 +11,10 @@ from hutch.model.capabilities import Capabilities, Missing, Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Isolation, Order
 from hutch.providers.base import InstanceRecord, read_settings
-from hutch.providers.command.instance import WatchedFacts
-from hutch.providers.command.jail_spec import Site
-from hutch.providers.command.provider import LaunchedProvider
-from hutch.providers.guest_bundle.counters import Facts, HostFacts
+from hutch.providers.command.instance import WatchdogCounters
+from hutch.providers.command.jail_spec import BoxParameters
+from hutch.providers.command.provider import CommandProvider
+from hutch.providers.guest_bundle.counters import BoxCounters, HostCounters
 from hutch.providers.nsjail import argv
 from hutch.providers.nsjail import cgroups as groups
 
@@ -39,7 +39,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """A Kafel policy in place of ours, for a machine whose Kafel does not know a system call that ours names."""
 
 
-class NsjailProvider(LaunchedProvider):
+class NsjailProvider(CommandProvider):
     """See docs/guides/providers.md."""
 
     name: ClassVar[str] = "nsjail"
@@ -100,15 +100,16 @@ class NsjailProvider(LaunchedProvider):
             },
         )
 
-    def command(self, order: Order, site: Site) -> list[str]:
+    def command(self, order: Order, parameters: BoxParameters) -> list[str]:
         program = shutil.which(self._settings.program) or self._settings.program
-        return argv.command(program, order, site, self.groups, self._settings.policy or argv.policy(os.uname().machine))
+        policy = self._settings.policy or argv.policy(os.uname().machine)
+        return argv.command(program, order, parameters, self.groups, policy)
 
-    def facts(self, guest: int) -> Facts:
-        return HostFacts(guest) if self.groups.version else WatchedFacts()
+    def counters(self, guest: int) -> BoxCounters:
+        return HostCounters(guest) if self.groups.version else WatchdogCounters()
 
     async def destroy(self, record: InstanceRecord) -> None:
-        guest = self._written(record.box_id, "guest")
+        guest = self._read_identity(record.box_id, "guest")
         await super().destroy(record)
         if guest is not None:
             groups.remove(guest.pid, self.groups)

@@ -1,1 +1,1 @@
-"""Engines elsewhere that can start a process and carry its streams: our guest is planted there and reached by them."""
+"""Remote engines that can start a process and carry its streams: our guest is installed there and reached over them."""

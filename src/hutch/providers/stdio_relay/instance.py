@@ -1,4 +1,4 @@
-"""`RelayedInstance`: the provider contract over a guest that is reached by the streams of a process."""
+"""`RelayedInstance`: the provider contract over a guest that is reached through the streams of a relay process."""
 
 from abc import abstractmethod
 
@@ -6,42 +6,42 @@ from hutch.errors import BoxBroken, Unavailable
 from hutch.model.limits import Limits
 from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import InstanceRecord
-from hutch.providers.guest_bundle.counters import AskedFacts
-from hutch.providers.guest_bundle.instance import CountedInstance
-from hutch.providers.guest_bundle.listener import packed
+from hutch.providers.guest_bundle.counters import GuestCounters
+from hutch.providers.guest_bundle.instance import BundledInstance
+from hutch.providers.guest_bundle.listener import framed_options
 from hutch.providers.guest_client.link import Link
 from hutch.providers.stdio_relay.stream import RelayStream
 
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
-class RelayedInstance(CountedInstance):
-    """An engine says how a relay is started (`relay`) and whether the box's machine lives (`lives`)."""
+class RelayedInstance(BundledInstance):
+    """A subclass says how a relay is started (`relay`) and whether the box's machine is alive (`is_alive`)."""
 
-    def __init__(self, record: InstanceRecord, spec: EffectiveSpec, *, told: bytes | None = None) -> None:
-        """`told` are the first orders of a guest that was just started."""
-        super().__init__(record, spec, self._reach, AskedFacts())
-        self._first = told
+    def __init__(self, record: InstanceRecord, spec: EffectiveSpec, *, options: bytes | None = None) -> None:
+        """`options` are for a guest that was just started and waits for them."""
+        super().__init__(record, spec, self._reach, GuestCounters())
+        self._options = options
 
     @abstractmethod
     async def relay(self, *, fresh: bool) -> RelayStream:
-        """A relay in the box, started and connected. BoxBroken if the box is certainly gone."""
+        """Start a relay in the box and connect to it. Raises BoxBroken if the box is certainly gone."""
 
     @abstractmethod
-    async def lives(self) -> bool:
-        """False only if the box's machine has certainly ended."""
+    async def is_alive(self) -> bool:
+        """Return False only if the box's machine has certainly ended."""
 
     async def _reach(self) -> Link:
-        orders, self._first = self._first, None
-        stream = await self.relay(fresh=orders is not None)
-        if orders is not None:
-            stream.write(packed(orders))
+        options, self._options = self._options, None
+        stream = await self.relay(fresh=options is not None)
+        if options is not None:
+            stream.write(framed_options(options))
         try:
-            await stream.link.greeted(_PATIENCE)
+            await stream.link.greeted(_TIMEOUT)
         except (BoxBroken, Unavailable) as error:
-            if "no guest at" in stream.complaint or not await self.lives():
+            if "no guest at" in stream.stderr or not await self.is_alive():
                 raise BoxBroken(f"box {self.record.box_id} is dead: its guest has ended") from error
-            raise Unavailable(f"the guest cannot be reached: {stream.complaint.strip() or error.message}") from error
+            raise Unavailable(f"the guest cannot be reached: {stream.stderr.strip() or error.message}") from error
         return stream.link
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:

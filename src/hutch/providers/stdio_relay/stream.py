@@ -20,12 +20,12 @@ _KEPT = 2000
 
 
 class RelayStream(asyncio.Transport):
-    """`heard` is given the process's output, `complained` what it says besides, `ended` its end."""
+    """`feed_output` is given the process's output, `feed_stderr` what it says besides, `ended` its end."""
 
     def __init__(self, send: Callable[[bytes], Awaitable[None]], end: Callable[[], Awaitable[None]]) -> None:
         super().__init__()
         self.link = Link()
-        self.complaint = ""
+        self.stderr = ""
         self._send = send
         self._end = end
         self._rest = ""
@@ -40,7 +40,7 @@ class RelayStream(asyncio.Transport):
 
     # --- what the engine calls -------------------------------------------------------------------------------
 
-    def heard(self, text: str) -> None:
+    def feed_output(self, text: str) -> None:
         *lines, self._rest = (self._rest + text).split("\n")
         if len(self._rest) > _LONGEST:
             self._broken("the relay in the box does not speak as it should")
@@ -50,13 +50,13 @@ class RelayStream(asyncio.Transport):
                 self._feed(memoryview(binascii.a2b_base64(line, strict_mode=True)))
             except binascii.Error:
                 # A shell or a template may greet before the relay speaks.
-                self.complaint = (self.complaint + line + "\n")[-_KEPT:]
+                self.stderr = (self.stderr + line + "\n")[-_KEPT:]
                 if self.link.hello:
                     self._broken("the relay in the box does not speak as it should")
                     return
 
-    def complained(self, text: str) -> None:
-        self.complaint = (self.complaint + text)[-_KEPT:]
+    def feed_stderr(self, text: str) -> None:
+        self.stderr = (self.stderr + text)[-_KEPT:]
 
     def ended(self, error: Exception | None = None) -> None:
         if not self._closing:

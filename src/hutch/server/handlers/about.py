@@ -1,4 +1,4 @@
-"""What the server tells of itself: status, profiles, providers, volumes, keys, recent errors, numbers, health."""
+"""The server itself: status, profiles, providers, volumes, keys, recent errors, metrics, health."""
 
 from typing import Annotated
 
@@ -46,13 +46,13 @@ class KeyBody(Record, frozen=True, kw_only=True):
     owner: str = LOCAL_OWNER
     name: str = ""
     rights: RightsTable = RightsTable()
-    """Of a key of role user: they narrow those of its owner."""
+    """Rights of a key of role user; they restrict the rights of its owner further."""
 
 
 class NewKey(Record, frozen=True, kw_only=True):
     key: Key
     text: str
-    """Shown this once."""
+    """The key itself, which is shown only once."""
 
 
 class ErrorsQuery(Record, frozen=True, kw_only=True):
@@ -64,17 +64,17 @@ class ErrorList(Record, frozen=True, kw_only=True):
 
 
 async def status(call: Call) -> Reply:
-    """Whether boxes can be made, and if not why not. Always answers (lesson 11)."""
+    """Whether boxes can be created, and if not, why. This call always answers."""
     service, caller = call.service, call.caller
     boxes = tuple(record for record in call.keeper.boxes() if record.owner == caller.owner or caller.over_all)
     found = await call.keeper.views.status(boxes, service.started_at)
     if service.draining.is_set() and found.enabled:
-        found = found.but(state=Condition.DRAINING, available=False, reason="the server is about to end")
+        found = found.but(state=Condition.DRAINING, available=False, reason="the server is stopping")
     return Reply(found)
 
 
 async def profiles(call: Call) -> Reply:
-    """The profiles that the caller may name, as the configuration resolves them."""
+    """The profiles that the caller may use, as the configuration resolves them."""
     config, rights = call.service.config, call.caller.rights
     names = visible((*BUILT_IN, *sorted(config.profiles)), rights)
     found = [config.resolve_profile(name) for name in names]
@@ -83,11 +83,11 @@ async def profiles(call: Call) -> Reply:
 
 class ProvidersQuery(Record, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """Only this one: each that is asked is tried, and one that is out of order can take long."""
+    """Ask only this provider: every provider that is asked is tried, and a broken one can take long."""
 
 
 async def providers(call: Call, query: ProvidersQuery) -> Reply:
-    """What each engine can do on this machine, and why not."""
+    """What each provider can do on this machine, and the reasons for what it cannot do."""
     names = sorted({*registry.names(), call.service.config.provider})
     if query.name:
         if query.name not in names:
@@ -98,35 +98,35 @@ async def providers(call: Call, query: ProvidersQuery) -> Reply:
 
 
 async def list_volumes(call: Call) -> Reply:
-    """The owner's volumes."""
+    """List the owner's volumes."""
     return Reply(VolumeList(volumes=list(await call.own.volumes.all())))
 
 
 async def get_volume(call: Call) -> Reply:
-    """One of the owner's volumes."""
+    """Return one of the owner's volumes."""
     return Reply(await call.own.volumes.get(call.params["volume"]))
 
 
 async def create_volume(call: Call, body: VolumeBody) -> Reply:
-    """A new, empty volume."""
+    """Create an empty volume."""
     require(call.caller.rights, Action.CREATE)
     return Reply(await call.own.volumes.create(body.name), 201)
 
 
 async def remove_volume(call: Call) -> Reply:
-    """With all that is in it; a conflict while a box works in it."""
+    """Remove a volume and its content; a conflict while a box uses it."""
     require(call.caller.rights, Action.DESTROY)
     await call.own.volumes.remove(call.params["volume"])
     return Reply(status=204)
 
 
 async def list_keys(call: Call) -> Reply:
-    """Every key, revoked ones too; never their text."""
+    """List every key, also revoked ones, without their text."""
     return Reply(KeyList(keys=await call.service.keys.all()))
 
 
 async def create_key(call: Call, body: KeyBody) -> Reply:
-    """A new key, whose text is shown this once."""
+    """Create a key; its text is shown only once."""
     check_table(body.rights, call.service.config.profiles)
     key, text = await call.service.keys.create(body.role, body.owner, body.name, body.rights)
     log("server").warning("key created", id=key.id, role=str(key.role), owner=key.owner, by=call.caller.key_id)
@@ -134,38 +134,40 @@ async def create_key(call: Call, body: KeyBody) -> Reply:
 
 
 async def revoke_key(call: Call) -> Reply:
-    """From now on it opens nothing; revoking twice is fine."""
+    """Revoke a key; revoking it twice is no error."""
     key = await call.service.keys.revoke(call.params["key"])
     log("server").warning("key revoked", id=key.id, owner=key.owner, by=call.caller.key_id)
     return Reply(key)
 
 
 async def errors(call: Call, query: ErrorsQuery) -> Reply:
-    """Newest first; those of the caller's owner."""
+    """List the latest errors of the caller's owner, newest first."""
     caller = call.caller
     own = [each for each in reversed(call.service.failures) if each.owner == caller.owner or caller.over_all]
     return Reply(ErrorList(errors=own[: query.limit]))
 
 
 async def metrics(call: Call) -> Reply:
-    """Numbers for Prometheus, of all owners."""
-    return Reply(call.service.metrics.text().encode(), type="text/plain; version=0.0.4; charset=utf-8")
+    """Metrics of all owners for Prometheus."""
+    from hutch.server import exposition  # Importing prometheus-client would slow down every start.
+
+    return Reply(exposition.text(call.service.metrics), type=exposition.CONTENT_TYPE)
 
 
 async def openapi(call: Call) -> Reply:
-    """This API, described in OpenAPI 3.1."""
-    from hutch.server.openapi import encoded  # it describes the table that this handler stands in
+    """Describe this API in OpenAPI 3.1."""
+    from hutch.server.openapi import encoded  # It imports the route table, which imports this module.
 
     return Reply(encoded())
 
 
 async def healthz(call: Call) -> Reply:
-    """This process answers."""
+    """Answer if this process is alive."""
     return Reply({"ok": True})
 
 
 async def readyz(call: Call) -> Reply:
-    """Boxes can be made here, now."""
+    """Whether boxes can be created here now."""
     service = call.service
     found = await call.keeper.views.status((), service.started_at)
     ready = found.available and not service.draining.is_set()

@@ -1,4 +1,4 @@
-"""Boxes over HTTP: create, find, list, look, change, pause, resume, stop, destroy; their leases."""
+"""Boxes over HTTP: create, find, list, inspect, change, pause, resume, stop and destroy them; their leases."""
 
 import time
 from typing import Any
@@ -20,13 +20,13 @@ from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
 from hutch.server.access import find, hold, looking, note_client, refuse_if_busy, renew, using
 from hutch.server.handlers.commands import Seconds
-from hutch.server.handlers.sessions import asked
+from hutch.server.handlers.sessions import parse_spec
 from hutch.server.request import Call, Reply
 
 
 class CreateQuery(Record, frozen=True, kw_only=True):
     wait: bool = True
-    """False: answered as soon as the box is known, in state `creating`."""
+    """If false, the call answers as soon as the box is in the store, in state `creating`."""
 
 
 class BoxList(Record, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class BoxList(Record, frozen=True, kw_only=True):
 
 class DestroyQuery(Record, frozen=True, kw_only=True):
     force: bool = False
-    """Also while another session holds it."""
+    """Destroy the box even while another session holds it."""
 
 
 class LeaseView(Record, frozen=True, kw_only=True):
@@ -43,24 +43,24 @@ class LeaseView(Record, frozen=True, kw_only=True):
     epoch: int
     lease: Lease | None
     lease_expires_at: float | None = None
-    """Unix time; None: it does not expire, or nobody holds the box."""
+    """Unix time; null if the lease does not expire or nobody holds the box."""
     lease_expires_in_seconds: float | None = None
     auto_renew_interval_seconds: float | None = None
-    """How often it is renewed while its holder uses the box or its client lives (P6)."""
+    """Seconds between renewals while the holder uses the box or its client is alive."""
 
 
 class LeaseBody(Record, frozen=True, kw_only=True):
     takeover: bool = False
-    """Whoever holds it: their handles are of an older epoch from now on."""
+    """Take the lease from its holder, whose handles then belong to an older epoch."""
     renew: bool = False
-    """Only extend a lease that the session has; `lease_lost` if it has none."""
+    """Only extend the session's own lease; `lease_lost` if it has none."""
 
 
 class ChangeBody(Record, frozen=True, kw_only=True):
-    """What is left out stays as it is."""
+    """The changes; a field that is left out stays as it is."""
 
     name: str | None = None
-    """Empty: none."""
+    """Empty removes the name."""
     retention: Retention | None = None
     idle_timeout_sec: Seconds | None = None
     limits: dict[str, int | float] = msgspec.field(default_factory=dict)
@@ -68,41 +68,44 @@ class ChangeBody(Record, frozen=True, kw_only=True):
 
 class ChangedBox(Record, frozen=True, kw_only=True):
     refused: tuple[str, ...]
-    """What would need a new box, and was not applied (B14)."""
+    """Changes that would need a new box and were not applied."""
     box: BoxInfo
 
 
 class FindQuery(Record, frozen=True, kw_only=True):
     text: str
-    """A box's id, the beginning of it, or its name."""
+    """A box's id, the beginning of its id, or its name."""
 
 
 async def create(call: Call, query: CreateQuery, body: dict[str, Any]) -> Reply:
-    """A new box. The body is a spec, in the form `Hutch.create` takes; with an Idempotency-Key a retry gives the same
+    """Create a box. The body is a spec, as `Hutch.create` takes it; with an Idempotency-Key a retry returns the same
     box."""
-    spec = asked(body)
+    spec = parse_spec(body)
     key = call.header("idempotency-key")
     if len(key) > 200:
         raise Invalid("Idempotency-Key has at most 200 characters", op="create")
     caller = call.caller
-    known = bool(key) and await call.keeper.store.by_key(caller.owner, key) is not None
-    begin = call.service.creations.make if query.wait else call.service.creations.begin
-    with granted(*_opened_roots(call)):
+    exists = bool(key) and await call.keeper.store.by_key(caller.owner, key) is not None
+    begin = call.service.creations.create if query.wait else call.service.creations.begin
+    with granted(*_granted_mount_roots(call)):
         record = await begin(spec, session=caller.session, owner=caller.owner, key=key)
-    status = 202 if record.state is State.CREATING else 200 if known else 201
+    status = 202 if record.state is State.CREATING else 200 if exists else 201
     return Reply(box_info(record), status, headers={"location": f"/v1/boxes/{record.id}"})
 
 
-def _opened_roots(call: Call) -> tuple[str, ...]:
-    """What an admin opens for this one box: the files of an MCP server that he hosts from a process of his own. It is
-    what he could open by registering that server here."""
-    text = call.header("hutch-mount-roots")
-    if not text:
+def _granted_mount_roots(call: Call) -> tuple[str, ...]:
+    """The host paths that an admin lets this one box mount.
+
+    An admin who hosts an MCP server from a process of his own shows its files this way. Registering that server here
+    would allow the same.
+    """
+    header = call.header("hutch-mount-roots")
+    if not header:
         return ()
     if call.caller.role is not Role.ADMIN:
         raise Refused("only an admin opens paths of this machine to a box", op="create", details={"field": "mounts"})
     try:
-        roots = msgspec.json.decode(text, type=tuple[str, ...])
+        roots = msgspec.json.decode(header, type=tuple[str, ...])
     except msgspec.DecodeError as error:
         raise Invalid(f"Hutch-Mount-Roots is not a list of paths: {error}", op="create") from error
     for root in roots:
@@ -111,32 +114,32 @@ def _opened_roots(call: Call) -> tuple[str, ...]:
 
 
 async def list_boxes(call: Call) -> Reply:
-    """The owner's boxes, oldest first; those too that nobody keeps, or another process."""
+    """List the owner's boxes, oldest first, also those that another process or none keeps."""
     return Reply(BoxList(boxes=await call.keeper.views.boxes(call.own.readable)))
 
 
 async def find_box(call: Call, query: FindQuery) -> Reply:
-    """The one box that a text means."""
+    """Find the one box that a text names."""
     record = await lookup.find(call.keeper.store, query.text, call.caller.owner)
     return Reply(await call.keeper.views.box(record))
 
 
 async def get(call: Call) -> Reply:
-    """State, spec with what policy changed, lease, clocks."""
+    """Return a box: state, lease, clocks, and its spec with the changes that policy made."""
     live = await find(call)
     return Reply(box_info(live.record, live))
 
 
 async def destroy(call: Call, query: DestroyQuery) -> Reply:
-    """End the box and all that is in it; what is gone already is fine. Whoever names a lease (Hutch-Lease) does not
-    end a box that another session has by now."""
+    """Destroy the box and everything in it; a box that is already gone is no error. A caller that names its lease
+    (Hutch-Lease) does not destroy a box that another session has by now."""
     require(call.caller.rights, Action.DESTROY)
     try:
         live = await find(call)
     except Gone:
         return Reply(status=204)
 
-    def held(live: Live) -> bool:
+    def check_holder(live: Live) -> bool:
         if call.header("hutch-lease") and not call.caller.over_all and live.held_by_another(call.caller.session):
             raise lease_lost(live.record)
         if not query.force:
@@ -145,12 +148,12 @@ async def destroy(call: Call, query: DestroyQuery) -> Reply:
             require(call.caller.rights, Action.TAKEOVER)
         return False
 
-    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", unless=held)
+    await call.keeper.destroy(live.record.id, f"destroyed by a call with key {call.caller.key_id}", unless=check_holder)
     return Reply(status=204)
 
 
 async def usage(call: Call) -> Reply:
-    """What the box has used so far."""
+    """Return the resources that the box has used so far."""
     async with looking(call) as guard:
         instance = await guard.begin()
         try:
@@ -160,28 +163,28 @@ async def usage(call: Call) -> Reply:
 
 
 async def pause(call: Call) -> Reply:
-    """Its processes stand still and take no CPU; it wakes when it is used."""
+    """Freeze the box's processes, which then use no CPU; the box resumes when it is used."""
     async with using(call) as box:
         await box.pause()
     return await get(call)
 
 
 async def resume(call: Call) -> Reply:
-    """Let it go on; also starts a stopped persistent box."""
+    """Resume a paused box, or start a stopped persistent box."""
     async with using(call) as box:
         await box.resume()
     return await get(call)
 
 
 async def stop(call: Call) -> Reply:
-    """End a persistent box's processes and keep its files; its next use brings it back."""
+    """End a persistent box's processes and keep its files; its next use starts it again."""
     async with using(call) as box:
         await box.stop()
     return await get(call)
 
 
 async def change(call: Call, body: ChangeBody) -> Reply:
-    """Of the live box: its name, whether its files stay, its idle time, its limits."""
+    """Change the name, retention, idle timeout or limits of a running box."""
     if clash := body.limits.keys() & {"retention", "idle_timeout_sec"}:
         raise Invalid(f"{min(clash)} is no limit", op="change")
     refused: tuple[str, ...] = ()
@@ -197,12 +200,12 @@ async def change(call: Call, body: ChangeBody) -> Reply:
 
 
 async def get_lease(call: Call) -> Reply:
-    """Which session may change the box now."""
+    """Return the session that may change the box now."""
     return _lease(box_info((await find(call)).record))
 
 
 async def take_lease(call: Call, body: LeaseBody) -> Reply:
-    """For the caller's session; `busy` while another holds it, unless it is taken over."""
+    """Take the lease for the caller's session; `busy` while another session holds it, unless it is taken over."""
     live = await find(call)
     if body.renew:
         await renew(call, live)
@@ -215,13 +218,13 @@ async def take_lease(call: Call, body: LeaseBody) -> Reply:
 
 
 async def drop_lease(call: Call) -> Reply:
-    """Release the caller's own lease; an admin over all releases whosever it is."""
+    """Release the caller's lease; an admin with Hutch-Admin releases the lease of any holder."""
     live = await find(call)
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     presence, client = call.service.presence, call.header("hutch-client")
     if client and holder.startswith(PROCESS_SESSION_PREFIX):
-        # Processes that share a session of nobody's name each give up their own share; the last releases the box.
+        # Processes that share an unnamed session each give up their own handle; the last one releases the box.
         presence.end(holder, live.record.id, client)
         await call.keeper.release(live, holder, unless=lambda live: holder in live.handles)
     else:

@@ -1,4 +1,4 @@
-"""Commands over HTTP: run to the end and answered once, or read while they run. Whoever leaves kills his command."""
+"""Commands over HTTP: answered when they end, or streamed while they run. A client that leaves kills its command."""
 
 import codecs
 import struct
@@ -12,12 +12,12 @@ from hutch.errors import HutchError, Invalid
 from hutch.model.record import Record, encoded
 from hutch.model.results import Result
 from hutch.server.access import using
-from hutch.server.error_status import wire_of
+from hutch.server.error_status import error_to_wire
 from hutch.server.request import BYTES, NDJSON, Call, Reply
-from hutch.server.views import SMALL, WrittenResult, result_view, without_output
+from hutch.server.wire import PIECE_BYTES, StreamedResult, result_to_wire, without_output
 
 FRAME = struct.Struct(">BI")
-"""A frame of the octet-stream form: kind, length of what follows."""
+"""The header of a frame in the octet-stream format: kind, and length of the payload."""
 STDOUT, STDERR, RESULT, ERROR = 1, 2, 3, 4
 
 Seconds = Annotated[float, msgspec.Meta(ge=0, le=31_536_000)]
@@ -25,7 +25,7 @@ KeptBytes = Annotated[int, msgspec.Meta(ge=0, le=64 << 20)]
 
 
 class ExecBody(Record, frozen=True, kw_only=True):
-    """A string runs under a shell, a list is argv."""
+    """A command: a string runs in a shell, a list is an argument vector."""
 
     odd_names: ClassVar[bool] = True
 
@@ -37,7 +37,7 @@ class ExecBody(Record, frozen=True, kw_only=True):
     timeout: Seconds | None = None
     user: str | None = None
     keep_output: KeptBytes = 1 << 20
-    """Bytes of each stream in the answer; the rest is read by cursor from the job."""
+    """Bytes of each stream in the answer; the rest can be read from the job by cursor."""
 
     def options(self) -> dict[str, Any]:
         if self.stdin is not None and self.stdin_base64 is not None:
@@ -47,41 +47,41 @@ class ExecBody(Record, frozen=True, kw_only=True):
 
 
 async def execute(call: Call, body: ExecBody) -> Reply:
-    """Run a command to its end. Accept: application/x-ndjson or application/octet-stream for its output as it comes."""
+    """Run a command to its end. Accept: application/x-ndjson or application/octet-stream streams its output."""
     if call.accepts(NDJSON):
-        return Reply(_streamed(call, body, Lines()), type=NDJSON)
+        return Reply(_stream(call, body, Lines()), type=NDJSON)
     if call.accepts(BYTES):
-        return Reply(_streamed(call, body, Frames()), type=BYTES)
-    return await call.service.operations.do(call, _executed(call, body))
+        return Reply(_stream(call, body, Frames()), type=BYTES)
+    return await call.service.operations.run_once(call, _execute(call, body))
 
 
-async def _executed(call: Call, body: ExecBody) -> Reply:
-    keep, notes = _kept(call, body.keep_output)
+async def _execute(call: Call, body: ExecBody) -> Reply:
+    keep, notes = _output_limit(call, body.keep_output)
     async with using(call) as box:
         result = await box.exec(body.command, **body.options(), keep_output=keep)
     if notes:
         result = result.but(notes=(*notes, *result.notes))
-    if len(result.stdout_bytes) + len(result.stderr_bytes) > SMALL:
-        return Reply(WrittenResult(result))
-    return Reply(encoded(result_view(result)))
+    if len(result.stdout_bytes) + len(result.stderr_bytes) > PIECE_BYTES:
+        return Reply(StreamedResult(result))
+    return Reply(encoded(result_to_wire(result)))
 
 
-def _kept(call: Call, asked: int) -> tuple[int, tuple[str, ...]]:
-    """Bytes of each stream that the answer may have, and what the caller should know of that."""
-    most = call.service.budget.largest // 2
-    if asked <= most:
-        return asked, ()
-    return most, (f"keep_output {asked} was cut to {most}: this server holds no more for one answer",)
+def _output_limit(call: Call, requested: int) -> tuple[int, tuple[str, ...]]:
+    """The number of bytes of each stream in the answer, and a note if that is less than requested."""
+    maximum = call.service.budget.largest // 2
+    if requested <= maximum:
+        return requested, ()
+    return maximum, (f"keep_output {requested} was cut to {maximum}: this server holds no more for one answer",)
 
 
 async def cancel(call: Call) -> Reply:
-    """Nobody waits any more for what a request with this Hutch-Operation began: it is killed, if it still runs."""
+    """Cancel the command that a request with this Hutch-Operation started, if it still runs."""
     await call.service.operations.cancel(call, call.params["operation"])
     return Reply(status=204)
 
 
-class Form(Protocol):
-    """How a stream is written down."""
+class StreamFormat(Protocol):
+    """The encoding of a command's stream."""
 
     def piece(self, stream: str, data: bytes) -> bytes: ...
 
@@ -91,10 +91,10 @@ class Form(Protocol):
 
 
 class Lines:
-    """`{"stream": …, "text": …}` for people and scripts, at the end `{"result": …}` or `{"error": …}`."""
+    """Lines of JSON: `{"stream": …, "text": …}`, and at the end `{"result": …}` or `{"error": …}`."""
 
     def __init__(self) -> None:
-        # Pieces end anywhere, also inside a character.
+        # A piece may end inside a character.
         self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
 
     def piece(self, stream: str, data: bytes) -> bytes:
@@ -107,45 +107,45 @@ class Lines:
         return last + _line({"result": _without_output(result)})
 
     def error(self, error: HutchError) -> bytes:
-        return _line({"error": wire_of(error, "exec")})
+        return _line({"error": error_to_wire(error, "exec")})
 
 
 class Frames:
-    """Every byte as it was written: kind and length, then that many bytes; the last frame is the result."""
+    """Binary frames with every byte as it was written; the last frame is the result or the error."""
 
     def piece(self, stream: str, data: bytes) -> bytes:
-        return framed(STDOUT if stream == "stdout" else STDERR, data)
+        return frame(STDOUT if stream == "stdout" else STDERR, data)
 
     def end(self, result: Result) -> bytes:
         return self._json(RESULT, _without_output(result))
 
     def error(self, error: HutchError) -> bytes:
-        return self._json(ERROR, wire_of(error, "exec"))
+        return self._json(ERROR, error_to_wire(error, "exec"))
 
     def _json(self, kind: int, value: Mapping[str, Any]) -> bytes:
-        return framed(kind, msgspec.json.encode(value))
+        return frame(kind, msgspec.json.encode(value))
 
 
-def framed(kind: int, data: bytes) -> bytes:
+def frame(kind: int, data: bytes) -> bytes:
     return FRAME.pack(kind, len(data)) + data
 
 
-async def _streamed(call: Call, body: ExecBody, form: Form) -> AsyncGenerator[bytes, None]:
-    begun = False
+async def _stream(call: Call, body: ExecBody, format: StreamFormat) -> AsyncGenerator[bytes, None]:
+    started = False
     async with using(call) as box:
         stream = box.stream(body.command, **body.options())
-        # Closed by name: a generator that is merely dropped would kill the command only when it is collected.
+        # Closed explicitly: a dropped generator would kill the command only when it is garbage-collected.
         pieces = cast(AsyncGenerator[tuple[str, bytes], None], aiter(stream))
         try:
             async with aclosing(pieces):
                 async for name, data in pieces:
-                    begun = True
-                    yield form.piece(name, data)
-            yield form.end(stream.result)
+                    started = True
+                    yield format.piece(name, data)
+            yield format.end(stream.result)
         except HutchError as error:
-            if not begun:  # it can still be told by the status
+            if not started:  # The error still gets its own status.
                 raise
-            yield form.error(error)
+            yield format.error(error)
 
 
 def _without_output(result: Result) -> dict[str, Any]:

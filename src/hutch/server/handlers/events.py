@@ -1,4 +1,4 @@
-"""Events over HTTP: a page as JSON, or a stream (SSE) that goes on from the last one seen."""
+"""Events over HTTP: a page as JSON, or a stream (SSE) that continues after the last event seen."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -13,13 +13,13 @@ from hutch.server.request import Call, Reply
 
 SSE = "text/event-stream"
 PAGE = 1000
-LOOK_SECONDS = 10.0
-"""Other keepers may write to the same store without ringing our bell; and a silent stream may be a dead one."""
+POLL_SECONDS = 10.0
+"""Seconds between reads of the store, to which other keepers write without a signal here, and between keep-alives."""
 
 
 class EventsQuery(Record, frozen=True, kw_only=True):
     after: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] = 0
-    """The `seq` of the last one seen; 0: from the oldest that is kept."""
+    """The `seq` of the last event seen; 0 begins with the oldest event that is kept."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=PAGE)] = 100
     box: str | None = None
 
@@ -27,11 +27,11 @@ class EventsQuery(Record, frozen=True, kw_only=True):
 class EventPage(Record, frozen=True, kw_only=True):
     events: list[Event]
     cursor: int
-    """Pass it as `after`."""
+    """The value of `after` for the next page."""
 
 
 async def events(call: Call, query: EventsQuery) -> Reply:
-    """What happened to boxes. Accept: text/event-stream for a stream; Last-Event-ID, as browsers send it, goes before
+    """List what happened to boxes. Accept: text/event-stream returns a stream; Last-Event-ID takes precedence over
     `after`."""
     if not call.accepts(SSE):
         found, cursor = await _page(call, query, query.after)
@@ -46,7 +46,7 @@ async def _stream(call: Call, query: EventsQuery, cursor: int) -> AsyncGenerator
     yield b": hutch\n\n"
     service = call.service
     while not service.draining.is_set():
-        bell = service.bell.next()
+        signal = service.event_signal.next()
         found, reached = await _page(call, query, cursor)
         for event in found:
             data = event.to_json().decode()
@@ -54,14 +54,14 @@ async def _stream(call: Call, query: EventsQuery, cursor: int) -> AsyncGenerator
         if reached > cursor:
             cursor = reached
             continue
-        if not await _rung(bell, service.draining):
+        if not await _wait_for_event(signal, service.draining):
             yield b": still here\n\n"
 
 
-async def _rung(bell: asyncio.Event, draining: asyncio.Event) -> bool:
-    waits = [asyncio.ensure_future(event.wait()) for event in (bell, draining)]
+async def _wait_for_event(signal: asyncio.Event, draining: asyncio.Event) -> bool:
+    waits = [asyncio.ensure_future(event.wait()) for event in (signal, draining)]
     try:
-        done, _ = await asyncio.wait(waits, timeout=LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait(waits, timeout=POLL_SECONDS, return_when=asyncio.FIRST_COMPLETED)
         return bool(done)
     finally:
         for each in waits:
@@ -69,7 +69,7 @@ async def _rung(bell: asyncio.Event, draining: asyncio.Event) -> bool:
 
 
 async def _page(call: Call, query: EventsQuery, after: int) -> tuple[list[Event], int]:
-    """The caller's own events after `after`, and how far was looked."""
+    """The caller's own events after `after`, and the `seq` up to which the store was read."""
     caller = call.caller
     mine: list[Event] = []
     while True:

@@ -1,4 +1,4 @@
-"""Moving boxes over HTTP: a whole box as one stream of bytes, and a new box from such a stream."""
+"""Export and import over HTTP: a whole box as one stream of bytes, and a new box from such a stream."""
 
 import asyncio
 import json
@@ -12,76 +12,82 @@ from hutch.keeper.export import export_box, import_box
 from hutch.keeper.system_archive import OVERHEAD_BYTES
 from hutch.model.record import Record
 from hutch.server.access import using
-from hutch.server.handlers.files import HARMLESS
-from hutch.server.handlers.sessions import FoundBox, asked
+from hutch.server.handlers.files import DOWNLOAD_HEADERS
+from hutch.server.handlers.sessions import FoundBox, parse_spec
 from hutch.server.request import BYTES, Call, Reply
-from hutch.server.spool import Place
+from hutch.server.state.spool import SpoolDirectory
 
-_PIECE = 1 << 18
+OPENAPI_TAG = "moving"
+"""Operation ids are public, and these two were published under this name."""
+_PIECE_BYTES = 1 << 18
 
 
 class ImportQuery(Record, frozen=True, kw_only=True):
-    """What is given wins over what the body says."""
+    """Settings that override those in the body."""
 
     provider: str = ""
     profile: str | None = None
     image: str | None = None
     name: str | None = None
-    """Empty: none."""
+    """Empty for a box without a name."""
 
 
 async def export(call: Call) -> Reply:
-    """The box as one file: workspace, home, what was changed in its system, spec and labels. The header `Hutch-Moved`
-    tells in JSON what is in it and what was left behind."""
+    """Return the box as one file: workspace, home, changes to its system, spec and labels. The header `Hutch-Moved`
+    lists in JSON what is in it and what was left out."""
     async with using(call) as box:
-        # What is gathered of it has at most its disk's bytes, and the file that is made of that no more.
-        place = call.service.spool.place(call.caller.key_id, 2 * ((box.spec.limits.disk_mb << 20) + OVERHEAD_BYTES))
+        # The collected files have at most the bytes of the box's disk, and the archive made from them has no more.
+        directory = call.service.spool.allocate(
+            call.caller.key_id, 2 * ((box.spec.limits.disk_mb << 20) + OVERHEAD_BYTES)
+        )
         try:
-            moved = await export_box(box, place.file)
+            moved = await export_box(box, directory.file)
         except BaseException:
-            await place.remove()
+            await directory.remove()
             raise
-    headers = {**HARMLESS, "hutch-moved": json.dumps(moved.to_plain()), "content-length": str(moved.size)}
-    return Reply(_sent(place), type=BYTES, headers=headers)
+    headers = {**DOWNLOAD_HEADERS, "hutch-moved": json.dumps(moved.to_plain()), "content-length": str(moved.size)}
+    return Reply(_send(directory), type=BYTES, headers=headers)
 
 
 async def import_stream(call: Call, query: ImportQuery) -> Reply:
-    """A new box from the body, which is what `GET …/export` gave, here or elsewhere. Neither the body nor what it
-    unpacks to may be larger than an upload."""
+    """Create a box from the body, which `GET …/export` returned here or elsewhere. Neither the body nor its unpacked
+    content may be larger than an upload."""
     caller, keeper = call.caller, call.keeper
 
     async def create(**spec: Any) -> BoxHandle:
-        made = await call.service.creations.make(asked(spec), session=caller.session, owner=caller.owner, key="")
-        return BoxHandle(keeper, await keeper.live(made.id), caller.session)
+        record = await call.service.creations.create(
+            parse_spec(spec), session=caller.session, owner=caller.owner, key=""
+        )
+        return BoxHandle(keeper, await keeper.live(record.id), caller.session)
 
     spool = call.service.spool
-    most = min(call.service.config.server.max_upload_mb << 20, spool.room(caller.key_id) // 4)
-    place = spool.place(caller.key_id, 2 * most)
+    max_bytes = min(call.service.config.server.max_upload_mb << 20, spool.free_for(caller.key_id) // 4)
+    directory = spool.allocate(caller.key_id, 2 * max_bytes)
     try:
-        await _received(call.pieces(most), place.file)
-        making = import_box(
-            create, place.file, spool=place.path, provider=query.provider, most=most, profile=query.profile,
-            image=query.image, name=query.name,
+        await _receive(call.pieces(max_bytes), directory.file)
+        importing = import_box(
+            create, directory.file, spool=directory.path, provider=query.provider, most=max_bytes,
+            profile=query.profile, image=query.image, name=query.name,
         )  # fmt: skip
-        box, moved = await call.while_there(making)
+        box, moved = await call.until_disconnect(importing)
         box.close()
     finally:
-        await place.remove()
+        await directory.remove()
     live = await keeper.live(box.id)
     location = {"location": f"/v1/boxes/{box.id}"}
     return Reply(FoundBox(box=box_info(live.record, live), notes=moved.notes), 201, headers=location)
 
 
-async def _received(pieces: AsyncIterator[bytes], file: Path) -> None:
+async def _receive(pieces: AsyncIterator[bytes], file: Path) -> None:
     with await asyncio.to_thread(open, file, "wb") as out:
         async for piece in pieces:
             await asyncio.to_thread(out.write, piece)
 
 
-async def _sent(place: Place) -> AsyncGenerator[bytes, None]:
+async def _send(directory: SpoolDirectory) -> AsyncGenerator[bytes, None]:
     try:
-        with await asyncio.to_thread(open, place.file, "rb") as file:
-            while piece := await asyncio.to_thread(file.read, _PIECE):
+        with await asyncio.to_thread(open, directory.file, "rb") as file:
+            while piece := await asyncio.to_thread(file.read, _PIECE_BYTES):
                 yield piece
     finally:
-        await place.remove()
+        await directory.remove()

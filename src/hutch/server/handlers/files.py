@@ -1,4 +1,4 @@
-"""A box's files over HTTP: content streamed up and down, ranges, and the operations of `Files`."""
+"""A box's files over HTTP: streamed upload and download, ranges, and the operations of `Files`."""
 
 import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
@@ -12,20 +12,20 @@ from hutch.keeper.access.files import GuardedFiles
 from hutch.model.files import Change, FileInfo, FileKind, GrepResult, Matches
 from hutch.model.record import Record
 from hutch.server.access import looking, using
-from hutch.server.error_status import wire_of
+from hutch.server.error_status import error_to_wire
+from hutch.server.handlers.streamed_rows import stream_rows
 from hutch.server.request import BYTES, NDJSON, Call, Reply
-from hutch.server.streamed_rows import in_pieces
 
 T = TypeVar("T")
 
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
-HARMLESS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
-"""A box's bytes are no page of ours, whatever they look like."""
+DOWNLOAD_HEADERS = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
+"""Headers that keep a browser from showing a box's bytes as a page of this server."""
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000)]
 
 
 class NamesBody(Record, frozen=True, kw_only=True):
-    """What names files: their names may hold any byte, written as `\\udcXX` where it is not UTF-8."""
+    """A body with names of files, which may contain any byte, written as `\\udcXX` where it is not UTF-8."""
 
     odd_names: ClassVar[bool] = True
 
@@ -37,14 +37,14 @@ class PathQuery(Record, frozen=True, kw_only=True):
 class ReadQuery(Record, frozen=True, kw_only=True):
     path: str
     offset: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
-    """With an offset or a limit the answer is that part, as it is when it is read, and a Range is not looked at."""
+    """With an offset or a limit the answer is that part of the file, and a Range is ignored."""
     limit: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)] | None = None
 
 
 class TreeQuery(Record, frozen=True, kw_only=True):
     path: str
     into: str = ""
-    """The name that a single file gets where `path` is a directory."""
+    """The name of a single file, if `path` is a directory."""
 
 
 class ListQuery(Record, frozen=True, kw_only=True):
@@ -55,7 +55,7 @@ class WriteQuery(Record, frozen=True, kw_only=True):
     path: str
     append: bool = False
     mode: Annotated[str, msgspec.Meta(pattern="^[0-7]{3,4}$")] | None = None
-    """Octal, as chmod has it."""
+    """An octal mode, as for chmod."""
     sync: bool = False
     parents: bool = True
 
@@ -99,7 +99,7 @@ class MoveBody(NamesBody, frozen=True, kw_only=True):
 
 
 class EditBody(NamesBody, frozen=True, kw_only=True):
-    """Text, or any bytes as base64."""
+    """An edit; text, or any bytes as base64."""
 
     path: str
     old: str | None = None
@@ -134,12 +134,12 @@ class Existence(Record, frozen=True, kw_only=True):
 
 
 class CopiedView(Record, frozen=True, kw_only=True):
-    """What became of a tree."""
+    """The result of a copy."""
 
     files: int
     bytes: int
     skipped: list[str]
-    """Devices, FIFOs and sockets, which are not copied."""
+    """Devices, FIFOs and sockets, which were not copied."""
 
 
 class Digest(Record, frozen=True, kw_only=True):
@@ -148,14 +148,14 @@ class Digest(Record, frozen=True, kw_only=True):
 
 
 async def read(call: Call, query: ReadQuery) -> Reply:
-    """The content of a file; with `Range: bytes=A-B` one part of it, as 206."""
+    """Return the content of a file; with `Range: bytes=A-B` one part of it, as 206."""
     if query.offset is not None or query.limit is not None:
-        content = _content(call, query.path, query.offset or 0, query.limit, promised=False)
-        return Reply(content, type=BYTES, headers=dict(HARMLESS))
+        content = _content(call, query.path, query.offset or 0, query.limit, length_sent=False)
+        return Reply(content, type=BYTES, headers=dict(DOWNLOAD_HEADERS))
     async with looking(call) as guard:
         info = await GuardedFiles(guard).stat(query.path)
-    headers = {**HARMLESS, "accept-ranges": "bytes"}
-    # The kernel's own files have no size, and a symlink's is not that of its target: those come without a length.
+    headers = {**DOWNLOAD_HEADERS, "accept-ranges": "bytes"}
+    # Files of /proc have no size, and a symlink's size is not that of its target: those are sent without a length.
     if info.kind is not FileKind.FILE or not info.size:
         return Reply(_content(call, query.path, 0, None), type=BYTES, headers=headers)
     chosen = _range(call.header("range"), info.size)
@@ -170,7 +170,7 @@ async def read(call: Call, query: ReadQuery) -> Reply:
 
 
 async def write(call: Call, query: WriteQuery) -> Reply:
-    """The body is the content, of any size. Atomic: a request that breaks off changes nothing."""
+    """Write a file; the body is its content. An interrupted request changes nothing."""
     mode = int(query.mode, 8) if query.mode is not None else None
     async with using(call) as box:
         pieces = call.pieces(call.service.config.server.max_upload_mb << 20)
@@ -181,36 +181,36 @@ async def write(call: Call, query: WriteQuery) -> Reply:
 
 
 async def remove(call: Call, query: RemoveQuery) -> Reply:
-    """A file, or a directory with `recursive`."""
+    """Remove a file, or with `recursive` a directory."""
     async with using(call) as box:
         await box.files.remove(query.path, recursive=query.recursive, missing_ok=query.missing_ok)
     return Reply(status=204)
 
 
 async def list_files(call: Call, query: ListQuery) -> Reply:
-    """What a directory holds."""
-    return await in_pieces("files", _looked(call, lambda files: files.list_rows(query.path)))
+    """List a directory."""
+    return await stream_rows("files", _rows(call, lambda files: files.list_rows(query.path)))
 
 
 async def stat(call: Call, query: PathQuery) -> Reply:
-    """One file, not followed if it is a symlink."""
+    """Describe one file; a symlink is not followed."""
     async with looking(call) as guard:
         return Reply(await GuardedFiles(guard).stat(query.path))
 
 
 async def exists(call: Call, query: PathQuery) -> Reply:
-    """Whether the path leads to something."""
+    """Whether the path exists."""
     async with looking(call) as guard:
         return Reply(Existence(exists=await GuardedFiles(guard).exists(query.path)))
 
 
 async def read_tree(call: Call, query: PathQuery) -> Reply:
-    """A file or a whole directory as one stream, in the form that `PUT …/tree` takes."""
-    return Reply(_packed(call, query.path), type=BYTES, headers=dict(HARMLESS))
+    """Return a file or a whole directory as one stream, in the form that `PUT …/tree` takes."""
+    return Reply(_pack(call, query.path), type=BYTES, headers=dict(DOWNLOAD_HEADERS))
 
 
 async def write_tree(call: Call, query: TreeQuery) -> Reply:
-    """The body is a stream that `GET …/tree` gave. Names that would leave the target are refused."""
+    """Unpack the body, a stream that `GET …/tree` returned. Names that lead out of the target are refused."""
     async with using(call) as box:
         pieces = call.pieces(call.service.config.server.max_upload_mb << 20)
         copied = await box.files.unpack(pieces, query.path, query.into)
@@ -218,74 +218,74 @@ async def write_tree(call: Call, query: TreeQuery) -> Reply:
 
 
 async def lines(call: Call, query: LinesQuery) -> Reply:
-    """Some lines of a text file."""
-    rows = _looked(call, lambda files: files.line_rows(query.path, query.start, query.count))
-    return await in_pieces("lines", rows, lambda end: {"end": end} if isinstance(end, bool) else None)
+    """Return some lines of a text file."""
+    rows = _rows(call, lambda files: files.line_rows(query.path, query.start, query.count))
+    return await stream_rows("lines", rows, lambda end: {"end": end} if isinstance(end, bool) else None)
 
 
 async def mkdir(call: Call, body: MkdirBody) -> Reply:
-    """A directory."""
+    """Create a directory."""
     async with using(call) as box:
         await box.files.mkdir(body.path, parents=body.parents, exist_ok=body.exist_ok)
     return Reply(status=204)
 
 
 async def move(call: Call, body: MoveBody) -> Reply:
-    """Also replaces the target, with `overwrite`."""
+    """Move a file or directory; `overwrite` replaces the target."""
     async with using(call) as box:
         await box.files.move(body.source, body.target, overwrite=body.overwrite)
     return Reply(status=204)
 
 
 async def edit(call: Call, body: EditBody) -> Reply:
-    """Replace a text that stands in the file exactly once, or everywhere."""
-    old, new = _either("old", body.old, body.old_base64), _either("new", body.new, body.new_base64)
+    """Replace a text that occurs in the file exactly once, or with `replace_all` every occurrence."""
+    old, new = _text_or_base64("old", body.old, body.old_base64), _text_or_base64("new", body.new, body.new_base64)
     async with using(call) as box:
         return Reply(await box.files.edit(body.path, old, new, replace_all=body.replace_all, expect=body.expect))
 
 
 async def glob(call: Call, body: GlobBody) -> Reply:
-    """Paths that match a pattern."""
-    rows = _looked(call, lambda files: files.glob_rows(body.pattern, body.root, body.limit))
-    return await in_pieces("paths", rows, lambda end: _summary(end, Matches))
+    """List the paths that match a pattern."""
+    rows = _rows(call, lambda files: files.glob_rows(body.pattern, body.root, body.limit))
+    return await stream_rows("paths", rows, lambda end: _summary(end, Matches))
 
 
 async def grep(call: Call, body: GrepBody) -> Reply:
-    """Lines that match a regular expression; a bound that was met is told."""
-    rows = _looked(call, lambda files: files.grep_rows(
+    """List the lines that match a regular expression; the answer says if a limit was reached."""
+    rows = _rows(call, lambda files: files.grep_rows(
         body.pattern, root=body.root, glob=body.glob, ignore_case=body.ignore_case, limit=body.limit,
         timeout_sec=body.timeout_sec,
     ))  # fmt: skip
-    return await in_pieces("hits", rows, lambda end: _summary(end, GrepResult))
+    return await stream_rows("hits", rows, lambda end: _summary(end, GrepResult))
 
 
 async def digest(call: Call, body: DigestBody) -> Reply:
-    """SHA-256 of the content."""
+    """Return the SHA-256 of a file's content."""
     async with looking(call) as guard:
         return Reply(Digest(path=body.path, digest=await GuardedFiles(guard).digest(body.path)))
 
 
 async def watch(call: Call, query: WatchQuery) -> Reply:
-    """Lines of JSON: `{"watching": true}` when the watch is in place, then one change on each."""
+    """Watch for changes. The first line of JSON is `{"watching": true}`, each further line is one change."""
     return Reply(_changes(call, query), type=NDJSON)
 
 
 async def _changes(call: Call, query: WatchQuery) -> AsyncGenerator[bytes, None]:
-    begun = False
+    started = False
     try:
         async with looking(call) as guard:
             async with GuardedFiles(guard).watch(query.path, recursive=query.recursive) as changes:
-                begun = True
+                started = True
                 yield b'{"watching":true}\n'
                 while (change := await call.service.unless_draining(_next(changes))) is not None:
                     yield change.to_json() + b"\n"
     except HutchError as error:
-        if not begun:
+        if not started:
             raise
-        yield msgspec.json.encode({"error": wire_of(error, call.op)}) + b"\n"
+        yield msgspec.json.encode({"error": error_to_wire(error, call.op)}) + b"\n"
 
 
-async def _looked(call: Call, work: Callable[[GuardedFiles], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
+async def _rows(call: Call, work: Callable[[GuardedFiles], AsyncIterator[T]]) -> AsyncGenerator[T, None]:
     async with looking(call) as guard:
         async with aclosing(cast(AsyncGenerator[T, None], work(GuardedFiles(guard)))) as rows:
             async for row in rows:
@@ -293,20 +293,20 @@ async def _looked(call: Call, work: Callable[[GuardedFiles], AsyncIterator[T]]) 
 
 
 def _summary(end: object, kind: type[Matches | GrepResult]) -> dict[str, object] | None:
-    """The fields of the last item of a search, but for the rows that it would have held."""
+    """The fields of a search's last item, except the rows."""
     if not isinstance(end, kind):
         return None
     return {name: value for name, value in end.to_plain().items() if name not in ("paths", "hits")}
 
 
-async def _packed(call: Call, path: str) -> AsyncGenerator[bytes, None]:
+async def _pack(call: Call, path: str) -> AsyncGenerator[bytes, None]:
     async with looking(call) as guard:
         async with aclosing(cast(AsyncGenerator[bytes, None], GuardedFiles(guard).pack(path))) as pieces:
             async for piece in pieces:
                 yield piece
 
 
-def _either(name: str, text: str | None, data: bytes | None) -> str | bytes:
+def _text_or_base64(name: str, text: str | None, data: bytes | None) -> str | bytes:
     if (text is None) == (data is None):
         raise Invalid(f"give {name} or {name}_base64", op="edit")
     return text if text is not None else data or b""
@@ -317,7 +317,7 @@ async def _next(changes: AsyncIterator[Change]) -> Change | None:
 
 
 async def _content(
-    call: Call, path: str, offset: int, length: int | None, *, promised: bool = True
+    call: Call, path: str, offset: int, length: int | None, *, length_sent: bool = True
 ) -> AsyncGenerator[bytes, None]:
     sent = 0
     async with looking(call) as guard:
@@ -326,13 +326,13 @@ async def _content(
             async for piece in pieces:
                 sent += len(piece)
                 yield piece
-    if promised and length is not None and sent < length:
-        # The length was promised: the connection is broken off, so that nobody takes this for the whole file.
+    if length_sent and length is not None and sent < length:
+        # The length was already sent: the connection is cut, so that the client does not take this for the whole file.
         raise FileFailed(f"{path} became shorter while it was read", op="read", retryable=True)
 
 
 def _range(header: str, size: int) -> tuple[int, int] | None:
-    """First and last byte; None: the whole file. A form that is not understood may be ignored, says RFC 9110."""
+    """The first and last byte; None for the whole file. RFC 9110 allows to ignore other forms."""
     match = _RANGE.fullmatch(header.replace(" ", "").lower())
     if match is None or match[0] == "bytes=-":
         return None

@@ -1,7 +1,7 @@
-"""Images of this machine over HTTP: which there are, for everybody; to pull, remove and prune them, for admins.
+"""Images of this machine over HTTP: everybody lists them, admins pull, remove and prune them.
 
-They are nobody's own: an image is content by digest, and whoever may make boxes may stand them on it. An archive of the
-machine's files is imported by its own people, with `hutch image import`.
+Images belong to no owner: an image is content by digest, and everybody who may create boxes may use it. An archive on
+this machine is imported with `hutch image import`, not over HTTP.
 """
 
 import asyncio
@@ -14,8 +14,7 @@ import msgspec
 
 from hutch.errors import HutchError, NotFound
 from hutch.images import manifests, views
-from hutch.images import manifests as documents
-from hutch.images import prune as collecting
+from hutch.images import prune as image_prune
 from hutch.images.pull import LayerProgress
 from hutch.images.store import Store
 from hutch.logs import log
@@ -23,7 +22,7 @@ from hutch.model.ids import BoxId
 from hutch.model.images import ImageDetails, ImageInfo
 from hutch.model.record import Record, encoded
 from hutch.policy import rights
-from hutch.server.error_status import wire_of
+from hutch.server.error_status import error_to_wire
 from hutch.server.request import NDJSON, Call, Reply
 from hutch.server.wire import Error
 
@@ -34,7 +33,7 @@ Info = TypeVar("Info", bound=ImageInfo)
 
 class ImagesQuery(Record, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    """Only the image of this name."""
+    """List only the image of this name."""
 
 
 class ImageList(Record, frozen=True, kw_only=True):
@@ -45,17 +44,17 @@ class PullBody(Record, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=500)]
     """NAME[:TAG], HOST[:PORT]/NAME[:TAG] or NAME@sha256:…"""
     platform: Annotated[str, msgspec.Meta(max_length=100)] = ""
-    """Of several, take this one, such as linux/arm64; empty: this machine's."""
+    """The platform of a multi-platform image, such as linux/arm64; empty for this machine's."""
 
 
 class PullLine(Record, frozen=True, kw_only=True):
-    """One line of a pull: how far a layer is, or the end, which is the image or an error."""
+    """One line of a pull: the progress of a layer, or at the end the image or an error."""
 
     layer: str | msgspec.UnsetType = msgspec.UNSET
     step: str | msgspec.UnsetType = msgspec.UNSET
-    """waiting | fetching | unpacking | done | there (it was there before)"""
+    """waiting | fetching | unpacking | done | there (it was present before)"""
     done: int | msgspec.UnsetType = msgspec.UNSET
-    """Bytes, of `total`."""
+    """Bytes that are done, of `total`."""
     total: int | msgspec.UnsetType = msgspec.UNSET
     image: ImageDetails | msgspec.UnsetType = msgspec.UNSET
     error: Error | msgspec.UnsetType = msgspec.UNSET
@@ -63,9 +62,9 @@ class PullLine(Record, frozen=True, kw_only=True):
 
 class RemoveImageQuery(Record, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(max_length=500)] = ""
-    """Take away only this one of its names."""
+    """Remove only this name of the image."""
     force: bool = False
-    """Also while boxes stand on it: the names go now, the layers with the last of those boxes."""
+    """Remove it even while boxes use it: its names at once, its layers with the last of those boxes."""
 
 
 class Removed(Record, frozen=True, kw_only=True):
@@ -76,7 +75,7 @@ class Removed(Record, frozen=True, kw_only=True):
 
 
 async def list_images(call: Call, query: ImagesQuery) -> Reply:
-    """Every image there is, newest first."""
+    """List every image, newest first."""
     store = _store(call)
     found = await asyncio.to_thread(views.list_images, store)
     if query.name:
@@ -86,39 +85,39 @@ async def list_images(call: Call, query: ImagesQuery) -> Reply:
 
 
 async def get(call: Call) -> Reply:
-    """One image, with its layers and how its commands run."""
+    """Return one image with its layers and its command settings."""
     found = await asyncio.to_thread(views.find_details, _store(call), _digest(call))
     return Reply(await _visible(call, found))
 
 
 async def pull_image(call: Call, body: PullBody) -> Reply:
-    """Fetch an image from its registry; layers that are here already are not fetched again. For admins, unless
-    `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson tells how far it is."""
+    """Pull an image from its registry; layers that are present are not fetched again. Only admins may pull, unless
+    `server.pulls` or the caller's rights say otherwise. Accept: application/x-ndjson reports progress."""
     rights.check_pull(body.name, call.caller.rights)
-    platform = documents.parse_platform(body.platform) if body.platform else None
+    platform = manifests.parse_platform(body.platform) if body.platform else None
     log("server").info("image asked for", image=body.name, by=call.caller.key_id)
     pulling = call.service.pulls.pull(_store(call), body.name, platform, call.service.draining)
     if call.accepts(NDJSON):
         return Reply(_lines(pulling), type=NDJSON)
     async with aclosing(pulling):
-        *_, image = [told async for told in pulling]
+        *_, image = [item async for item in pulling]
     assert isinstance(image, ImageDetails)
     return Reply(image)
 
 
 async def remove(call: Call, query: RemoveImageQuery) -> Reply:
-    """With the layers that no other image needs; a conflict while a box stands on it."""
+    """Remove an image and the layers that no other image needs; a conflict while a box uses it."""
     store, digest = _store(call), _digest(call)
 
     def work() -> Removed:
         stored = views.find_by_digest(store, digest)
         if not query.name:
-            names, freed = collecting.remove_all_names(store, stored.manifest, force=query.force)
+            names, freed = image_prune.remove_all_names(store, stored.manifest, force=query.force)
             return _removed(freed, *names)
         one = store.find(query.name)
         if one.manifest != stored.manifest:
             raise NotFound(f"{query.name[:200]} is no name of {digest}", remedy="look at its names")
-        _, freed = collecting.remove(store, one.name, force=query.force)
+        _, freed = image_prune.remove(store, one.name, force=query.force)
         return _removed(freed, one)
 
     removed = await asyncio.to_thread(work)
@@ -127,11 +126,11 @@ async def remove(call: Call, query: RemoveImageQuery) -> Reply:
 
 
 async def prune(call: Call) -> Reply:
-    """Remove what no image and no box needs: layers without a name, results of build steps, cut downloads."""
-    return Reply(_removed(await asyncio.to_thread(collecting.prune, _store(call))))
+    """Remove what no image and no box needs: unnamed layers, results of build steps, partial downloads."""
+    return Reply(_removed(await asyncio.to_thread(image_prune.prune, _store(call))))
 
 
-def _removed(freed: collecting.Removal, *names: manifests.Stored) -> Removed:
+def _removed(freed: image_prune.Removal, *names: manifests.Stored) -> Removed:
     return Removed(
         names=tuple(each.name for each in names), blobs=freed.blobs, layers=freed.layers, freed_bytes=freed.bytes
     )
@@ -150,7 +149,7 @@ def _digest(call: Call) -> str:
 
 
 async def _visible(call: Call, image: Info) -> Info:
-    """Whose boxes stand on it is nobody else's business; that some do, is why it cannot be removed."""
+    """The image with only the caller's own boxes in its list; other owners' boxes stay hidden."""
     if call.caller.over_all:
         return image
     own = []
@@ -164,16 +163,16 @@ async def _visible(call: Call, image: Info) -> Info:
 async def _lines(
     pulling: AsyncGenerator[LayerProgress | ImageDetails, None],
 ) -> AsyncGenerator[bytes, None]:
-    begun = False
+    started = False
     async with aclosing(pulling):
         try:
-            async for told in pulling:
-                begun = True
-                yield _line(told._asdict() if isinstance(told, LayerProgress) else {"image": told})
+            async for item in pulling:
+                started = True
+                yield _line(item._asdict() if isinstance(item, LayerProgress) else {"image": item})
         except HutchError as error:
-            if not begun:  # it can still be told by the status
+            if not started:  # The error still gets its own status.
                 raise
-            yield _line({"error": wire_of(error, "pull")})
+            yield _line({"error": error_to_wire(error, "pull")})
 
 
 def _line(value: Mapping[str, object]) -> bytes:

@@ -1,4 +1,4 @@
-"""Jobs over HTTP: processes that live on their own, read by cursor."""
+"""Jobs over HTTP: processes that outlive the request, whose output is read by cursor."""
 
 import json
 from collections.abc import AsyncGenerator
@@ -13,10 +13,10 @@ from hutch.model.record import Record
 from hutch.model.results import JobInfo
 from hutch.policy.effective import clamp_timeout
 from hutch.server.access import job_of, looking, using
-from hutch.server.error_status import wire_of
-from hutch.server.handlers.commands import ERROR, STDERR, STDOUT, Seconds, framed
+from hutch.server.error_status import error_to_wire
+from hutch.server.handlers.commands import ERROR, STDERR, STDOUT, Seconds, frame
 from hutch.server.request import BYTES, Call, Reply
-from hutch.server.views import WrittenResult, chunk_view
+from hutch.server.wire import StreamedResult, chunk_to_wire
 
 SKIPPED_OUT, SKIPPED_ERR = 5, 6
 
@@ -26,7 +26,7 @@ Size = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class JobBody(Record, frozen=True, kw_only=True):
-    """Its input stays open until `stdin?close=true`, unless it is given here."""
+    """A job. Its input stays open until `stdin?close=true`, unless it is given here."""
 
     odd_names: ClassVar[bool] = True
 
@@ -40,9 +40,9 @@ class JobBody(Record, frozen=True, kw_only=True):
     cols: Size = 80
     name: Annotated[str, msgspec.Meta(max_length=200)] = ""
     follow: bool = False
-    """Somebody reads along: output waits for its reader instead of being spilled."""
+    """A client follows the output, which waits for it instead of being spilled to disk."""
     attended: bool = False
-    """A command like those of `exec`, whose output is followed: with its timeout, and the input that is given here."""
+    """The job is a command like those of `exec` whose output is followed, with its timeout and the input given here."""
     stdin: str | None = None
     stdin_base64: bytes | None = None
 
@@ -56,7 +56,7 @@ class OutputQuery(Record, frozen=True, kw_only=True):
     cursor: Annotated[int, msgspec.Meta(ge=0)] = 0
     limit: Annotated[int, msgspec.Meta(ge=1, le=16 << 20)] = 65536
     wait: WaitSeconds = 0.0
-    """Seconds to wait for the first new byte or the end."""
+    """Seconds to wait for new output or the end."""
 
 
 class FollowQuery(Record, frozen=True, kw_only=True):
@@ -82,13 +82,13 @@ class WaitBody(Record, frozen=True, kw_only=True):
 
 
 async def start(call: Call, body: JobBody) -> Reply:
-    """A process that lives on its own; its input stays open until it is closed."""
+    """Start a process that outlives the request; its input stays open until it is closed."""
     if not body.attended and not (body.stdin is None and body.stdin_base64 is None):
-        raise Invalid("input is given at the start of an attended job only", op="start", remedy="write to its stdin")
-    return await call.service.operations.do(call, _started(call, body))
+        raise Invalid("only an attended job takes input at its start", op="start", remedy="write to its stdin")
+    return await call.service.operations.run_once(call, _start(call, body))
 
 
-async def _started(call: Call, body: JobBody) -> Reply:
+async def _start(call: Call, body: JobBody) -> Reply:
     notes: tuple[str, ...] = ()
     options: dict[str, Any] = {name: getattr(body, name) for name in _OPTIONS}
     async with using(call) as box:
@@ -98,23 +98,23 @@ async def _started(call: Call, body: JobBody) -> Reply:
             notes = (str(clamped),) if clamped else ()
         job = await box.start(body.command, **options)
         if body.attended:
-            await _feed(job, body)
+            await _write_stdin(job, body)
         info = await job.info()
         notes += job.notes
     headers = {"location": f"/v1/boxes/{call.params['box']}/jobs/{job.id}", "hutch-notes": json.dumps(notes)}
     return Reply(info, 201, headers=headers)
 
 
-async def _feed(job: JobHandle, body: JobBody) -> None:
-    given = body.stdin_base64 if body.stdin is None else body.stdin.encode("utf-8", "surrogateescape")
-    with suppress(Conflict):  # a command may end before it has read its input
-        if given:
-            await job.write(given)
+async def _write_stdin(job: JobHandle, body: JobBody) -> None:
+    data = body.stdin_base64 if body.stdin is None else body.stdin.encode("utf-8", "surrogateescape")
+    with suppress(Conflict):  # A command may end before it has read its input.
+        if data:
+            await job.write(data)
         await job.close_stdin()
 
 
 async def list_jobs(call: Call) -> Reply:
-    """Those that run, and ended ones whose output is kept."""
+    """List the running jobs, and the ended ones whose output is kept."""
     async with looking(call) as guard:
         instance = await guard.begin()
         try:
@@ -124,47 +124,47 @@ async def list_jobs(call: Call) -> Reply:
 
 
 async def get(call: Call) -> Reply:
-    """State, exit code, how much it wrote."""
+    """Return a job's state, exit code and amount of output."""
     async with looking(call) as guard:
         return Reply(await (await job_of(call, guard)).info())
 
 
 async def output(call: Call, query: OutputQuery) -> Reply:
-    """What it wrote. Accept: application/octet-stream gives the bytes alone, with cursor and end in headers."""
+    """Return a job's output. Accept: application/octet-stream returns only bytes, with cursor and end in headers."""
     async with looking(call) as guard:
         job = await job_of(call, guard)
         reading = job.read(query.cursor, stream=query.stream, limit=query.limit, wait=query.wait)
         chunk = await call.service.unless_draining(reading) if query.wait else await reading
     if not call.accepts(BYTES):
-        return Reply(chunk_view(chunk))
-    told = {
+        return Reply(chunk_to_wire(chunk))
+    headers = {
         "hutch-cursor": str(chunk.cursor), "hutch-eof": str(chunk.eof).lower(), "hutch-dropped": str(chunk.dropped)
     }  # fmt: skip
-    return Reply(chunk.data, type=BYTES, headers=told)
+    return Reply(chunk.data, type=BYTES, headers=headers)
 
 
 async def follow(call: Call, query: FollowQuery) -> Reply:
-    """Both streams from these cursors to the end, in frames: kind (1 stdout, 2 stderr; 5, 6: so many bytes of them are
-    lost, as decimal digits; 4: the error that ended it), length (4 bytes, big endian), and that many bytes."""
-    return Reply(_followed(call, query), type=BYTES)
+    """Stream stdout and stderr from these cursors to the end, in frames: kind (1 stdout, 2 stderr; 5 and 6 give the
+    number of lost bytes of each in decimal; 4 is the error that ended it), length (4 bytes, big endian), data."""
+    return Reply(_follow(call, query), type=BYTES)
 
 
-async def _followed(call: Call, query: FollowQuery) -> AsyncGenerator[bytes, None]:
+async def _follow(call: Call, query: FollowQuery) -> AsyncGenerator[bytes, None]:
     async with looking(call) as guard:
         job = await job_of(call, guard)
         starts = {"stdout": query.stdout, "stderr": query.stderr}
         for (stream, start), kind in zip(starts.items(), (SKIPPED_OUT, SKIPPED_ERR), strict=True):
             if start and (lost := (await job.read(start, stream=stream, limit=1)).dropped):
-                yield framed(kind, str(lost).encode())
+                yield frame(kind, str(lost).encode())
                 starts[stream] += lost
         pieces = cast(AsyncGenerator[tuple[str, bytes], None], job.follow(**starts))
         yield b""
         try:
             async with aclosing(pieces):
                 while (piece := await call.service.unless_draining(_next(pieces))) is not None:
-                    yield framed(STDOUT if piece[0] == "stdout" else STDERR, piece[1])
+                    yield frame(STDOUT if piece[0] == "stdout" else STDERR, piece[1])
         except HutchError as error:
-            yield framed(ERROR, msgspec.json.encode(wire_of(error, call.op)))
+            yield frame(ERROR, msgspec.json.encode(error_to_wire(error, call.op)))
 
 
 async def _next(pieces: AsyncGenerator[tuple[str, bytes], None]) -> tuple[str, bytes] | None:
@@ -172,7 +172,7 @@ async def _next(pieces: AsyncGenerator[tuple[str, bytes], None]) -> tuple[str, b
 
 
 async def stdin(call: Call, query: StdinQuery) -> Reply:
-    """The body is the input, as it is."""
+    """Write the body to the job's input."""
     async with using(call) as box:
         job = await job_of(call, box)
         async for piece in call.pieces(call.service.config.server.max_upload_mb << 20):
@@ -183,29 +183,29 @@ async def stdin(call: Call, query: StdinQuery) -> Reply:
 
 
 async def signal(call: Call, body: SignalBody) -> Reply:
-    """To the process and its children."""
+    """Send a signal to the process and its children."""
     async with using(call) as box:
         await (await job_of(call, box)).signal(body.number)
     return Reply(status=204)
 
 
 async def resize(call: Call, body: ResizeBody) -> Reply:
-    """Of a job with a terminal."""
+    """Resize the terminal of a job."""
     async with using(call) as box:
         await (await job_of(call, box)).resize(body.rows, body.cols)
     return Reply(status=204)
 
 
 async def wait(call: Call, body: WaitBody) -> Reply:
-    """Its result; `timeout` if it still runs then, and the job goes on."""
+    """Wait for a job's result; `timeout` if it still runs then, and the job goes on."""
     async with looking(call) as guard:
         job = await job_of(call, guard)
         result = await call.service.unless_draining(job.wait(body.timeout_sec))
-    return Reply(WrittenResult(result))
+    return Reply(StreamedResult(result))
 
 
 async def forget(call: Call) -> Reply:
-    """An ended job and its output; a running one is a conflict."""
+    """Forget an ended job and its output; a conflict if it still runs."""
     async with using(call) as box:
         await box.forget(call.params["job"])
     return Reply(status=204)

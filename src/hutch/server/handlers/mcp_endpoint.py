@@ -1,9 +1,9 @@
-"""MCP endpoints behind our door: key, Host, Origin, role, size and time are checked here; then the SDK has the word.
+"""MCP endpoints: Hutch checks key, host, origin, role, size and time of a request, then the MCP SDK serves it.
 
     mounts.mount("/mcp/servers/{name}", make, may=May.CHANGE)
 
-`make` is called at the first request, in a thread, because the SDK takes a second to import; it returns an ASGI
-application with `drain(seconds)`, such as `hutch.mcp.serving.http.HttpSessions`. The scope it gets holds the `Visitor`.
+`make` is called at the first request, after the SDK was imported in a thread. It returns an ASGI application with
+`drain(seconds)`, such as `hutch.mcp.serving.http.HttpSessions`, which finds the `Visitor` in its scope.
 """
 
 import asyncio
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Protocol
 from hutch.errors import Unavailable
 from hutch.keeper.access.callers import called_by
 from hutch.server.auth import key_text
-from hutch.server.handlers import mcp_sdk
-from hutch.server.handlers.questions import asked
+from hutch.server.handlers.mcp_hosting import load_sdk
+from hutch.server.handlers.questions import ask_people
 from hutch.server.handlers.receipts import who_of
 from hutch.server.request import Call, Message, Receive, Scope, Send
-from hutch.server.routes import May, WrongMethod, check_role, match
+from hutch.server.routes import May, WrongMethod, check_role, match_path
 from hutch.server.service import Service
 
 if TYPE_CHECKING:
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from hutch.tools.gate import Ask
 
 METHODS = ("GET", "POST", "DELETE")
-FAREWELL_SECONDS = 2.0
+DRAIN_MARGIN_SECONDS = 2.0
+"""Time beyond the drain period after which an application is no longer waited for."""
 
 
 class Mounted(Protocol):
-    """An ASGI application that can be told that the end is near."""
+    """An ASGI application that can be drained."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None: ...
 
@@ -44,7 +45,7 @@ Make = Callable[[], Mounted]
 
 
 class Mount:
-    """One place, made when somebody comes."""
+    """The application at one path, created at its first request."""
 
     def __init__(self, path: str, make: Make, may: May) -> None:
         self.path = path
@@ -52,24 +53,24 @@ class Mount:
         self.may = may
         self.op = ".".join(part for part in self.parts if not part.startswith("{"))
         self._make = make
-        self._made: asyncio.Task[Mounted] | None = None
+        self._app: asyncio.Task[Mounted] | None = None
 
     async def app(self) -> Mounted:
-        if self._made is None or (self._made.done() and self._made.exception() is not None):
-            self._made = asyncio.create_task(self._import_and_make())
-        return await asyncio.shield(self._made)
+        if self._app is None or (self._app.done() and self._app.exception() is not None):
+            self._app = asyncio.create_task(self._create_app())
+        return await asyncio.shield(self._app)
 
-    async def _import_and_make(self) -> Mounted:
-        await mcp_sdk.load()
+    async def _create_app(self) -> Mounted:
+        await load_sdk()
         return self._make()
 
     async def drain(self, seconds: float) -> None:
-        if self._made is not None and self._made.done() and self._made.exception() is None:
-            await self._made.result().drain(seconds)
+        if self._app is not None and self._app.done() and self._app.exception() is None:
+            await self._app.result().drain(seconds)
 
 
 class Mounts:
-    """All of one server; both of its doors lead to them."""
+    """All mounted applications of one server, reached through each of its sockets."""
 
     def __init__(self) -> None:
         self._mounts: list[Mount] = []
@@ -80,26 +81,26 @@ class Mounts:
     def find(self, path: str) -> tuple[Mount, dict[str, str]] | None:
         parts = path.strip("/").split("/")
         for mount in self._mounts:
-            if len(mount.parts) == len(parts) and (params := match(mount.parts, parts)) is not None:
+            if len(mount.parts) == len(parts) and (params := match_path(mount.parts, parts)) is not None:
                 return mount, params
         return None
 
     async def drain(self, seconds: float) -> None:
-        """What has not ended a while after its time is let fall: the server's own end must not wait for it."""
-        parting = [asyncio.ensure_future(mount.drain(seconds)) for mount in self._mounts]
-        if not parting:
+        """Drain every application; one that takes much longer is cancelled, so that the server can stop."""
+        draining = [asyncio.ensure_future(mount.drain(seconds)) for mount in self._mounts]
+        if not draining:
             return
-        done, late = await asyncio.wait(parting, timeout=seconds + FAREWELL_SECONDS)
+        done, late = await asyncio.wait(draining, timeout=seconds + DRAIN_MARGIN_SECONDS)
         for each in late:
             each.cancel()
         for each in done:
             each.result()
 
 
-async def enter(mount: Mount, call: Call, scope: Scope, receive: Receive, send: Send, request: str) -> None:
-    """For a caller whom the door has let in. The body is read here, within its bounds."""
+async def serve_mount(mount: Mount, call: Call, scope: Scope, receive: Receive, send: Send, request: str) -> None:
+    """Serve an authenticated caller; the body is read here, within its limits."""
     if call.service.draining.is_set():
-        raise Unavailable("the server is about to end", retry_after=1.0, remedy="try again when it is back")
+        raise Unavailable("the server is stopping", retry_after=1.0, remedy="retry when it is back")
     check_role(mount.may, call.caller, call.op)
     if scope["method"] not in METHODS:
         raise WrongMethod(scope["method"][:20], scope["path"][:200], list(METHODS))
@@ -108,7 +109,7 @@ async def enter(mount: Mount, call: Call, scope: Scope, receive: Receive, send: 
     from hutch.mcp.serving.http import MCP_CALLER
 
     with called_by(who_of(call.caller, request), call.caller.rights):
-        await app({**scope, MCP_CALLER: _mcp_caller(call)}, _again(body, receive), send)
+        await app({**scope, MCP_CALLER: _mcp_caller(call)}, _replay(body, receive), send)
 
 
 def _mcp_caller(call: Call) -> "McpCaller":
@@ -121,15 +122,15 @@ def _mcp_caller(call: Call) -> "McpCaller":
     )  # fmt: skip
 
 
-def _again(body: bytes, receive: Receive) -> Receive:
-    """The body that was read, and then whatever comes: that the client leaves."""
-    told = False
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns the body that was already read, and then what follows: the disconnect."""
+    replayed = False
 
     async def next_message() -> Message:
-        nonlocal told
-        if told:
+        nonlocal replayed
+        if replayed:
             return await receive()
-        told = True
+        replayed = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return next_message
@@ -139,8 +140,10 @@ def _again(body: bytes, receive: Receive) -> Receive:
 
 
 class OwnTools:
-    """`/mcp`: every visitor works at this server's own API, by its Unix socket and with the key it came with. So there
-    is one place that knows what a key may do, and a revoked one can do nothing from then on."""
+    """`/mcp`: Hutch's own tools, which call this server's API through its Unix socket with the client's key.
+
+    The rights of a key are thereby checked in one place, and a revoked key can do nothing from then on.
+    """
 
     def __init__(self, service: Service, socket: Path) -> None:
         from hutch.mcp.serving.http import HttpSessions
@@ -150,7 +153,7 @@ class OwnTools:
             return service.config.resolve_profile(spec.get("profile"))
 
         def ask(mcp_caller: "McpCaller") -> "Ask | None":
-            return partial(asked, service, mcp_caller.owner) if service.config.server.answer_sec else None
+            return partial(ask_people, service, mcp_caller.owner) if service.config.server.answer_sec else None
 
         self._socket = socket
         self._client_sessions = HttpClientSessions(self._hutch, service.config.permissions, profile, ask)

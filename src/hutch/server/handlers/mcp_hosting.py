@@ -1,10 +1,11 @@
-"""MCP servers in boxes, behind our door: each owner's own, at the gateway, one by one, and as lines of a WebSocket."""
+"""MCP servers in boxes, for each owner: reached through the gateway, one by one, or by WebSocket."""
 
 import asyncio
+import threading
 from typing import TYPE_CHECKING, Any
 
 from hutch.config import Config
-from hutch.errors import Gone, HutchError, Invalid, NotFound
+from hutch.errors import Gone, HutchError, Invalid, NotFound, Unavailable
 from hutch.keeper.access.handles import BoxHandle
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.owner_view import OwnerView
@@ -14,7 +15,6 @@ from hutch.model.arguments import ask
 from hutch.model.boxes import BoxInfo, EventCause
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
-from hutch.server.handlers import mcp_sdk
 from hutch.server.request import Receive, Scope, Send
 from hutch.server.service import Service
 
@@ -24,11 +24,30 @@ if TYPE_CHECKING:
     from hutch.mcp.serving.http import HttpSessions, McpCaller, OpenedServer
 
 SESSION = "mcp-hosting"
-"""Holds the leases of all hosted servers' boxes; the same after a restart."""
+"""The session that holds the leases of all hosted servers' boxes; it is the same after a restart."""
+_importing = threading.Lock()
+"""Lets one thread at a time import the SDK: its packages import each other, and two threads that begin at different
+ends would find half-initialised modules."""
+
+
+async def load_sdk() -> None:
+    """Import the MCP SDK, an extra that takes a second to import, in a thread; Unavailable if it is not installed."""
+    try:
+        await asyncio.to_thread(_import_sdk)
+    except ImportError as error:
+        raise Unavailable(
+            f"the parts for MCP are not installed: {error}", retryable=False, remedy="pip install 'hutch[mcp]'"
+        ) from error
+
+
+def _import_sdk() -> None:
+    with _importing:
+        import hutch.mcp.hosting.hosted
+        import hutch.mcp.serving.http_sessions  # noqa: F401
 
 
 class OwnerHost(OwnerView):
-    """One owner's boxes, volumes and receipts, as `hutch.mcp.hosting` needs them.
+    """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs.
 
     Its receipts name no session: each is written for whoever called the hosted tool.
     """
@@ -49,7 +68,7 @@ class OwnerHost(OwnerView):
         return await self._keeper.views.boxes(self.owner)
 
     async def destroy(self, box_id: str, *, force: bool = False) -> None:
-        with bound_by(UNBOUND):  # the box is the MCP server's own: the caller's rights do not matter
+        with bound_by(UNBOUND):  # The box belongs to the MCP server, so the caller's rights do not apply.
             try:
                 await self._keeper.acquire(box_id, SESSION)
             except Gone:
@@ -61,14 +80,14 @@ class OwnerHost(OwnerView):
 
 
 class Hostings:
-    """The `Hosted` of each owner, made when it is needed first."""
+    """The `Hosted` of each owner, created at its first use."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._opening: dict[str, asyncio.Task[Hosted]] = {}
 
     async def start(self) -> None:
-        """Bring up the eager servers of everybody who has any (B32). Nobody waits for it."""
+        """Start the servers of all owners that are configured to start with Hutch; this runs in the background."""
         for owner in await asyncio.to_thread(self._owners):
             try:
                 await self.of(owner)
@@ -91,7 +110,7 @@ class Hostings:
 
     async def _open(self, owner: str) -> "Hosted":
         config = self._service.config
-        await mcp_sdk.load()
+        await load_sdk()
         from hutch.mcp.hosting.hosted import Hosted
 
         hosted = Hosted(
@@ -108,7 +127,7 @@ class Hostings:
 
 
 class HostedMount:
-    """An endpoint of streamable HTTP: `/mcp/gateway`, or `/mcp/servers/{name}`."""
+    """A streamable-HTTP endpoint: `/mcp/gateway` or `/mcp/servers/{name}`."""
 
     def __init__(self, hostings: Hostings, service: Service) -> None:
         self._hostings = hostings
@@ -121,21 +140,21 @@ class HostedMount:
         mcp_caller: McpCaller = scope[MCP_CALLER]
         name, box_id = mcp_caller.params.get("name", ""), mcp_caller.query.get("box", "")
         if unknown := sorted(mcp_caller.query.keys() - {"box"}):
-            raise Invalid(f"{unknown[0]!r} means nothing here", remedy="`box` names a conversation's box")
+            raise Invalid(f"the query parameter {unknown[0]!r} is unknown", remedy="`box` names a conversation's box")
         key = (mcp_caller.owner, name, box_id)
         if key not in self._sessions:
             endpoint = await self._endpoint(mcp_caller.owner, name, box_id)
-            self._sessions.setdefault(key, self._made(endpoint, mcp_caller.owner, name))
+            self._sessions.setdefault(key, self._http_sessions(endpoint, mcp_caller.owner, name))
         hosted = await self._hostings.of(mcp_caller.owner)
         if name and not box_id:
-            await hosted.ready(name)  # its own words (instructions, version) go into the handshake
+            await hosted.ready(name)  # The MCP handshake contains the server's own instructions and version.
             hosted.endpoint(name)
         await self._sessions[key](scope, receive, send)
 
     async def drain(self, seconds: float) -> None:
         await asyncio.gather(*(each.drain(seconds) for each in self._sessions.values()))
 
-    def _made(self, endpoint: "Endpoint", owner: str, name: str) -> "HttpSessions":
+    def _http_sessions(self, endpoint: "Endpoint", owner: str, name: str) -> "HttpSessions":
         from hutch.mcp.serving.http import HttpSessions, OpenedServer
 
         async def opened(_: "McpCaller") -> "OpenedServer":
@@ -153,8 +172,8 @@ class HostedMount:
 
 
 async def conversation_box(service: Service, owner: str, box_id: str) -> BoxHandle:
-    """The box of a conversation, which its servers share (B10)."""
+    """The box of a conversation, which its MCP servers share."""
     live = await service.keeper.live(box_id)
     if live.record.owner != owner:
         raise NotFound(f"no box {box_id}", remedy="`hutch box list` shows those there are")
-    return BoxHandle(service.keeper, live, SESSION)  # beside whoever holds it: its lease is not ours to extend
+    return BoxHandle(service.keeper, live, SESSION)  # It is used beside its holder, whose lease is not extended.

@@ -1,6 +1,6 @@
-"""Permission questions over HTTP: agents ask here, people see what waits and decide; both are events.
+"""Permission questions over HTTP: agents ask, people list the open questions and decide; both emit events.
 
-What an agent wants to do may hold secrets and whole files: only a redacted, bounded picture of it is kept and shown.
+What an agent wants to do may contain secrets and whole files, so only a redacted and shortened copy is kept and shown.
 """
 
 import asyncio
@@ -23,11 +23,11 @@ from hutch.server.service import Service
 
 ASKED = "asked"
 ANSWERED = "answered"
-"""Kinds of events. `old` is the question's id, `new` of the second the answer, or empty if none came."""
-LONGEST_TEXT = 2000
-LONGEST_NAME = 100
-LONGEST_REASON = 300
-MOST_ARGUMENTS = 50
+"""Kinds of events. `old` is the question's id; `new` of an `answered` event is the answer, empty if there is none."""
+MAX_TEXT = 2000
+MAX_NAME = 100
+MAX_REASON = 300
+MAX_ARGUMENTS = 50
 
 Short = Annotated[str, msgspec.Meta(max_length=200)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
@@ -36,22 +36,22 @@ BoxText = Annotated[str, msgspec.Meta(pattern="^([a-z0-9]{20})?$")]
 
 
 class QuestionBody(Record, frozen=True, kw_only=True):
-    """What an agent wants to do."""
+    """An action that an agent wants to take."""
 
     agent: Name
     tool: Name
     action: Short = ""
     what: Text = ""
-    """The command or path, or nothing if the tool itself is in question."""
+    """The command or path; empty if the question is about the tool itself."""
     reason: Text = ""
-    """Why it is asked: the rule's own words."""
+    """The text of the rule that requires the question."""
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     box: BoxText = ""
 
 
 class AnswerBody(Record, frozen=True, kw_only=True):
     answer: Answer
-    """`always` holds for the same thing from then on."""
+    """`always` also allows the same action in the future."""
 
 
 class Answered(Record, frozen=True, kw_only=True):
@@ -60,77 +60,78 @@ class Answered(Record, frozen=True, kw_only=True):
 
 class QuestionList(Record, frozen=True, kw_only=True):
     questions: tuple[QuestionInfo, ...]
-    """Oldest first."""
+    """The open questions, oldest first."""
 
 
 async def list_questions(call: Call) -> Reply:
-    """What agents of the caller's owner want to do, and wait for somebody to decide."""
+    """List the open questions of the owner's agents."""
     found = call.service.questions.waiting(owner=call.own.readable)
     return Reply(QuestionList(questions=tuple(question.shown() for question in found)))
 
 
 async def ask(call: Call, body: QuestionBody) -> Reply:
-    """Put a question, and wait for its answer; `timeout` if nobody does within `server.answer_sec`. Leaving
-    withdraws it."""
+    """Ask a question and wait for the answer; `timeout` if nobody answers within `server.answer_sec`. Disconnecting
+    withdraws the question."""
     owner = call.caller.owner
     if body.box:
         call.params = {"box": body.box}
-        owner = (await find(call)).record.owner  # of an admin over all: those whom it concerns are asked
+        owner = (await find(call)).record.owner  # An admin may ask for another owner, whose people then decide.
     request = AskRequest(
         agent=body.agent, tool=body.tool, action=body.action, what=body.what, reason=body.reason,
         arguments=body.arguments, box=body.box,
     )  # fmt: skip
-    return Reply(Answered(answer=await asked(call.service, owner, request)))
+    return Reply(Answered(answer=await ask_people(call.service, owner, request)))
 
 
 async def answer(call: Call, body: AnswerBody) -> Reply:
-    """Decide. The first answer counts; a question that was answered, or gave up, is not found."""
+    """Answer a question. The first answer counts; an answered or withdrawn question is not found."""
     question = call.service.questions.answer(call.params["question"], body.answer, owner=call.own.readable)
-    said = f"{body.answer} by {call.caller.key_id}"
-    await run_uncancelled(_tell(call.service, question, ANSWERED, str(body.answer), f"{said}: {question.text}"))
+    decision = f"{body.answer} by {call.caller.key_id}"
+    await run_uncancelled(
+        _emit_event(call.service, question, ANSWERED, str(body.answer), f"{decision}: {question.text}")
+    )
     return Reply(status=204)
 
 
-async def asked(service: Service, owner: str, request: AskRequest) -> Answer:
-    """The answer of one of the owner's people. For whoever serves agents and cannot ask by a way of its own; raises
-    what counts as no."""
-    return await service.unless_draining(_asked(service, owner, request))
+async def ask_people(service: Service, owner: str, request: AskRequest) -> Answer:
+    """Ask the owner's people and return their answer; any error counts as a denial."""
+    return await service.unless_draining(_ask_and_wait(service, owner, request))
 
 
-async def _asked(service: Service, owner: str, request: AskRequest) -> Answer:
-    question = service.questions.put(_pictured(request), owner)
+async def _ask_and_wait(service: Service, owner: str, request: AskRequest) -> Answer:
+    question = service.questions.put(_redacted(request), owner)
     try:
-        await _tell(service, question, ASKED, "", question.text)
+        await _emit_event(service, question, ASKED, "", question.text)
         return await service.questions.wait(question)
     except (HutchError, asyncio.CancelledError) as error:
-        why = error.message if isinstance(error, HutchError) else "whoever asked has left"
-        await run_uncancelled(_tell(service, question, ANSWERED, "", f"{why}: {question.text}"))
+        why = error.message if isinstance(error, HutchError) else "the client that asked has disconnected"
+        await run_uncancelled(_emit_event(service, question, ANSWERED, "", f"{why}: {question.text}"))
         raise
     finally:
         service.questions.drop(question)
 
 
-async def _tell(service: Service, question: Question, kind: str, new: str, reason: str) -> None:
+async def _emit_event(service: Service, question: Question, kind: str, new: str, reason: str) -> None:
     event = Event(
         seq=0, at=time.time(), box_id=BoxId(question.request.box), owner=question.owner, kind=kind, old=question.id,
-        new=new, reason=_cut(reason, LONGEST_REASON),
+        new=new, reason=_cut(reason, MAX_REASON),
     )  # fmt: skip
     await service.keeper.states.announce(event)
 
 
-def _pictured(request: AskRequest) -> AskRequest:
-    some = list(request.arguments.items())[:MOST_ARGUMENTS]
+def _redacted(request: AskRequest) -> AskRequest:
+    some = list(request.arguments.items())[:MAX_ARGUMENTS]
     return request.but(
-        what=_cut(redact(request.what), LONGEST_TEXT), reason=_cut(redact(request.reason), LONGEST_TEXT),
-        arguments={_cut(name, LONGEST_NAME): _picture(redact_field(name, value)) for name, value in some},
+        what=_cut(redact(request.what), MAX_TEXT), reason=_cut(redact(request.reason), MAX_TEXT),
+        arguments={_cut(name, MAX_NAME): _shortened(redact_field(name, value)) for name, value in some},
     )  # fmt: skip
 
 
-def _picture(value: object) -> object:
-    """As it is, or the beginning of its text."""
+def _shortened(value: object) -> object:
+    """The value itself, or the beginning of its text if it is long."""
     text = value if isinstance(value, str) else encoded(value).decode()
-    return value if len(text) <= LONGEST_TEXT else _cut(text, LONGEST_TEXT)
+    return value if len(text) <= MAX_TEXT else _cut(text, MAX_TEXT)
 
 
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}… ({len(text)} characters)"
+def _cut(text: str, maximum: int) -> str:
+    return text if len(text) <= maximum else f"{text[:maximum]}… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""Sessions over HTTP: heartbeats, the current and the default box, and how a conversation finds its own."""
+"""Sessions over HTTP: heartbeats, the current and the default box, and the box of a conversation."""
 
 import time
 from typing import Annotated, Any
@@ -17,12 +17,12 @@ from hutch.model.spec import Spec
 from hutch.server.access import find, note_client
 from hutch.server.request import Call, Reply
 
-MOST_BOXES = 1000
-"""That one heartbeat names; a client with more sends several."""
+MAX_BOXES = 1000
+"""Boxes that one heartbeat may name; a client with more sends several."""
 
 SessionName = Annotated[str, msgspec.Meta(min_length=1, max_length=128)]
 
-OpenBoxes = Annotated[dict[str, float], msgspec.Meta(max_length=MOST_BOXES)]
+OpenBoxes = Annotated[dict[str, float], msgspec.Meta(max_length=MAX_BOXES)]
 
 
 class CurrentBody(Record, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class CurrentBody(Record, frozen=True, kw_only=True):
 class Current(Record, frozen=True, kw_only=True):
     session: str
     box: str | None
-    """It may have gone meanwhile."""
+    """The box may be gone by now."""
 
 
 class DefaultQuery(Record, frozen=True, kw_only=True):
@@ -43,63 +43,63 @@ class DefaultQuery(Record, frozen=True, kw_only=True):
 class DefaultBody(Record, frozen=True, kw_only=True):
     box: str
     provider: str = ""
-    """Empty: wherever no provider has a default of its own."""
+    """Empty for every provider that has no default of its own."""
 
 
 class Default(Record, frozen=True, kw_only=True):
     box: str | None
-    """It may have gone meanwhile."""
+    """The box may be gone by now."""
 
 
 class ScopeBody(Record, frozen=True, kw_only=True):
     template: str
-    """`{chat}_{user}` and the like, or the name of a ready-made scope."""
+    """A template such as `{chat}_{user}`, or the name of a built-in scope."""
     kind: str = ""
     values: dict[str, str | None] = msgspec.field(default_factory=dict)
-    """One for each variable of the template."""
+    """One value for each variable of the template."""
     spec: dict[str, Any] = msgspec.field(default_factory=dict)
-    """For a box that has to be made, in the form that creation takes."""
+    """The spec of a box that has to be created, as for creation."""
 
 
 class FoundBox(Record, frozen=True, kw_only=True):
-    """A box whose lease the session has now."""
+    """A box whose lease the session now holds."""
 
     box: BoxInfo
     notes: tuple[str, ...]
-    """That it is new, or that an earlier one was lost."""
+    """Notes, for example that the box is new or that an earlier one was lost."""
 
 
 class PresenceBody(Record, frozen=True, kw_only=True):
-    sessions: Annotated[dict[SessionName, OpenBoxes], msgspec.Meta(max_length=MOST_BOXES)] = msgspec.field(
+    sessions: Annotated[dict[SessionName, OpenBoxes], msgspec.Meta(max_length=MAX_BOXES)] = msgspec.field(
         default_factory=dict
     )
-    """By session, the boxes it has open, each with the time its lease was acquired; at most 1000 in all."""
+    """By session, its open boxes, each with the time at which its lease was acquired; at most 1000 in total."""
 
 
 class PresenceView(Record, frozen=True, kw_only=True):
     kept: int
-    """How many leases go on."""
+    """The number of leases that were kept alive."""
     lost: dict[str, list[str]]
-    """By session, the boxes that are gone, or whose lease has ended."""
+    """By session, the boxes that are gone or whose lease has ended."""
 
 
 async def presence(call: Call, body: PresenceBody) -> Reply:
-    """A client's heartbeat: the leases of the boxes that it has open are kept alive for another minute."""
-    if sum(map(len, body.sessions.values())) > MOST_BOXES:
-        raise Invalid(f"a heartbeat names at most {MOST_BOXES} boxes", remedy="send several")
+    """Send a client's heartbeat, which keeps the leases of its open boxes alive for another minute."""
+    if sum(map(len, body.sessions.values())) > MAX_BOXES:
+        raise Invalid(f"a heartbeat names at most {MAX_BOXES} boxes", remedy="send several")
     kept = 0
     lost: dict[str, list[str]] = {}
     for session, boxes in body.sessions.items():
         for box_id, acquired_at in boxes.items():
-            if await _still_there(call, session, box_id, acquired_at):
+            if await _note_heartbeat(call, session, box_id, acquired_at):
                 kept += 1
             else:
                 lost.setdefault(session, []).append(box_id)
     return Reply(PresenceView(kept=kept, lost=lost))
 
 
-async def _still_there(call: Call, session: str, box_id: str, acquired_at: float) -> bool:
-    """Only boxes in this keeper's hands are looked at: a heartbeat wakes and takes over nothing."""
+async def _note_heartbeat(call: Call, session: str, box_id: str, acquired_at: float) -> bool:
+    """Note the heartbeat; False if the lease has ended. Only boxes that this keeper holds count: nothing is adopted."""
     live, now = call.keeper.held(BoxId(box_id)), time.time()
     if live is None or live.record.owner != call.caller.owner:
         return False
@@ -113,13 +113,13 @@ async def _still_there(call: Call, session: str, box_id: str, acquired_at: float
 
 
 async def get_current(call: Call) -> Reply:
-    """The session's current box."""
+    """Return the session's current box."""
     caller = call.caller
     return Reply(Current(session=caller.session, box=await call.keeper.sessions.current(caller.session, caller.owner)))
 
 
 async def set_current(call: Call, body: CurrentBody) -> Reply:
-    """Make a box current; the session holds its lease from now on."""
+    """Make a box the session's current one; the session takes its lease."""
     caller = call.caller
     call.params = {"box": body.box}
     live = await find(call)
@@ -128,20 +128,20 @@ async def set_current(call: Call, body: CurrentBody) -> Reply:
 
 
 async def leave_current(call: Call) -> Reply:
-    """Release the current box."""
+    """Release the session's current box."""
     await call.keeper.sessions.leave(call.caller.session, call.caller.owner)
     return Reply(status=204)
 
 
 async def working(call: Call, body: dict[str, Any]) -> Reply:
-    """The box this session works in: its current one, else the owner's default, else a new one of this spec."""
+    """Return the session's working box: its current one, else the owner's default, else a new one of this spec."""
     caller = call.caller
-    live, notes = await call.keeper.sessions.find_or_create(caller.session, asked(body), caller.owner)
+    live, notes = await call.keeper.sessions.find_or_create(caller.session, parse_spec(body), caller.owner)
     return Reply(FoundBox(box=box_info(live.record, live), notes=notes))
 
 
 async def get_default(call: Call, query: DefaultQuery) -> Reply:
-    """The owner's default box on that provider, else its default anywhere."""
+    """Return the owner's default box on that provider, else the general default."""
     return Reply(Default(box=await call.keeper.sessions.default(call.caller.owner, query.provider)))
 
 
@@ -156,17 +156,18 @@ async def set_default(call: Call, body: DefaultBody) -> Reply:
 
 
 async def scoped(call: Call, body: ScopeBody) -> Reply:
-    """The box of a conversation: found by template and values, or made; the session holds its lease."""
+    """Find or create the box of a conversation by template and values; the session takes its lease."""
     caller = call.caller
-    place = scope(body.template, body.values, owner=caller.owner, kind=body.kind)
-    spec = asked(body.spec)
-    spec = spec.but(labels={**spec.labels, "scope": place.shown})
-    live, notes = await call.keeper.box_for_key(spec, place.key, caller.session, caller.owner)
+    found_scope = scope(body.template, body.values, owner=caller.owner, kind=body.kind)
+    spec = parse_spec(body.spec)
+    spec = spec.but(labels={**spec.labels, "scope": found_scope.shown})
+    live, notes = await call.keeper.box_for_key(spec, found_scope.key, caller.session, caller.owner)
     note_client(call, live)
     return Reply(FoundBox(box=box_info(live.record, live), notes=notes))
 
 
-def asked(body: dict[str, Any]) -> Spec:
+def parse_spec(body: dict[str, Any]) -> Spec:
+    """The spec of a request's body; Invalid if it is none."""
     try:
         return ask(**body)
     except (TypeError, msgspec.ValidationError) as error:

@@ -1,6 +1,6 @@
-"""Skills over HTTP: install, read, edit, versions and groups, each of the caller's owner.
+"""Skills over HTTP: install, read and edit the owner's skills, with their versions and groups.
 
-Nobody names a path of this machine here: a skill comes as an archive in the body, as files, or from a git URL, which is
+No request names a path of this machine: a skill comes as an archive in the body, as files, or from a git URL, which is
 fetched in a box.
 """
 
@@ -18,26 +18,26 @@ from hutch.skills.manifest import MANIFEST, edit_manifest
 from hutch.skills.sources import Source, Zip, new_skill
 
 FAILS = ("not_found", "conflict", "refused", "too_large", "file_not_found", "file_failed", "timeout")
-"""What can go wrong with a skill, whatever is asked of it (B40)."""
+"""Errors of every route that works on a skill."""
 
 Name = Annotated[str, msgspec.Meta(pattern="^[a-z0-9]+(-[a-z0-9]+)*$", max_length=64)]
 Url = Annotated[str, msgspec.Meta(pattern="^https://[^ ]+$", max_length=2000)]
 Version = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{6,64})?$")]
-"""A digest, or its beginning; empty: the active one."""
+"""A digest or its beginning; empty for the active version."""
 Text = Annotated[str, msgspec.Meta(max_length=200)]
 
 
 class SkillBody(Record, frozen=True, kw_only=True):
-    """Either `git`, or `name` and `description` of a new skill."""
+    """A skill to install: either `git`, or `name` and `description` of a new skill."""
 
     git: Url | None = None
-    """Of a repository."""
+    """The URL of a repository."""
     ref: Text = ""
-    """A branch, tag or commit; empty: the default branch."""
+    """A branch, tag or commit; empty for the default branch."""
     path: Text = ""
-    """Which of several skills, below the top of the repository."""
+    """The path of the skill in the repository, if it holds several."""
     digest: Version = ""
-    """Only if it is this version, as a preview has shown it."""
+    """Install it only if it is this version, which a preview has shown."""
     name: Name | None = None
     description: Annotated[str, msgspec.Meta(max_length=1024)] = ""
     body: Annotated[str, msgspec.Meta(max_length=200_000)] = ""
@@ -46,11 +46,11 @@ class SkillBody(Record, frozen=True, kw_only=True):
 
 class ArchiveQuery(Record, frozen=True, kw_only=True):
     path: Text = ""
-    """Which of several skills in the archive."""
+    """The path of the skill in the archive, if it holds several."""
     digest: Version = ""
-    """Only if it is this version, as a preview has shown it."""
+    """Install it only if it is this version, which a preview has shown."""
     name: Name | None = None
-    """Only if it is the skill of this name."""
+    """Install it only if the skill has this name."""
 
 
 class VersionQuery(Record, frozen=True, kw_only=True):
@@ -66,7 +66,7 @@ class WriteFileQuery(Record, frozen=True, kw_only=True):
     path: str
     executable: bool = False
     expect: Version = ""
-    """The version that the change was made from; a conflict if another one is active."""
+    """The version that the change is based on; a conflict if another version is active."""
 
 
 class RemoveFileQuery(Record, frozen=True, kw_only=True):
@@ -75,7 +75,7 @@ class RemoveFileQuery(Record, frozen=True, kw_only=True):
 
 
 class SkillEdit(Record, frozen=True, kw_only=True):
-    """What of its SKILL.md is to be another; the rest of that file stays as it is, byte for byte."""
+    """Changes to SKILL.md; the rest of that file stays as it is, byte for byte."""
 
     description: Annotated[str, msgspec.Meta(min_length=1, max_length=1024)] | None = None
     body: Annotated[str, msgspec.Meta(max_length=200_000)] | None = None
@@ -84,24 +84,24 @@ class SkillEdit(Record, frozen=True, kw_only=True):
 
 class VersionBody(Record, frozen=True, kw_only=True):
     version: Version = ""
-    """Empty: for a pin the active one, for a rollback the one before."""
+    """Empty for the active version (pin), or the one before it (rollback)."""
 
 
 class InBoxBody(Record, frozen=True, kw_only=True):
     box: str
-    """Its id."""
+    """The id of the box."""
     path: str = ""
-    """Where the edited copy lies in it; empty: in the skill's state directory under `edit`."""
+    """The path of the edited copy in the box; empty for `edit` in the skill's state directory."""
 
 
 class BoxBody(Record, frozen=True, kw_only=True):
     box: str
-    """Its id."""
+    """The id of the box."""
 
 
 class BindingBody(Record, frozen=True, kw_only=True):
     skills: list[Name]
-    """Exactly these; none ends the group."""
+    """The skills of the group; an empty list removes the group."""
 
 
 class SkillList(Record, frozen=True, kw_only=True):
@@ -124,59 +124,59 @@ class SkillBindings(Record, frozen=True, kw_only=True):
     bindings: tuple[SkillBinding, ...]
 
 
-# --- all of them ------------------------------------------------------------------------------------------------
+# --- all skills ------------------------------------------------------------------------------------------------
 
 
 async def list_skills(call: Call) -> Reply:
-    """By name."""
+    """List the owner's skills by name."""
     return Reply(SkillList(skills=await call.own.skills.all()))
 
 
 async def install(call: Call, body: SkillBody) -> Reply:
-    """From a git repository, or a new one of one file."""
-    source = await _named(call, body)
+    """Install a skill from a git repository, or create one with a single file."""
+    source = await _source(call, body)
     return Reply(await call.own.skills.install(source, digest=body.digest, new=body.name is not None), 201)
 
 
 async def preview(call: Call, body: SkillBody) -> Reply:
-    """What installing it would bring and change."""
-    return Reply(await call.own.skills.preview(await _named(call, body)))
+    """Show what installing a skill would add and change."""
+    return Reply(await call.own.skills.preview(await _source(call, body)))
 
 
-async def _named(call: Call, body: SkillBody) -> Source:
+async def _source(call: Call, body: SkillBody) -> Source:
     if body.git is not None and body.name is None:
         return await call.own.skills.fetch(body.git, body.ref, body.path)
     if body.name is not None and body.git is None:
         return new_skill(body.name, body.description, body.body)
-    raise Invalid("name either git or name", remedy="an archive goes to /v1/skills/archive")
+    raise Invalid("give either git or name", remedy="an archive goes to /v1/skills/archive")
 
 
 async def install_archive(call: Call, query: ArchiveQuery) -> Reply:
-    """The body is a zip file."""
-    source = await _archive(call, query.path)
+    """Install a skill from the zip file in the body."""
+    source = await _archive_source(call, query.path)
     return Reply(await call.own.skills.install(source, digest=query.digest, name=query.name or ""), 201)
 
 
 async def preview_archive(call: Call, query: ArchiveQuery) -> Reply:
-    """What installing this zip file would bring and change."""
-    return Reply(await call.own.skills.preview(await _archive(call, query.path)))
+    """Show what installing this zip file would add and change."""
+    return Reply(await call.own.skills.preview(await _archive_source(call, query.path)))
 
 
-async def _archive(call: Call, path: str) -> Source:
+async def _archive_source(call: Call, path: str) -> Source:
     content = b"".join([piece async for piece in call.pieces(MAX_PACKAGE_BYTES)])
     return Zip("sent.zip", content, path)
 
 
-# --- one of them ------------------------------------------------------------------------------------------------
+# --- one skill ------------------------------------------------------------------------------------------------
 
 
 async def get(call: Call) -> Reply:
-    """Its active version."""
+    """Return the active version of a skill."""
     return Reply(await call.own.skills.get(call.params["skill"]))
 
 
 async def edit(call: Call, body: SkillEdit) -> Reply:
-    """A new version with other instructions or another description."""
+    """Create a version with other instructions or another description."""
     skills, name = call.own.skills, call.params["skill"]
     skill = await skills.get(name)
     if body.description is None and body.body is None:
@@ -187,30 +187,30 @@ async def edit(call: Call, body: SkillEdit) -> Reply:
 
 
 async def remove(call: Call) -> Reply:
-    """With all its versions; running boxes no longer show it."""
+    """Remove a skill with all its versions, also from running boxes."""
     await call.own.skills.remove(call.params["skill"])
     return Reply(status=204)
 
 
 async def text(call: Call) -> Reply:
-    """Its instructions, without the front matter."""
+    """Return the instructions of a skill without the front matter."""
     return Reply(SkillText(body=await call.own.skills.body(call.params["skill"])))
 
 
 async def versions(call: Call) -> Reply:
-    """Newest first."""
+    """List the versions of a skill, newest first."""
     found = await call.own.skills.versions(call.params["skill"])
     return Reply(SkillVersions(versions=found))
 
 
 async def list_files(call: Call, query: VersionQuery) -> Reply:
-    """Of one version."""
+    """List the files of one version."""
     found = await call.own.skills.files(call.params["skill"], query.version)
     return Reply(SkillFiles(files=found))
 
 
 async def read_file(call: Call, query: FileQuery) -> Reply:
-    """One file, as it is."""
+    """Return one file of a skill."""
     name = call.params["skill"]
     data = await call.own.skills.read_file(name, query.path, query.version)
     headers = {"content-disposition": "attachment", "content-security-policy": "sandbox"}
@@ -218,45 +218,45 @@ async def read_file(call: Call, query: FileQuery) -> Reply:
 
 
 async def write_file(call: Call, query: WriteFileQuery) -> Reply:
-    """The body is the file's content. A new version, in which every other file is as it was."""
+    """Create a version in which this file has the content of the body."""
     data = b"".join([piece async for piece in call.pieces(MAX_FILE_BYTES)])
     name, skills = call.params["skill"], call.own.skills
     return Reply(await skills.write_file(name, query.path, data, executable=query.executable, expect=query.expect))
 
 
 async def remove_file(call: Call, query: RemoveFileQuery) -> Reply:
-    """A new version without this file."""
+    """Create a version without this file."""
     return Reply(await call.own.skills.remove_file(call.params["skill"], query.path, expect=query.expect))
 
 
 async def export(call: Call, query: VersionQuery) -> Reply:
-    """One version as a zip file; the same version gives the same bytes."""
+    """Return one version as a zip file; the same version always gives the same bytes."""
     name = call.params["skill"]
     data = await call.own.skills.export(name, query.version)
     return Reply(data, type=BYTES, headers={"content-disposition": f'attachment; filename="{name}.zip"'})
 
 
 async def pin(call: Call, body: VersionBody) -> Reply:
-    """Nothing changes its active version until it is unpinned."""
+    """Pin a version: the active version does not change until it is unpinned."""
     return Reply(await call.own.skills.pin(call.params["skill"], body.version))
 
 
 async def unpin(call: Call) -> Reply:
-    """It may change again."""
+    """Unpin a skill."""
     return Reply(await call.own.skills.unpin(call.params["skill"]))
 
 
 async def rollback(call: Call, body: VersionBody) -> Reply:
-    """Another version becomes the active one."""
+    """Make another version the active one."""
     return Reply(await call.own.skills.rollback(call.params["skill"], body.version))
 
 
 async def upgrade(call: Call) -> Reply:
-    """The newest from where the active version came."""
+    """Install the newest version from the source of the active one."""
     skills, name = call.own.skills, call.params["skill"]
     origin = await skills.origin(name)
     if origin.kind != "git":
-        # The server's user has named the path, perhaps long ago: the caller has what policy shows him of it today.
+        # The server's user named this path earlier; the caller gets only what policy shows of it now.
         config = call.keeper.config
         return Reply(await skills.upgrade(name, lambda place: config.host_place(place, "skill's source")))
     source = await skills.fetch(origin.place, origin.ref, origin.path)
@@ -264,7 +264,7 @@ async def upgrade(call: Call) -> Reply:
 
 
 async def save(call: Call, body: InBoxBody) -> Reply:
-    """What was edited in a box as a new version."""
+    """Save a copy that was edited in a box as a new version."""
     name, skills = call.params["skill"], call.own.skills
     await skills.get(name)
     call.params = {"skill": name, "box": body.box}
@@ -273,7 +273,7 @@ async def save(call: Call, body: InBoxBody) -> Reply:
 
 
 async def prepare(call: Call, body: BoxBody) -> Reply:
-    """Make it ready in a box: its dependencies, its state directory, what its programs need to be told."""
+    """Prepare a skill in a box: install its dependencies, create its state directory, set its environment."""
     name, skills = call.params["skill"], call.own.skills
     await skills.get(name)
     call.params = {"skill": name, "box": body.box}
@@ -285,10 +285,10 @@ async def prepare(call: Call, body: BoxBody) -> Reply:
 
 
 async def list_bindings(call: Call) -> Reply:
-    """Named sets of skills, for boxes made with `skills: GROUP`."""
+    """List the groups: named sets of skills for boxes created with `skills: GROUP`."""
     return Reply(SkillBindings(bindings=await call.own.skills.bindings()))
 
 
 async def bind(call: Call, body: BindingBody) -> Reply:
-    """The group holds exactly these from now on, in running boxes too."""
+    """Set the skills of a group, also in running boxes."""
     return Reply(await call.own.skills.bind(call.params["group"], tuple(body.skills)))

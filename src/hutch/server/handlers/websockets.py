@@ -1,4 +1,4 @@
-"""WebSockets: a terminal in a box, and a line-framed relay to a job's input and output (B29)."""
+"""WebSockets: a terminal in a box, a line-based relay to a job, and hosted MCP servers."""
 
 import asyncio
 import signal
@@ -18,15 +18,15 @@ from hutch.logs import current_operation, log, redact
 from hutch.model.record import Record
 from hutch.providers.guest_client.allowance import allowed
 from hutch.server.access import job_of, using
-from hutch.server.auth import Door
-from hutch.server.error_status import status_of, wire_of
+from hutch.server.auth import Authenticator
+from hutch.server.error_status import error_to_wire, status_of
 from hutch.server.handlers.jobs import Size
 from hutch.server.handlers.receipts import who_of
-from hutch.server.request import NOBODY, Call, Receive, Scope, Send
-from hutch.server.routes import May, check_role, match
+from hutch.server.request import ANONYMOUS, Call, Receive, Scope, Send
+from hutch.server.routes import May, check_role, match_path
 from hutch.server.service import Service
 
-LONGEST_LINE = 4 << 20
+MAX_LINE_BYTES = 4 << 20
 HANG_UP_SECONDS = 2.0
 NORMAL, REFUSED, INTERNAL = 1000, 1008, 1011
 """Close codes of RFC 6455."""
@@ -41,7 +41,7 @@ class TerminalQuery(Record, frozen=True, kw_only=True):
 
 
 class Resize(Record, frozen=True, kw_only=True):
-    """A text frame of a terminal."""
+    """A text frame that resizes a terminal."""
 
     rows: Size
     cols: Size
@@ -49,11 +49,11 @@ class Resize(Record, frozen=True, kw_only=True):
 
 class RelayQuery(Record, frozen=True, kw_only=True):
     cursor: Annotated[int, msgspec.Meta(ge=0)] = 0
-    """Where in the job's output to begin; a client that comes back passes what it has had."""
+    """The position in the job's output to begin at; a client that reconnects passes how much it has read."""
 
 
 class NoQuery(Record, frozen=True, kw_only=True):
-    """Nothing can be said."""
+    """A WebSocket without query parameters."""
 
 
 class Socket:
@@ -70,7 +70,7 @@ class Socket:
         self.accepted = True
 
     async def next(self) -> bytes | str | None:
-        """The next frame; None: the client has gone."""
+        """The next frame; None if the client has disconnected."""
         message = await self._receive()
         if message["type"] != "websocket.receive":
             return None
@@ -87,72 +87,72 @@ class Socket:
         await self._send({"type": "websocket.close", "code": code, "reason": short})
 
     async def refuse(self, status: int, body: bytes) -> None:
-        """Before it was accepted: an ordinary HTTP answer."""
+        """Answer with an HTTP error instead of accepting the WebSocket."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         await self._send({"type": "websocket.http.response.start", "status": status, "headers": headers})
         await self._send({"type": "websocket.http.response.body", "body": body})
 
 
-Talk = Callable[..., Awaitable[None]]
+SocketHandler = Callable[..., Awaitable[None]]
 
 
 @dataclass(frozen=True)
 class SocketRoute:
-    """What a WebSocket at one path is for; what it takes stands in the signature."""
+    """The handler of a WebSocket at one path; its signature says which query it takes."""
 
-    talk: Talk
-    boxed: bool = True
-    """It is about a box, whose lease it needs."""
+    handler: SocketHandler
+    needs_box: bool = True
+    """Whether the handler works on a box, whose lease it needs."""
     query: type = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "query", get_type_hints(self.talk)["query"])
+        object.__setattr__(self, "query", get_type_hints(self.handler)["query"])
 
 
 class Sockets:
-    """Finds what a WebSocket is for. Whatever is about a box can change it, so it needs its lease."""
+    """Serves WebSockets. A handler that works on a box can change it, so it needs the lease."""
 
-    def __init__(self, service: Service, door: Door) -> None:
+    def __init__(self, service: Service, auth: Authenticator) -> None:
         self._service = service
-        self._door = door
+        self._auth = auth
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         socket = Socket(receive, send)
-        call = Call(self._service, NOBODY, scope, receive, {})
+        call = Call(self._service, ANONYMOUS, scope, receive, {})
         try:
             route = await self._prepare(call, scope)
-            who, account = who_of(call.caller, current_operation()), call.let_in(scope)
+            who, account = who_of(call.caller, current_operation()), call.admit(scope)
             with called_by(who, call.caller.rights), allowed(account), telemetry.request(call.headers) as span:
                 telemetry.served(span, call.op, 101, current_operation())
                 query: Record = call.query(route.query)
-                if not route.boxed:
-                    await route.talk(call, socket, query)
+                if not route.needs_box:
+                    await route.handler(call, socket, query)
                 else:
                     async with using(call) as box:
-                        await route.talk(call, box, socket, query)
-            self._told(call, 101)
+                        await route.handler(call, box, socket, query)
+            self._count(call, 101)
         except HutchError as error:
             await self._fail(call, socket, error)
-        except OSError:  # uvicorn's ClientDisconnected: whoever left needs no answer
-            self._told(call, 101)
-        except Exception as error:  # the boundary of a connection: reported, and the server goes on
+        except OSError:  # uvicorn's ClientDisconnected; there is nobody to answer.
+            self._count(call, 101)
+        except Exception as error:  # The boundary of a connection: the defect is reported, and the server goes on.
             log("server").error("defect", operation=call.op, error=error, trace=traceback.format_exc())
             await self._fail(call, socket, HutchError("internal error"))
         finally:
             if call.account is not None:
                 call.account.close()
 
-    def _told(self, call: Call, status: int) -> None:
+    def _count(self, call: Call, status: int) -> None:
         self._service.metrics.requests[call.op, status] += 1
         log("server").debug("served", operation=call.op, status=status, by=call.caller.key_id)
 
     async def _prepare(self, call: Call, scope: Scope) -> SocketRoute:
-        self._door.check_place(call.headers, scope["scheme"])
-        call.caller = await self._door.caller(call.headers, scope["client"])
+        self._auth.check_origin(call.headers, scope["scheme"])
+        call.caller = await self._auth.authenticate(call.headers, scope["client"])
         parts = scope["path"].strip("/").split("/")
         for path, route in SOCKETS.items():
-            wanted = tuple(path.strip("/").split("/"))
-            params = match(wanted, parts) if len(wanted) == len(parts) else None
+            pattern = tuple(path.strip("/").split("/"))
+            params = match_path(pattern, parts) if len(pattern) == len(parts) else None
             if params is not None:
                 call.params, call.op = params, f"WS {path}"
                 check_role(May.CHANGE, call.caller, call.op)
@@ -161,31 +161,31 @@ class Sockets:
 
     async def _fail(self, call: Call, socket: Socket, error: HutchError) -> None:
         status = status_of(error.code)
-        self._service.failed(
+        self._service.record_failure(
             error, status=status, op=call.op, request=current_operation(), box=call.params.get("box", ""),
             owner=call.caller.owner,
         )  # fmt: skip
-        tell = log("server").warning if status >= 500 else log("server").info
-        tell("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
-        self._told(call, status)
+        report = log("server").warning if status >= 500 else log("server").info
+        report("refused", operation=call.op, status=status, code=error.code, why=error.message, by=call.caller.key_id)
+        self._count(call, status)
         try:
             if socket.accepted:
                 await socket.close(INTERNAL if status >= 500 else REFUSED, redact(error.message))
             else:
-                await socket.refuse(status, msgspec.json.encode(wire_of(error, call.op)))
-        except OSError:  # it left meanwhile
+                await socket.refuse(status, msgspec.json.encode(error_to_wire(error, call.op)))
+        except OSError:  # The client has disconnected meanwhile.
             return
 
 
 async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQuery) -> None:
-    """Binary frames both ways are the terminal's bytes, a text frame `{"rows": …, "cols": …}` resizes it. At the end
-    comes one text frame `{"exit_code": …, "signal": …}`. Whoever leaves hangs up."""
+    """Open a terminal. Binary frames carry its bytes both ways, a text frame `{"rows": …, "cols": …}` resizes it. The
+    last text frame is `{"exit_code": …, "signal": …}`. Disconnecting hangs up the terminal."""
     job = await box.start(
         query.command, user=query.user, cwd=query.cwd, pty=True, rows=query.rows, cols=query.cols, name="terminal"
     )
     try:
         await socket.accept()
-        if await _first(_show(job, socket), _type(job, socket)):
+        if await _run_until_first_ends(_send_output(job, socket), _write_input(job, socket)):
             result = await job.wait()
             await socket.send(msgspec.json.encode({"exit_code": result.exit_code, "signal": result.signal}).decode())
             await socket.close(NORMAL)
@@ -194,35 +194,35 @@ async def terminal(call: Call, box: BoxHandle, socket: Socket, query: TerminalQu
 
 
 async def relay(call: Call, box: BoxHandle, socket: Socket, query: RelayQuery) -> None:
-    """One text frame for each line, both ways; the job lives on when the client leaves (lesson 36)."""
+    """Relay a job's input and output, one text frame for each line; the job goes on after a disconnect."""
     job = await job_of(call, box)
     await job.info()
     await socket.accept()
-    if await _first(_send_lines(job, socket, query.cursor), _write_lines(job, socket)):
+    if await _run_until_first_ends(_send_lines(job, socket, query.cursor), _write_lines(job, socket)):
         result = await job.wait()
         await socket.close(NORMAL, f"ended: {result.verdict.cause}")
 
 
 async def hosted_lines(call: Call, socket: Socket, query: NoQuery) -> None:
-    """A hosted MCP server: one text frame for each message of its protocol. Many may talk to it at once."""
+    """Talk to a hosted MCP server, one text frame for each message; several clients may do so at once."""
     name = call.params["mcp_server"]
     hosted = await call.service.hostings.of(call.caller.owner)
     await hosted.ready(name)
-    from hutch.mcp.hosting import frames  # the SDK is an extra
+    from hutch.mcp.hosting import frames  # The MCP SDK is an extra.
 
     await socket.accept()
     await frames.serve(hosted.endpoint(name).server, socket.next, socket.send)
 
 
 SOCKETS = {
-    "/mcp/servers/{mcp_server}/ws": SocketRoute(hosted_lines, boxed=False),
+    "/mcp/servers/{mcp_server}/ws": SocketRoute(hosted_lines, needs_box=False),
     "/v1/boxes/{box}/terminal": SocketRoute(terminal),
     "/v1/boxes/{box}/jobs/{job}/ws": SocketRoute(relay),
 }
 
 
-async def _first(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
-    """Both at once until one ends; whether that was the output. The error of either is raised."""
+async def _run_until_first_ends(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, None]) -> bool:
+    """Run both until one ends; True if that was the output. The error of either is raised."""
     tasks = [asyncio.ensure_future(output), asyncio.ensure_future(input)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -235,12 +235,12 @@ async def _first(output: Coroutine[Any, Any, None], input: Coroutine[Any, Any, N
     return tasks[0] in done
 
 
-async def _show(job: JobHandle, socket: Socket) -> None:
+async def _send_output(job: JobHandle, socket: Socket) -> None:
     async for _, data in job.follow():
         await socket.send(data)
 
 
-async def _type(job: JobHandle, socket: Socket) -> None:
+async def _write_input(job: JobHandle, socket: Socket) -> None:
     while (frame := await socket.next()) is not None:
         if isinstance(frame, bytes):
             await job.write(frame)
@@ -259,8 +259,8 @@ async def _send_lines(job: JobHandle, socket: Socket, cursor: int) -> None:
         for line in lines:
             await socket.send(line.decode("utf-8", "replace"))
         rest = last
-        if len(rest) > LONGEST_LINE:
-            raise FileTooLarge(f"the job wrote a line of more than {LONGEST_LINE >> 20} MB")
+        if len(rest) > MAX_LINE_BYTES:
+            raise FileTooLarge(f"the job wrote a line of more than {MAX_LINE_BYTES >> 20} MB")
     if rest:
         await socket.send(rest.decode("utf-8", "replace"))
 
@@ -274,7 +274,7 @@ async def _write_lines(job: JobHandle, socket: Socket) -> None:
 
 
 async def _hang_up(box: BoxHandle, job: JobHandle) -> None:
-    """What still runs gets the signal of a lost terminal, then the one nobody survives."""
+    """End what still runs: SIGHUP as for a lost terminal, then SIGKILL."""
     instance = await box.begin()
     try:
         await job.signal(signal.SIGHUP)

@@ -1,1 +1,1 @@
-"""HTTP/1.1 below the application: the protocol class for uvicorn, connections, peers, headers."""
+"""HTTP below the application: everything that depends on uvicorn's internals, and the headers that Hutch defines."""

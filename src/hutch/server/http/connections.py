@@ -1,9 +1,9 @@
-"""The connections of a server: whose they are, which go when there are too many, which are cut as nobody reads them.
+"""The connections of one server: to which key each belongs, and which are closed when there are too many.
 
-Whoever has not shown a good key is a stranger. Strangers have few places, for each address and in all, and the oldest
-that waits makes room for the next one; so half-open connections cannot keep others out. One key has at most half of all
-places, so its streams cannot either. A part of the process's descriptors is never used for connections: the keeper
-needs them to make boxes.
+A connection is anonymous until it has shown a good key. Few anonymous connections are allowed, per address and in
+total, and the oldest idle one is closed for the next: half-open connections cannot keep others out. One key has at most
+half of all connections, so its streams cannot either. Some of the process's descriptors are never used for connections,
+because the keeper needs them to create boxes. A connection whose client does not read its answer is closed.
 """
 
 import asyncio
@@ -15,40 +15,40 @@ from hutch.errors import QuotaExceeded
 from hutch.logs import log
 
 if TYPE_CHECKING:
-    from hutch.server.http.protocol import Corked
+    from hutch.server.http.protocol import CorkedTransport
 
 CONNECTION = "hutch.connection"
-"""Where a request's scope tells on which connection it came."""
-RESERVED = 256
-"""Descriptors that are left to the keeper; a quarter where there are few."""
-STRANGERS = 1024
+"""The key of a request's ASGI scope under which its `Connection` is found."""
+RESERVED_DESCRIPTORS = 256
+"""Descriptors that are left to the keeper; a quarter of all where there are few."""
+MAX_ANONYMOUS = 1024
 ACCEPTED_AT_ONCE = 64
-"""Connections that are accepted in one turn of the event loop, at each door: fewer than are reserved, because they are
-counted only after it."""
-SLOWEST_READER = 16 << 10
-"""Bytes that a client must read in a second on the whole."""
+"""Connections that each listening socket accepts in one turn of the event loop. They are counted only afterwards, so
+this is fewer than the reserved descriptors."""
+MIN_READ_RATE = 16 << 10
+"""Bytes per second that a client must read on average."""
 
 
 def raise_limit() -> None:
-    """Let this process have as many descriptors as it may."""
+    """Raise the soft limit on descriptors to the hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def descriptors() -> int:
-    """How many this process may have open."""
+    """The number of descriptors that this process may have open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return soft if soft != resource.RLIM_INFINITY else 1 << 20
 
 
 class Connection:
-    """One, from its first byte to its end, also when it becomes a WebSocket."""
+    """One connection from its first byte to its end, also after it became a WebSocket."""
 
     __slots__ = (
-        "_buffered",
+        "_kernel_bytes",
         "_loop",
         "_paused_at",
-        "_seconds",
+        "_timeout",
         "_timer",
         "_waited",
         "address",
@@ -57,100 +57,101 @@ class Connection:
         "transport",
     )
 
-    def __init__(self, transport: "Corked", loop: asyncio.AbstractEventLoop, seconds: float) -> None:
+    def __init__(self, transport: "CorkedTransport", loop: asyncio.AbstractEventLoop, timeout: float) -> None:
         self.transport = transport
         self.address = ""
         self.key = ""
-        """Empty: a stranger."""
+        """The id of the key that it has shown; empty while it is anonymous."""
         self.busy: Callable[[], bool] = lambda: True
-        """Whether a request is being answered."""
+        """Tells whether a request is being answered on it."""
         self._loop = loop
-        self._seconds = seconds
+        self._timeout = timeout
         self._waited = 0.0
         self._paused_at = 0.0
-        self._buffered: int | None = None
-        """Bytes that the kernel had taken when it first took no more: it holds megabytes, which nobody has read."""
+        self._kernel_bytes: int | None = None
+        """Bytes that the kernel had accepted when its buffer was first full; the client may have read none of them."""
         self._timer: asyncio.TimerHandle | None = None
 
     def wait_for_reader(self) -> None:
-        """Its buffer is full."""
+        """Start the timer for the client to read: the write buffer is full."""
         self._paused_at = self._loop.time()
-        if self._buffered is None:
-            self._buffered = self._taken()
-        if self._seconds:
-            self._timer = self._loop.call_later(max(1.0, self._seconds - self._waited), self._look)
+        if self._kernel_bytes is None:
+            self._kernel_bytes = self._accepted()
+        if self._timeout:
+            self._timer = self._loop.call_later(max(1.0, self._timeout - self._waited), self._check_reader)
 
     def was_read(self) -> None:
-        """Its buffer has room again, or it has ended."""
+        """Stop the timer: the write buffer has space again, or the connection has ended."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
             self._waited += self._loop.time() - self._paused_at
 
-    def _look(self) -> None:
+    def _check_reader(self) -> None:
         now = self._loop.time()
         self._waited += now - self._paused_at
         self._paused_at = now
-        left = self._seconds + (self._taken() - (self._buffered or 0)) / SLOWEST_READER - self._waited
+        left = self._timeout + (self._accepted() - (self._kernel_bytes or 0)) / MIN_READ_RATE - self._waited
         if left > 0:
-            self._timer = self._loop.call_later(max(1.0, left), self._look)
+            self._timer = self._loop.call_later(max(1.0, left), self._check_reader)
             return
         self._timer = None
         log("server").info("cut: the answer is not read", address=self.address, by=self.key)
         self.transport.abort()
 
-    def _taken(self) -> int:
+    def _accepted(self) -> int:
+        """Bytes that the kernel has accepted so far."""
         waiting: int = self.transport.get_write_buffer_size()
         return max(0, self.transport.written - waiting)
 
 
 class Connections:
-    """All of one server, at both doors."""
+    """All connections of one server, on its Unix socket and on TCP."""
 
-    def __init__(self, most: int, descriptors: int) -> None:
-        reserved = min(RESERVED, descriptors // 4)
-        self._last = descriptors - reserved
-        self._most = most or self._last
-        self._strangers_in_all = min(STRANGERS, max(1, self._most // 4))
-        self._of_key = max(1, self._most // 2)
-        self._strangers_of_address = max(1, self._strangers_in_all // 2)
-        self._strangers: dict[str, dict[Connection, None]] = {}
-        """By address, the oldest first."""
+    def __init__(self, max_connections: int, descriptors: int) -> None:
+        reserved = min(RESERVED_DESCRIPTORS, descriptors // 4)
+        self._descriptor_limit = descriptors - reserved
+        self._max = max_connections or self._descriptor_limit
+        self._max_anonymous = min(MAX_ANONYMOUS, max(1, self._max // 4))
+        self._max_per_key = max(1, self._max // 2)
+        self._max_anonymous_per_address = max(1, self._max_anonymous // 2)
+        self._anonymous: dict[str, dict[Connection, None]] = {}
+        """Anonymous connections by address, oldest first."""
         self._known: dict[str, dict[Connection, None]] = {}
-        """By key, the oldest first."""
-        self.strangers = self.known = 0
+        """Authenticated connections by key, oldest first."""
+        self.anonymous = self.known = 0
 
     def opened(self, connection: Connection, descriptor: int) -> None:
-        """A new one, of a stranger; or it is cut at once, because everybody else is being served."""
-        mine = self._strangers.setdefault(connection.address, {})
+        """Count a new, anonymous connection; it is closed at once if every other connection is busy."""
+        mine = self._anonymous.setdefault(connection.address, {})
         mine[connection] = None
-        self.strangers += 1
-        if not self._has_place(connection, mine, descriptor):
-            self._cut(connection)
+        self.anonymous += 1
+        if not self._has_capacity(connection, mine, descriptor):
+            self._close(connection)
 
-    def _has_place(self, connection: Connection, mine: dict[Connection, None], descriptor: int) -> bool:
-        if len(mine) > self._strangers_of_address:
-            return self._cut_first(mine, but=connection)
-        if self.strangers > self._strangers_in_all:
-            return self._cut_stranger(but=connection)
-        if descriptor >= self._last or self.strangers + self.known > self._most:
-            return self._cut_stranger(but=connection) or self._cut_idle()
+    def _has_capacity(self, connection: Connection, mine: dict[Connection, None], descriptor: int) -> bool:
+        if len(mine) > self._max_anonymous_per_address:
+            return self._close_first(mine, but=connection)
+        if self.anonymous > self._max_anonymous:
+            return self._close_anonymous(but=connection)
+        if descriptor >= self._descriptor_limit or self.anonymous + self.known > self._max:
+            return self._close_anonymous(but=connection) or self._close_idle()
         return True
 
     def admit(self, connection: Connection, key: str) -> None:
-        """It has shown a good key. QuotaExceeded if all that this key may have are in use: it stays a stranger's."""
+        """Count the connection as the key's. QuotaExceeded if all of the key's are busy: it stays anonymous."""
         mine = self._known.get(key, {})
-        if len(mine) >= self._of_key and not self._cut_first(mine):
+        if len(mine) >= self._max_per_key and not self._close_first(mine):
             raise QuotaExceeded(
                 f"this key has {len(mine)} connections in use, and no key has more", retry_after=1.0,
-                details={"connections": self._of_key}, remedy="end some of its streams",
+                details={"connections": self._max_per_key}, remedy="end some of its streams",
             )  # fmt: skip
-        self.recognised(connection, key)
+        self.identify(connection, key)
 
-    def recognised(self, connection: Connection, key: str) -> None:
-        """It is known whose it is."""
+    def identify(self, connection: Connection, key: str) -> None:
+        """Move the connection from the anonymous ones to those of the key."""
         if not self._remove(connection):
-            return  # it was cut meanwhile
+            return  # It was closed meanwhile.
         connection.key = key
         self._known.setdefault(key, {})[connection] = None
         self.known += 1
@@ -160,7 +161,7 @@ class Connections:
         self._remove(connection)
 
     def _remove(self, connection: Connection) -> bool:
-        among = self._known if connection.key else self._strangers
+        among = self._known if connection.key else self._anonymous
         whose = connection.key or connection.address
         group = among.get(whose, {})
         if connection not in group:
@@ -171,24 +172,24 @@ class Connections:
         if connection.key:
             self.known -= 1
         else:
-            self.strangers -= 1
+            self.anonymous -= 1
         return True
 
-    def _cut_stranger(self, but: Connection) -> bool:
-        """Of the address that has the most."""
-        return self._cut_first(max(self._strangers.values(), key=len), but)
+    def _close_anonymous(self, but: Connection) -> bool:
+        """Close an idle connection of the address that has the most."""
+        return self._close_first(max(self._anonymous.values(), key=len), but)
 
-    def _cut_idle(self) -> bool:
-        """A key's oldest connection that nothing happens on, of the key that has the most."""
-        return any(self._cut_first(group) for group in sorted(self._known.values(), key=len, reverse=True))
+    def _close_idle(self) -> bool:
+        """Close the oldest idle connection of a key, trying the key with the most connections first."""
+        return any(self._close_first(group) for group in sorted(self._known.values(), key=len, reverse=True))
 
-    def _cut_first(self, group: dict[Connection, None], but: Connection | None = None) -> bool:
+    def _close_first(self, group: dict[Connection, None], but: Connection | None = None) -> bool:
         for each in group:
             if each is not but and not each.busy():
-                self._cut(each)
+                self._close(each)
                 return True
         return False
 
-    def _cut(self, connection: Connection) -> None:
+    def _close(self, connection: Connection) -> None:
         self._remove(connection)
         connection.transport.abort()

@@ -12,7 +12,7 @@ from typing import Protocol
 from hutch.errors import HutchError
 from hutch.model.files import Edited, FileInfo
 from hutch.providers.guest_client.file_answers import Copied
-from hutch.providers.guest_client.files import LinkedFiles
+from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 
 
@@ -29,7 +29,7 @@ class Watch(Protocol):
         """Something is changed: count."""
 
 
-class WatchedFiles(LinkedFiles):
+class WatchedFiles(GuestFiles):
     """Those that change something tell the watchdog, before and after."""
 
     def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int], watch: Watch) -> None:

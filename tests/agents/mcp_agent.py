@@ -1,4 +1,4 @@
-"""A desk over MCP: the agent has the official SDK's client and nothing of Hutch; its host works at the server's API."""
+"""Tools over MCP: the agent uses the official SDK's client and nothing of Hutch; its host uses the server's API."""
 
 import base64
 from collections.abc import Mapping
@@ -9,13 +9,13 @@ from mcp.types import ImageContent, TextContent
 from hutch import Hutch
 from hutch.tools import Tools
 from mcp import Client
-from tests.agents.desk import Desk, Host, Reply, Spec
+from tests.agents.agent_tools import AgentTools, Host, Reply, Spec
 
 MESSAGE = "now"
 """Without a message of its own, a call belongs to this one."""
 
 
-class McpDesk(Desk):
+class McpTools(AgentTools):
     def __init__(self, client: Client) -> None:
         self._client = client
 

@@ -13,7 +13,7 @@ from mcp.server.mcpserver import Context, MCPServer
 
 from hutch.errors import ServerFailed
 from hutch.model.mcp import McpServer, Phase, Transport
-from tests.mcp.hosting.hosting import QUICK, hosting, text_of
+from tests.mcp.hosting.hosted_servers import QUICK, hosting, text_of
 
 
 def remote() -> MCPServer:
@@ -44,7 +44,7 @@ async def served(transport: Transport, listening: socket.socket) -> AsyncIterato
 
 @pytest.mark.parametrize("transport", [Transport.HTTP, Transport.SSE])
 async def test_passed_through(tmp_path: Path, transport: Transport) -> None:
-    """Issue 5.6: HTTP and SSE servers are listed too, and pass through, each with its own headers."""
+    """HTTP and SSE servers are listed too, and pass through, each with its own headers."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         async with served(transport, listening) as url, hosting(tmp_path) as hosted:
             await hosted.add("far", McpServer(url=url, type=transport, headers={"X-Key": "a-secret-header"}))
@@ -58,7 +58,7 @@ async def test_passed_through(tmp_path: Path, transport: Transport) -> None:
 
 @pytest.mark.parametrize("transport", [Transport.HTTP, Transport.SSE])
 async def test_nobody_there(tmp_path: Path, transport: Transport) -> None:
-    """B36: an address that nobody answers at is a failure with a phase, after as many tries as any other."""
+    """An address that nobody answers at is a failure with a phase, after as many tries as any other (B36)."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with hosting(tmp_path, QUICK.but(retry_pauses_sec=(0.1,))) as hosted:

@@ -14,12 +14,12 @@ from hutch.keeper.embedded import Hutch
 from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, Phase, ServerState, Share, Start
 from mcp import MCPError
-from tests.mcp.hosting.hosting import QUICK, hosting, plain, project, text_of, where
+from tests.mcp.hosting.hosted_servers import QUICK, hosting, plain, project, text_of, where
 from tests.server.serving import serving
 
 
 async def test_lazy_and_eager(tmp_path: Path) -> None:
-    """B32, B37: started at boot or at first use, in a box whose id is told; stopped without a trace."""
+    """Started at boot or at first use, in a box whose id is told; stopped without a trace (B32, B37)."""
     async with Hutch(mount_roots=()) as hutch:
         settings = QUICK.but(
             servers={"early": plain(tmp_path / "early", start=Start.EAGER), "late": plain(tmp_path / "late")}
@@ -39,7 +39,7 @@ async def test_lazy_and_eager(tmp_path: Path) -> None:
 
 
 async def test_files_are_mounted_and_arguments_follow(tmp_path: Path) -> None:
-    """B33, B34: the project is shown read-only at its place; a path argument becomes that place, other text stays."""
+    """The project is shown read-only at its place; a path argument becomes that place, other text stays (B33, B34)."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "note.txt").write_text("from the host")
@@ -56,8 +56,8 @@ async def test_files_are_mounted_and_arguments_follow(tmp_path: Path) -> None:
 
 
 async def test_the_same_over_a_launched_hutch(tmp_path: Path) -> None:
-    """B22, B33: whoever registers a server opens its project to that server's box, also where another process keeps
-    the boxes; nothing else is opened by it, and what is always refused stays refused."""
+    """Whoever registers a server opens its project to that server's box, also where another process keeps the boxes;
+    nothing else is opened by it, and what is always refused stays refused (B22, B33)."""
     place, other = project(tmp_path / "proj"), project(tmp_path / "other")
     async with front.Hutch.launch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path / "registry", settings=QUICK) as hosted:
@@ -72,8 +72,8 @@ async def test_the_same_over_a_launched_hutch(tmp_path: Path) -> None:
 
 
 async def test_the_same_at_a_server(tmp_path: Path) -> None:
-    """B22, B33: an admin's process hosts in the boxes of a server what that admin could register there; a user's key
-    opens no path of the machine."""
+    """An admin's process hosts in the boxes of a server what that admin could register there; a user's key opens no
+    path of the machine (B22, B33)."""
     place = project(tmp_path / "proj")
     with serving() as server:
         for role in ("admin", "user"):
@@ -88,7 +88,7 @@ async def test_the_same_at_a_server(tmp_path: Path) -> None:
 
 
 async def test_only_what_was_opened_is_shown(tmp_path: Path) -> None:
-    """B18: a definition by somebody who may not open paths of this machine gets none, and the error says where."""
+    """A definition by somebody who may not open paths of this machine gets none, and the error says where (B18)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "proj"), trusted=False)
         with pytest.raises(ServerFailed, match="does not lie under an allowed root") as failed:
@@ -99,7 +99,7 @@ async def test_only_what_was_opened_is_shown(tmp_path: Path) -> None:
 
 
 async def test_a_box_for_each(tmp_path: Path) -> None:
-    """Lesson 35: a server that runs out of memory is said to, heals, and the other one does not notice."""
+    """A server that runs out of memory is said to, heals, and the other one does not notice (lesson 35)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("glutton", plain(tmp_path / "a", memory_mb=96, disk_mb=32))
         await hosted.add("modest", plain(tmp_path / "b"))
@@ -117,7 +117,7 @@ async def test_a_box_for_each(tmp_path: Path) -> None:
 
 
 async def test_a_slow_start_is_not_a_death(tmp_path: Path) -> None:
-    """Lesson 38: whoever needs seconds to answer `initialize` is waited for, and started once."""
+    """Whoever needs seconds to answer `initialize` is waited for, and started once (lesson 38)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("slow", plain(tmp_path / "p", env={"SLOW_START": "4"}))
         assert text_of(await hosted.call("slow", "echo", {"text": "at last"})) == "at last"
@@ -126,7 +126,7 @@ async def test_a_slow_start_is_not_a_death(tmp_path: Path) -> None:
 
 
 async def test_a_real_exit_is_one(tmp_path: Path) -> None:
-    """B36, lesson 38: three more tries, then it has failed; the phase, the exit code and its last words are told."""
+    """Three more tries, then it has failed; the phase, the exit code and its last words are told (B36, lesson 38)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("broken", plain(tmp_path / "p", env={"EXIT_AT_START": "yes"}))
         with pytest.raises(ServerFailed, match=r"exited with 7.*I cannot work like this"):
@@ -139,7 +139,7 @@ async def test_a_real_exit_is_one(tmp_path: Path) -> None:
 
 
 async def test_its_time_to_start_is_bounded(tmp_path: Path) -> None:
-    """Lesson 38: silence has an end too, and it is named."""
+    """Silence has an end too, and it is named (lesson 38)."""
     settings = QUICK.but(retry_pauses_sec=())
     async with hosting(tmp_path, settings) as hosted:
         await hosted.add("mute", McpServer(command="sleep", args=("60",), startup_timeout_sec=1.0))
@@ -149,7 +149,7 @@ async def test_its_time_to_start_is_bounded(tmp_path: Path) -> None:
 
 
 async def test_a_program_that_the_box_lacks(tmp_path: Path) -> None:
-    """B36: said at once, in phase process_start, with what to do."""
+    """Said at once, in phase process_start, with what to do (B36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("absent", McpServer(command="no-such-program-here"))
         with pytest.raises(ServerFailed, match="no-such-program-here cannot be run in the box") as failed:
@@ -164,7 +164,7 @@ async def test_a_program_that_the_box_lacks(tmp_path: Path) -> None:
     [({"enabled": False}, "switched off"), ({"provider": "nowhere"}, "none can be made here")],
 )
 async def test_never_on_the_host(tmp_path: Path, configuration: dict[str, Any], said: str) -> None:
-    """Lesson 39, B21: without boxes a server does not run at all; disabled and failed are told apart."""
+    """Without boxes a server does not run at all; disabled and failed are told apart (B21, lesson 39)."""
     mark = tmp_path / "ran-on-the-host"
     async with hosting(tmp_path, **configuration) as hosted:
         await hosted.add("touch", McpServer(command="touch", args=(str(mark),)))
@@ -176,8 +176,8 @@ async def test_never_on_the_host(tmp_path: Path, configuration: dict[str, Any], 
 
 
 async def test_killed_it_heals(tmp_path: Path) -> None:
-    """B28, B36: after kill -9 of its process a connected client is told what happened, that lists may have changed,
-    and goes on in the same session."""
+    """After kill -9 of its process a connected client is told what happened, that lists may have changed, and goes on
+    in the same session (B28, B36)."""
     changes = asyncio.Event()
 
     async def message(told: Any) -> None:
@@ -202,7 +202,7 @@ async def test_killed_it_heals(tmp_path: Path) -> None:
 
 
 async def test_box_destroyed_behind_its_back(tmp_path: Path) -> None:
-    """B36: a server whose whole box is gone is made a new one."""
+    """A server whose whole box is gone is made a new one (B36)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
             await hosted.add("plain", plain(tmp_path / "p"))
@@ -214,8 +214,8 @@ async def test_box_destroyed_behind_its_back(tmp_path: Path) -> None:
 
 
 async def test_pipeline_shares_a_box(tmp_path: Path) -> None:
-    """B10: the servers of one group have one box, their files at /workspace/.mcp/NAME; it ends with the last. A choice
-    that is written as plain text is the same choice, and one that is none is refused."""
+    """The servers of one group have one box, their files at /workspace/.mcp/NAME; it ends with the last. A choice that
+    is written as plain text is the same choice, and one that is none is refused (B10)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
             for name, share in (("one", Share.PIPELINE), ("two", "pipeline")):
@@ -232,7 +232,7 @@ async def test_pipeline_shares_a_box(tmp_path: Path) -> None:
 
 
 async def test_scope_shares_the_conversations_box(tmp_path: Path) -> None:
-    """B10: in the conversation's box, lazily; the box is not the server's to end."""
+    """In the conversation's box, lazily; the box is not the server's to end (B10)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted, hutch.box() as box:
             await hosted.add("plain", plain(tmp_path / "p", share=Share.SCOPE, start=Start.EAGER))
@@ -268,7 +268,7 @@ async def test_registry(tmp_path: Path) -> None:
 
 
 async def test_nothing_is_left_of_a_removed_one(tmp_path: Path) -> None:
-    """B37: its process, its box and what was installed for it go with its definition."""
+    """Its process, its box and what was installed for it go with its definition (B37)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
             await hosted.add("leaving", plain(tmp_path / "p"))
@@ -280,7 +280,7 @@ async def test_nothing_is_left_of_a_removed_one(tmp_path: Path) -> None:
 
 
 async def test_disabled_is_not_failed(tmp_path: Path) -> None:
-    """B37: a server that is switched off says so, and is left out of the gateway."""
+    """A server that is switched off says so, and is left out of the gateway (B37)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("off", plain(tmp_path / "p", disabled=True, start=Start.EAGER))
         assert (await hosted.info("off")).state is ServerState.DISABLED
@@ -291,14 +291,14 @@ async def test_disabled_is_not_failed(tmp_path: Path) -> None:
 
 
 def test_pauses_are_those_promised() -> None:
-    """B36: 2, 4 and 8 seconds; looked at every 5; 120 s to start."""
+    """2, 4 and 8 seconds; looked at every 5; 120 s to start (B36)."""
     assert McpTable().retry_pauses_sec == (2.0, 4.0, 8.0)
     assert McpTable().health_sec == 5.0
     assert McpServer(command="x").startup_timeout_sec == 120.0
 
 
 async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: Path) -> None:
-    """B36: whoever reads it learns what to do: the last run's words once, and the dependency that nobody listed."""
+    """Whoever reads it learns what to do: the last run's words once, and the dependency that nobody listed (B36)."""
     place = project(tmp_path / "proj")
     (place / "server.py").write_text("import sys\nprint('hello', file=sys.stderr)\nimport not_installed_here\n")
     async with hosting(tmp_path) as hosted:
@@ -311,7 +311,8 @@ async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: P
 
 
 async def test_a_box_that_somebody_took_over_is_left_to_him(tmp_path: Path) -> None:
-    """P6: the server's handle is an old one then. Whoever waits for an answer is told, and it starts anew elsewhere."""
+    """The server's handle is an old one then. Whoever waits for an answer is told, and it starts anew elsewhere
+    (P6)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
             await hosted.add("plain", plain(tmp_path / "p"))

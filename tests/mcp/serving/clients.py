@@ -1,4 +1,4 @@
-"""The official SDK's client at `hutch mcp` and at `/mcp`, in both eras of the protocol."""
+"""Clients of the official SDK for `hutch mcp` and `/mcp`, in both eras of the protocol."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ prefix = "rm"
 decision = "ask"
 reason = "it removes files"
 """
-"""Commands that begin with `rm` are asked about."""
+"""Rules that ask before commands that begin with `rm`."""
 
 
 class Connect(Protocol):
@@ -95,7 +95,7 @@ async def run(client: Client, command: str | Sequence[str], **more: Any) -> dict
 
 
 async def eventually(found: Callable[[], Awaitable[T]]) -> T:
-    """The first true answer."""
+    """Wait for the first true answer."""
     end = time.monotonic() + PATIENCE
     while not (answer := await found()):
         assert time.monotonic() < end, "it did not happen"

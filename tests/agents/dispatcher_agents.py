@@ -1,4 +1,4 @@
-"""Two desks on the Python dispatcher: one speaks OpenAI's form of tool calls, one Anthropic's."""
+"""Tools of the Python dispatcher for agents, with tool calls in the form of OpenAI or of Anthropic."""
 
 import base64
 import json
@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from hutch.tools import Tools, answer_anthropic, answer_openai
-from tests.agents.desk import Desk, Host, Reply, Spec
+from tests.agents.agent_tools import AgentTools, Host, Reply, Spec
 
 MESSAGE = "m-1"
 
 
-class OpenAIDesk(Desk):
+class OpenAITools(AgentTools):
     """Arguments are JSON text; answers are text only, errors too."""
 
     def __init__(self, tools: Tools) -> None:
@@ -33,7 +33,7 @@ class OpenAIDesk(Desk):
         return await self._tools.guidance()
 
 
-class AnthropicDesk(Desk):
+class AnthropicTools(AgentTools):
     """Arguments are an object; answers are blocks, with pictures and a mark for errors."""
 
     def __init__(self, tools: Tools) -> None:

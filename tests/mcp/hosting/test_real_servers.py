@@ -15,7 +15,7 @@ from hutch.mcp.hosting import Hosted
 from hutch.model.mcp import McpServer, ServerState, Start
 from hutch.model.spec import MountMode
 from mcp import MCPError
-from tests.mcp.hosting.hosting import text_of
+from tests.mcp.hosting.hosted_servers import text_of
 from tests.mcp.hosting.packages import EVERYTHING, FILESYSTEM, npm_cache, settings, wheels
 from tests.proofs import write
 
@@ -63,8 +63,8 @@ def repository_in(place: Path) -> Path:
 
 @pytest.mark.timeout(400)
 async def test_fetched_and_project(tmp_path: Path) -> None:
-    """B34, B35: `uvx` fetches one server, another is a project whose requirements are installed, once; both answer
-    through the gateway, and nothing an installer said is in the protocol's stream."""
+    """`uvx` fetches one server, another is a project whose requirements are installed, once; both answer through the
+    gateway, and nothing an installer said is in the protocol's stream (B34, B35)."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "mcp-server-time", "uv")
     place = venv_project(tmp_path / "proj")
     async with Hutch(mount_roots=()) as hutch:
@@ -97,7 +97,7 @@ async def test_fetched_and_project(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(400)
 async def test_npx(tmp_path: Path) -> None:
-    """B33: npx installs a server in its box; resources and prompts pass the gateway too."""
+    """Npx installs a server in its box; resources and prompts pass the gateway too (B33)."""
     cache = await asyncio.to_thread(npm_cache, tmp_path / "npm", [EVERYTHING])
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=settings(None, cache)) as hosted:
@@ -113,8 +113,8 @@ async def test_npx(tmp_path: Path) -> None:
 @pytest.mark.proof
 @pytest.mark.timeout(900)
 async def test_all_of_them(tmp_path: Path) -> None:
-    """Issue 5: five real servers behind one gateway; kill -9 of one, an OOM in one, and a restart of Hutch each heal
-    within the promised back-off (2 s for the first retry, and its start) while the others keep answering."""
+    """Five real servers behind one gateway; kill -9 of one, an OOM in one, and a restart of Hutch each heal within the
+    promised back-off (2 s for the first retry, and its start) while the others keep answering."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "mcp-server-time", "mcp-server-git", "uv", "pip")
     docs = tmp_path / "docs"
     docs.mkdir()
@@ -185,7 +185,7 @@ async def test_all_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 async def test_what_cannot_be_installed(tmp_path: Path) -> None:
-    """B35, B36: an installation that fails is told in phase dep_install, with the installer's own words."""
+    """An installation that fails is told in phase dep_install, with the installer's own words (B35, B36)."""
     place = tmp_path / "proj"
     place.mkdir()
     (place / "requirements.txt").write_text("surely-no-such-package-anywhere==1.0\n")

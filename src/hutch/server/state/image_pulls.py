@@ -1,4 +1,4 @@
-"""Pulls on behalf of callers: in threads of their own, watched from the event loop, given up when the caller leaves."""
+"""Image pulls for callers: they run in threads, report progress to the event loop, and end with their caller."""
 
 import asyncio
 import threading
@@ -12,24 +12,24 @@ from hutch.images.pull import LayerProgress, PullOptions, pull
 from hutch.images.store import Store
 from hutch.model.images import ImageDetails
 
-AT_ONCE = 4
-"""Pulls of one server; further ones wait their turn."""
-NEWS_SECONDS = 0.2
-"""How often it is looked how far they are."""
+MAX_CONCURRENT = 4
+"""Pulls that one server runs at once; further ones wait."""
+PROGRESS_SECONDS = 0.2
+"""Seconds between progress reports."""
 
 
 class Pulls:
-    """Those of one server."""
+    """The image pulls of one server."""
 
     def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="hutch-image")
+        self._threads = ThreadPoolExecutor(MAX_CONCURRENT, thread_name_prefix="hutch-image")
 
     async def pull(
         self, store: Store, name: str, platform: Platform | None, draining: asyncio.Event
     ) -> AsyncGenerator[LayerProgress | ImageDetails, None]:
-        """How far each layer is, when that has changed, and at last the image. Closing it gives the pull up."""
+        """Yield each layer's progress when it changes, and finally the image. Closing the generator ends the pull."""
         stop = threading.Event()
-        latest: dict[str, LayerProgress] = {}  # written by the pull's threads, one whole entry at a time
+        latest: dict[str, LayerProgress] = {}  # The pull's threads write it, one whole entry at a time.
 
         def listen(news: LayerProgress) -> None:
             latest[news.layer] = news
@@ -39,27 +39,27 @@ class Pulls:
             return views.details(store, image.stored)
 
         working = asyncio.wrap_future(self._threads.submit(work))
-        working.add_done_callback(_seen)
-        told: dict[str, LayerProgress] = {}
+        working.add_done_callback(_retrieve_error)
+        reported: dict[str, LayerProgress] = {}
         try:
             while True:
-                ended = (await asyncio.wait({working}, timeout=NEWS_SECONDS))[0]
+                ended = (await asyncio.wait({working}, timeout=PROGRESS_SECONDS))[0]
                 for news in list(latest.values()):
-                    if told.get(news.layer) != news:
-                        told[news.layer] = news
+                    if reported.get(news.layer) != news:
+                        reported[news.layer] = news
                         yield news
                 if ended:
                     yield working.result()
                     return
                 if draining.is_set():
-                    raise Unavailable("the server is about to end", retry_after=1.0, remedy="ask again when it is back")
+                    raise Unavailable("the server is stopping", retry_after=1.0, remedy="retry when it is back")
         finally:
-            # The threads stop at their next piece; what has arrived whole waits for the next try.
+            # The threads stop at their next piece; complete layers are kept for the next attempt.
             stop.set()
             working.cancel()
 
 
-def _seen(working: "asyncio.Future[ImageDetails]") -> None:
-    """Whoever left does not ask how it ended."""
+def _retrieve_error(working: "asyncio.Future[ImageDetails]") -> None:
+    """Mark the error as retrieved: a caller that has left does not ask for it."""
     if not working.cancelled():
         working.exception()

@@ -4,8 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import pytest
+
 from hutch.client.remote import RemoteHutch
-from tests.cli.calling import PATIENCE, hutch, read_until, started
+from tests.cli.cli_process import TIMEOUT, hutch, read_until, started
+
+pytestmark = pytest.mark.slow
 
 
 def settings(top: Path) -> dict[str, str]:
@@ -14,7 +18,7 @@ def settings(top: Path) -> dict[str, str]:
 
 
 async def test_a_server_tells_a_program_when_and_where_it_serves(hutch_directories: Path) -> None:
-    """B30: one line, when requests are taken, that says all that the lines for people do."""
+    """One line, when requests are taken, that says all that the lines for people do (B30)."""
     env = settings(hutch_directories / "on")
     for first in (True, False):
         with started("serve", "--json", "--port", "0", env=env) as process:
@@ -29,7 +33,7 @@ async def test_a_server_tells_a_program_when_and_where_it_serves(hutch_directori
                 async with client.box(memory_mb=64) as box:
                     assert (await box.exec("echo here")).stdout == "here\n"
             process.terminate()
-            rest, _ = process.communicate(timeout=PATIENCE)
+            rest, _ = process.communicate(timeout=TIMEOUT)
             assert (process.returncode, rest) == (0, b"")
 
 
@@ -46,7 +50,7 @@ def test_a_key_made_before_the_first_start_does_not_cost_the_admin_s(hutch_direc
         told = json.loads(read_until(process.stdout.fileno(), b"\n"))
         assert told["first_key"] == str(Path(env["HUTCH_STATE_DIR"], "first-key"))
         process.terminate()
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=TIMEOUT)
     listed = json.loads(hutch("key", "list", "--json", env=env).stdout)["keys"]
     assert sorted(key["role"] for key in listed) == ["admin", "user"]
     assert b"no admin's key" not in hutch("key", "create", env=env).stderr
@@ -88,5 +92,5 @@ def test_mcp_says_what_json_is_about_and_keeps_its_output_clean(tmp_path: Path) 
         os.write(process.stdin.fileno(), json.dumps(hello).encode() + b"\n")
         answer = json.loads(read_until(process.stdout.fileno(), b"\n"))
         assert (answer["jsonrpc"], answer["id"]) == ("2.0", 1)
-        rest, _ = process.communicate(timeout=PATIENCE)
+        rest, _ = process.communicate(timeout=TIMEOUT)
         assert rest == b""

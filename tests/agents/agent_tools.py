@@ -1,6 +1,6 @@
-"""The desk a scripted agent sits at: tools by their schemas, answers as text and pictures. It knows nothing of Hutch.
+"""The tools of a scripted agent: schemas, and answers as text and pictures. This module knows nothing of Hutch.
 
-A flavour (OpenAI, Anthropic, MCP) is a `Desk`; the tasks of `tasks` are written once against it.
+Each interface (OpenAI, Anthropic, MCP) implements `AgentTools`. The tasks of `tasks` are written once against it.
 """
 
 from abc import ABC, abstractmethod
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 
 class Spec(NamedTuple):
-    """A tool as a model is told of it."""
+    """A tool as a model sees it."""
 
     name: str
     description: str
@@ -17,29 +17,29 @@ class Spec(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """What comes back to a model."""
+    """The answer that a model gets."""
 
     text: str
     failed: bool
     pictures: tuple[bytes, ...] = ()
 
 
-class Desk(ABC):
-    """What an agent can do: look at its tools, and call one."""
+class AgentTools(ABC):
+    """The tools of an agent, which it can list and call."""
 
     @abstractmethod
     async def tools(self) -> list[Spec]:
-        """Those there are now; activating a skill may bring more."""
+        """Return the current tools. An activated skill may add more."""
 
     @abstractmethod
     async def send(self, name: str, arguments: dict[str, Any]) -> Reply: ...
 
     @abstractmethod
     async def prompt(self) -> str:
-        """What the system prompt says about the tools."""
+        """Return the text about the tools in the system prompt."""
 
     async def call(self, name: str, /, **arguments: Any) -> Reply:
-        """A call that follows the tool's schema, as a model's would."""
+        """Call a tool with arguments that follow its schema, as a model would."""
         known = {spec.name: spec for spec in await self.tools()}
         assert name in known, f"no tool {name}; there are {sorted(known)}"
         problem = mismatch(arguments, known[name].schema)
@@ -47,25 +47,25 @@ class Desk(ABC):
         return await self.send(name, arguments)
 
     async def use(self, name: str, /, **arguments: Any) -> str:
-        """A call that is expected to work: its text."""
+        """Call a tool that must succeed, and return its text."""
         reply = await self.call(name, **arguments)
         assert not reply.failed, reply.text
         return reply.text
 
 
 class Host(ABC):
-    """What the application around the agent does; the agent does not see it."""
+    """The application around the agent, which the agent does not see."""
 
     @abstractmethod
     async def install_skill(self, directory: str) -> None: ...
 
     @abstractmethod
     async def give(self, files: Mapping[str, bytes]) -> None:
-        """Files that come with the user's message."""
+        """Pass files that come with the user's message."""
 
     @abstractmethod
     async def collect(self) -> dict[str, bytes]:
-        """Files that go out with the agent's answer."""
+        """Return the files that leave with the agent's answer."""
 
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -79,7 +79,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
 
 
 def mismatch(value: Any, schema: Mapping[str, Any]) -> str:
-    """What of the value the schema does not allow; the part of JSON Schema that our schemas use."""
+    """Return why the schema does not allow the value. Only the part of JSON Schema that our schemas use is checked."""
     if "anyOf" in schema:
         problems = [mismatch(value, choice) for choice in schema["anyOf"]]
         return "" if "" in problems else "; ".join(problems)

@@ -1,4 +1,4 @@
-"""Boxes that `hutch mcp` left for its client's return, looked at and ended from outside."""
+"""Lists and destroys the boxes that `hutch mcp` keeps for its client's return."""
 
 import json
 import subprocess
@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.mcp.serving.connecting import environ
+from tests.mcp.serving.clients import environ
 from tests.server.serving import PATIENCE
 
 

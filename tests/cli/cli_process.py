@@ -15,7 +15,7 @@ from typing import Any
 from hutch.model.ids import is_box_id
 
 HUTCH = (sys.executable, "-m", "hutch.cli.main")
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds after which a test gives up waiting; nothing here takes long on a quiet machine."""
 
 
@@ -23,7 +23,7 @@ def hutch(
     *words: str, stdin: bytes = b"", env: dict[str, str] | None = None, cwd: str | os.PathLike[str] | None = None
 ) -> subprocess.CompletedProcess[bytes]:
     return subprocess.run(
-        [*HUTCH, *words], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, cwd=cwd, timeout=PATIENCE
+        [*HUTCH, *words], input=stdin, capture_output=True, env={**os.environ, **(env or {})}, cwd=cwd, timeout=TIMEOUT
     )
 
 
@@ -57,7 +57,7 @@ def boxes(run: Path) -> set[str]:
 def read_until(fd: int, wanted: bytes) -> bytes:
     """What comes until `wanted` has come."""
     got = b""
-    end = time.monotonic() + PATIENCE
+    end = time.monotonic() + TIMEOUT
     while wanted not in got:
         if not select.select([fd], [], [], max(0.0, end - time.monotonic()))[0]:
             raise AssertionError(f"{wanted!r} did not come, only {got!r}")

@@ -1,4 +1,4 @@
-"""Wild calls: what a model, or whoever speaks through it, might write. Strategies only; nothing here calls anything."""
+"""Strategies for hostile tool calls, as a model or somebody behind it might write them. Nothing is called here."""
 
 from typing import Any
 

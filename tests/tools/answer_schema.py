@@ -1,4 +1,4 @@
-"""Every answer of a tool holds what its output schema says, and nothing that the schema does not name."""
+"""Checks that every answer of a tool matches its output schema and holds nothing else."""
 
 from functools import cache
 from typing import Any
@@ -13,7 +13,7 @@ _KINDS = {tool.name: tool.answers for tool in TOOLS}
 
 
 def check_answer(tool: str, result: ToolResult) -> None:
-    """Of Hutch's own tools; an error is an answer too."""
+    """Check an answer of a built-in tool, which may be an error."""
     kind = _KINDS.get(tool)
     if kind is None:
         return
@@ -28,7 +28,7 @@ def _validator(kind: type) -> Draft202012Validator:
 
 
 def _closed(schema: Any) -> Any:
-    """The same schema, for which a field that it does not name is an error."""
+    """Return the schema with unknown fields forbidden."""
     if isinstance(schema, list):
         return [_closed(each) for each in schema]
     if not isinstance(schema, dict):

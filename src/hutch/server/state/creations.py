@@ -1,4 +1,4 @@
-"""Boxes that are made while nobody waits: the caller gets the id as soon as the intent is written (P5)."""
+"""Creation of boxes, also in the background: the caller gets the id as soon as the intent is in the store."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -13,43 +13,43 @@ from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 
-# The keeper tells its listeners in the context of the task that makes the box; so this finds whose box it is.
+# The keeper calls its listeners in the context of the task that creates the box, so this finds the waiting caller.
 _announced: ContextVar["asyncio.Future[BoxId] | None"] = ContextVar("hutch_announced", default=None)
 
 
 class Creations:
-    """Makes boxes for callers, who may or may not wait for them."""
+    """Creates boxes for callers, who may wait for them or not."""
 
     def __init__(self, keeper: Keeper) -> None:
         self._keeper = keeper
         self._background: set[asyncio.Task[Live]] = set()
 
-    async def make(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
-        """A running box."""
+    async def create(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
+        """Create a box and wait until it runs."""
         return (await self._keeper.create(spec, session=session, owner=owner, key=key)).record
 
     async def begin(self, spec: Spec, *, session: str, owner: str, key: str) -> BoxRecord:
-        """A box that may still be `creating`; what is wrong with the request itself is raised here."""
+        """Start to create a box, which may still be `creating` on return; errors of the request are raised here."""
         announced: asyncio.Future[BoxId] = asyncio.get_running_loop().create_future()
         token = _announced.set(announced)
         try:
-            making = self._start(self._keeper.create(spec, session=session, owner=owner, key=key))
+            creation = self._start(self._keeper.create(spec, session=session, owner=owner, key=key))
         finally:
             _announced.reset(token)
-        waiting: set[asyncio.Future[Any]] = {making, announced}
+        waiting: set[asyncio.Future[Any]] = {creation, announced}
         await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        if making.done():
-            return making.result().record
+        if creation.done():
+            return creation.result().record
         return (await self._keeper.live(announced.result())).record
 
-    def heard(self, event: Event) -> None:
-        """A listener of the keeper's states."""
+    def on_event(self, event: Event) -> None:
+        """Listen to the keeper's events for the id of a box that is being created."""
         announced = _announced.get()
         if event.kind == "created" and announced is not None and not announced.done():
             announced.set_result(event.box_id)
 
     async def finish(self, seconds: float) -> None:
-        """Let what is being made be made; what takes longer is cancelled, and nothing of it remains."""
+        """Wait for creations in progress; those that take longer are cancelled and leave nothing behind."""
         if not self._background:
             return
         _, late = await asyncio.wait(self._background, timeout=seconds)

@@ -1,4 +1,4 @@
-"""Tools on real boxes, and what every test of them does."""
+"""Opens tools on real boxes, and the calls that most tests of them make."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -6,12 +6,12 @@ from typing import Any
 
 from hutch.keeper.embedded import Hutch
 from hutch.tools import ToolResult, Tools
-from tests.tools.answering import check_answer
+from tests.tools.answer_schema import check_answer
 
 
 @asynccontextmanager
-async def workshop(**options: Any) -> AsyncIterator[Tools]:
-    """Tools on a Hutch of their own; its boxes are gone at the end. Settings of the Hutch: `config={...}`."""
+async def open_tools(**options: Any) -> AsyncIterator[Tools]:
+    """Open tools on a Hutch of their own, and destroy its boxes at the end. `config={...}` configures the Hutch."""
     async with Hutch(**options.pop("config", {})) as hutch:
         tools = Tools(hutch, **options)
         try:
@@ -24,7 +24,7 @@ async def workshop(**options: Any) -> AsyncIterator[Tools]:
 
 
 async def done(tools: Tools, tool: str, /, *, agent: str | None = None, **arguments: Any) -> ToolResult:
-    """A call that has to succeed."""
+    """Make a call that must succeed."""
     result = await tools.call(tool, arguments, agent=agent)
     check_answer(tool, result)
     assert not result.is_error, result.text
@@ -32,7 +32,7 @@ async def done(tools: Tools, tool: str, /, *, agent: str | None = None, **argume
 
 
 async def refused(tools: Tools, tool: str, code: str, /, *, agent: str | None = None, **arguments: Any) -> ToolResult:
-    """A call that has to end in that error, with words for a model."""
+    """Make a call that must fail with this code and a message."""
     result = await tools.call(tool, arguments, agent=agent)
     check_answer(tool, result)
     assert result.is_error, result.text
@@ -42,7 +42,7 @@ async def refused(tools: Tools, tool: str, code: str, /, *, agent: str | None = 
 
 
 async def put(tools: Tools, path: str, data: bytes) -> None:
-    """A file in the agent's box, byte for byte."""
+    """Write a file into the agent's box."""
     box, _ = await tools.agent().box()
     await box.files.write(path, data)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.mcp.serving.connecting import ERAS, environ, over_http, run, text
-from tests.mcp.serving.touring import User
+from tests.mcp.serving.clients import ERAS, environ, over_http, run, text
+from tests.mcp.serving.protocol_tour import User
 from tests.server.serving import Client, Server, serving
 
 
@@ -30,7 +30,7 @@ async def waiting(person: Client) -> dict[str, Any]:
 
 @pytest.mark.parametrize("era", ERAS)
 async def test_a_person_decides_over_http(server: Server, era: str) -> None:
-    """Issue 5.2: the question waits at `/v1/questions`, the answer decides, and each decision has its receipt."""
+    """The question waits at `/v1/questions`, the answer decides, and each decision has its receipt."""
     owner = f"answering-{era}"
     person = server.tcp(server.key("user", owner))
     async with over_http(server, server.key("user", owner))(era) as client:

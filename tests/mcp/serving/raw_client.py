@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.mcp.serving.connecting import HUTCH, environ
+from tests.mcp.serving.clients import HUTCH, environ
 from tests.server.serving import PATIENCE
 
 

@@ -1,4 +1,4 @@
-"""What every way to the tools must do, whatever transport and era: list, call, progress, cancel, elicitation."""
+"""The checks that every transport and era must pass: list, call, progress, cancel, elicitation."""
 
 import asyncio
 import base64
@@ -9,7 +9,7 @@ from mcp.shared.exceptions import MCPError
 from mcp.types import BlobResourceContents, ElicitRequestParams, ElicitResult, ResourceLink
 
 from mcp import Client
-from tests.mcp.serving.connecting import Connect, eventually, pictures, run, text
+from tests.mcp.serving.clients import Connect, eventually, pictures, run, text
 
 PNG = base64.b64decode(
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
