@@ -76,8 +76,7 @@ class GuestProcess:
 
 @contextlib.contextmanager
 def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestProcess]:
-    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test
-    cannot."""
+    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It also ends by itself."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)

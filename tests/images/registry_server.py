@@ -28,8 +28,7 @@ Member = tuple[str, dict[str, Any]]
 
 
 def tar_of(*members: Member) -> bytes:
-    """Return an archive; `data`, `type`, `linkname`, `mode`, `uid`, `pax_headers` and so on are those of
-    `tarfile.TarInfo`."""
+    """Return an archive; `data`, `type`, `linkname`, `mode`, `uid` and so on are those of `tarfile.TarInfo`."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, facts in members:

@@ -244,8 +244,8 @@ def test_nobody_is_told_how_to_come_in(closed: Server, store: Store, monkeypatch
 def test_every_way_to_say_who_we_are(
     closed: Server, store: Store, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str]
 ) -> None:
-    """Credentials come from flags, configuration, a password file, the environment, `docker login` and its helpers;
-    none is logged."""
+    """Credentials come from flags, configuration, files, the environment, `docker login` and helpers; none is
+    logged."""
     monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
     how = PullOptions()
     if way == "given":
@@ -290,8 +290,7 @@ def test_a_bearer_token_is_fetched_with_the_password(
             name = f"{server.address}/team/secret"
             with pytest.raises(Refused, match="refers us to"):
                 pull(store, name)
-            # A token server on this machine must be configured, because a registry may only send us to public
-            # addresses.
+            # A token server on this machine must be configured: a registry may only send us to public addresses.
             store.settings = ImageSettings(tries=3, registries={urlsplit(realm).netloc: RegistrySettings()})
             with pytest.raises(Unauthenticated):
                 pull(store, name)

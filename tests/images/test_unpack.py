@@ -148,8 +148,7 @@ HOSTILE: list[tuple[str, list[Member]]] = [
     ("reason", "members"), HOSTILE, ids=[f"{number} {each[0]}" for number, each in enumerate(HOSTILE)]
 )
 def test_no_archive_leaves_its_directory(tmp_path: Path, reason: str, members: list[Member]) -> None:
-    """`..`, absolute names, links and hard links that lead out, and files under links are refused before anything
-    is written outside."""
+    """`..`, absolute names, links that lead out, and files under links are refused before anything is written."""
     (tmp_path / "victim").write_text("v")
     with pytest.raises(HutchError, match=reason):
         place(tar_of(*members), tmp_path / "top")

@@ -434,7 +434,7 @@ def test_loading_needs_no_new_privs() -> None:
     """An ordinary user without no_new_privs is told so by the kernel; the wrapper names the call."""
     code = """
         from hutch.linux import kernel, seccomp
-        kernel.make([kernel.setting_capabilities(0)])
+        kernel.run_calls([kernel.capset_call(0)])
         try:
             seccomp.Filter(seccomp.program()).load()
         except OSError as error:

@@ -66,7 +66,7 @@ async def test_two_changes_of_skills_at_once_reach_a_box_one_after_the_other(
         monkeypatch.setattr(files, "remove", held)
         removing = asyncio.create_task(hutch.skills.remove("demo"))
         await gate.reached.wait()
-        again = asyncio.create_task(hutch._keeper.skill_boxes.settle(live))
+        again = asyncio.create_task(hutch._keeper.skill_mounts.ensure_shown(live))
         for _ in range(50):  # a correct waiter waits however long this takes; an incorrect one has time to appear
             await asyncio.sleep(0.01)
         assert len(came) == 1

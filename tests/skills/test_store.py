@@ -27,8 +27,7 @@ def store(tmp_path: Path) -> SkillStore:
 
 
 def test_versions_by_content(store: SkillStore, tmp_path: Path) -> None:
-    """The same content is the same version, whatever its owner, times or modes, so there are no duplicates (lesson
-    40)."""
+    """The same content is the same version, whatever its owner, times or modes: no duplicates (lesson 40)."""
     place = skill(tmp_path, a="1", b__c="#!/bin/sh\n")
     first, before = store.install(ME, Directory(str(place)))
     assert (before, first.versions, first.files) == ("", 1, 3)

@@ -57,8 +57,7 @@ class Job:
         self.exit_code: int | None = None
         self.signal: int | None = None
         self.usage = (0.0, 0.0, 0)
-        """User seconds, system seconds, largest resident set in kB. The set is at least the guest's, which it was until
-        exec."""
+        """User seconds, system seconds, largest resident set in kB (at least the guest's, which it was until exec)."""
         self.timed_out = False
         self.cancelled = False
         self.killed = False
@@ -362,8 +361,7 @@ class Jobs:
         self._strays.kill_escaped(job.pid, others)
 
     def signal(self, job: Job, number: int) -> None:
-        """Signal the process group; SIGKILL reaches everything of the job. A job that ended with no descendants is
-        ignored."""
+        """Signal the process group; SIGKILL reaches everything of the job. A job without processes is ignored."""
         if job.ended and job.id not in self._lingering:
             return
         if number == signal.SIGKILL:

@@ -29,7 +29,7 @@ from hutch.keeper.capacity import Capacity, Inventory
 from hutch.keeper.engines import Engines
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.skills.mounts import SkillBoxes
+from hutch.keeper.skills.mounts import SkillMounts
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
@@ -105,7 +105,7 @@ class Keeper:
         inventory = Inventory(store, self._live)
         self.volumes = Volumes(store, config.state_dir / "volumes", inventory)
         self.skills = Skills(config.state_dir / "skills", self.states)
-        self.skill_boxes = SkillBoxes(
+        self.skill_mounts = SkillMounts(
             self.skills, store, self.states, self.engines, self._live, inventory, self.create,
             lambda live, reason: self.teardown.destroy(live, reason, EventCause.OTHER),
         )  # fmt: skip
@@ -113,7 +113,7 @@ class Keeper:
         self.views = Views(self.id, config, store, self.engines, self.liveness, self.receipts, self._live)
         self.capacity = Capacity(config, inventory, visiting=visiting)
         self.creator = Creator(
-            self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.capacity, self._live,
+            self.id, config, self.states, self.engines, self.volumes, self.skill_mounts, self.capacity, self._live,
             self.liveness,
         )  # fmt: skip
         self.pauser = Pauser(self.states, self.engines, self.check_owned)
@@ -122,8 +122,8 @@ class Keeper:
         )
         self.teardown = Teardown(self.states, self.engines, self.pauser, self._live)
         self.pool = Pool(config.pool, lambda spec: self.creator.create(spec, None, POOL_OWNER, ""))
-        self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_boxes)
-        self.teardown.destroyed_hooks.append(self.skill_boxes.gone)
+        self.pool_claims = PoolClaims(config, self.pool, self.capacity, self.states, self.teardown, self.skill_mounts)
+        self.teardown.destroyed_hooks.append(self.skill_mounts.on_destroyed)
         self.teardown.on_destroyed += [
             self.pool.forget,
             lambda _: self.capacity.notify_freed(),
@@ -309,7 +309,7 @@ class Keeper:
         if live is None:
             live = await self.creator.create(spec, self._lease(session), owner, key)
         try:
-            await self.skill_boxes.settle(live)
+            await self.skill_mounts.ensure_shown(live)
             await self._run_created_hooks(live)
         except BaseException:
             await self.teardown.destroy(live, "its created hook failed", EventCause.CREATION_FAILED)
@@ -398,7 +398,7 @@ class Keeper:
                 await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
             if live.record.state is State.STOPPED:
                 await self.restore(live)
-            await self.skill_boxes.arrived(live)
+            await self.skill_mounts.on_adopted(live)
             await self._run_created_hooks(live)
         return live
 

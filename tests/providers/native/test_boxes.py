@@ -157,7 +157,7 @@ async def test_open_files_are_limited() -> None:
 
 
 async def test_boxes_of_one_shape_get_what_their_own_order_says() -> None:
-    """A stem knows neither name nor sizes nor environment: they come with the claim."""
+    """A child knows neither name nor sizes nor environment: they come with the claim."""
     async with engine() as native:
         for number in range(6):
             limits = LIMITS.but(disk_mb=16 + number, open_files=100 + number)

@@ -12,8 +12,8 @@ from hutch.providers.guest_client.disk_overrun import MOST_HITS, Overrun, Use
 from hutch.providers.native import cleanup
 from hutch.providers.native.watch import disk_usage
 from hutch.providers.native.watch.disk import DiskWatchdog
-from hutch.providers.native.watch.disk_usage import Survey
-from hutch.providers.native.watch.memory import Hit
+from hutch.providers.native.watch.disk_usage import DiskScan
+from hutch.providers.native.watch.memory import LimitHit
 from hutch.providers.native.watch.processes import BoxProcesses
 
 
@@ -34,11 +34,11 @@ def deepen(top: Path, depth: int, *names: str) -> None:
 
 def surveyed(top: Path, step: int = 1000) -> Use:
     directory = os.open(top, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    while not survey.advance(step):
+    while not scan.advance(step):
         pass
-    return survey.used
+    return scan.used
 
 
 def descriptors() -> int:
@@ -65,12 +65,12 @@ def test_depth_costs_no_descriptors_and_hides_nothing(tmp_path: Path) -> None:
     deepen(tmp_path, 1300, "e")
     before = descriptors()
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     most = 0
-    while not survey.advance(500):
+    while not scan.advance(500):
         most = max(most, descriptors())
     os.close(directory)
-    assert survey.used.entries == 3 * 1300 and survey.used.unread == 0
+    assert scan.used.entries == 3 * 1300 and scan.used.unread == 0
     assert most - before <= disk_usage._NEAREST + 3
     assert descriptors() == before
     cleanup.remove_tree(str(tmp_path / "d"))
@@ -83,14 +83,14 @@ def test_a_tree_that_is_moved_away_is_said_to_be_unread(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     deepen(tmp_path / "a", 200)
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    while len(survey._near) + len(survey._inodes) < 150:
-        assert not survey.advance(1)
+    while len(scan._near) + len(scan._inodes) < 150:
+        assert not scan.advance(1)
     os.rename(tmp_path / "a/d", tmp_path / "b/d")
-    while not survey.advance(100):
+    while not scan.advance(100):
         pass
-    assert survey.used.unread == 1
+    assert scan.used.unread == 1
     assert surveyed(tmp_path) == Use(surveyed(tmp_path).bytes, 2 + 400)
 
 
@@ -98,14 +98,14 @@ def test_what_goes_while_it_is_counted_is_nothing(tmp_path: Path) -> None:
     """Removed, replaced by a link, or emptied under our eyes."""
     deepen(tmp_path, 100)
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    survey.advance(90)
+    scan.advance(90)
     cleanup.remove_tree(str(tmp_path / "d"))
     os.symlink("/", tmp_path / "d")
-    while not survey.advance(100):
+    while not scan.advance(100):
         pass
-    assert survey.used.entries <= 202
+    assert scan.used.entries <= 202
 
 
 def test_a_closed_directory_is_counted_and_stays_closed(tmp_path: Path, rootless: bool) -> None:
@@ -158,14 +158,14 @@ def watched(disk: DiskWatchdog, guest: Guest, tree: Path, overrun: Overrun) -> I
     disk.forget("box")
 
 
-def counted(disk: DiskWatchdog) -> list[Hit]:
+def counted(disk: DiskWatchdog) -> list[LimitHit]:
     """Rounds until the box was counted, twice if the first count leaves a doubt."""
-    hits: list[Hit] = []
+    hits: list[LimitHit] = []
     box = disk._boxes["box"]
     while True:
         box.due = 0.0
         hits += disk.check()
-        if box.survey is None and not box.doubted:
+        if box.scan is None and not box.doubted:
             return hits
 
 
@@ -210,8 +210,8 @@ def test_what_is_moved_under_our_eyes_ends_nobody(disk: DiskWatchdog, guest: Gue
     (tmp_path / "a/file").write_bytes(b"1" * (2 * MB))
     with watched(disk, guest, tmp_path, Overrun(Use(3 * MB, 100))):
         box = disk._boxes["box"]
-        box.survey = Survey(box.directory)
-        box.survey._bytes = 2 * MB
+        box.scan = DiskScan(box.directory)
+        box.scan._bytes = 2 * MB
         assert counted(disk) == [] and disk.usage("box") is not None
         assert box.overrun.excess is None
 
@@ -248,7 +248,7 @@ def test_idle_box_is_not_walked_again(disk: DiskWatchdog, guest: Guest, tmp_path
         assert counted(disk) == []
         (tmp_path / "late").write_bytes(b"1" * (2 * MB))
         assert counted(disk) == []
-        disk.stir("box")
+        disk.note_activity("box")
         assert len(counted(disk)) == 1
 
 

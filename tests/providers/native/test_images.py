@@ -127,7 +127,7 @@ async def test_references_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         with pytest.raises(kind):
             await images.resolve(reference)
     with pytest.raises(NotFound, match="hutch image pull debian"):
-        await images.stand("oci:debian", "b" * 20, ())
+        await images.hold_for_box("oci:debian", "b" * 20, ())
 
 
 def test_the_machine_s_etc_holds_nothing_secret() -> None:

@@ -32,7 +32,7 @@ from hutch.providers.guest_client.link import Link
 from hutch.providers.native import cleanup
 from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.spawn.client import Begun
+from hutch.providers.native.spawn.client import PendingRequest
 
 
 def traces(record: InstanceRecord) -> list[str]:
@@ -285,7 +285,9 @@ async def test_the_engine_says_what_it_can_do(rootless: bool) -> None:
 class Mute(NativeProvider):
     """Its guests never greet."""
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
+    async def _await_guest(
+        self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
+    ) -> NativeInstance:
         raise EngineError("no greeting")
 
 
@@ -302,7 +304,7 @@ async def test_a_canary_whose_process_was_killed_is_swept() -> None:
     async with engine() as native:
         gone = await asyncio.create_subprocess_exec("true")
         await gone.wait()
-        wanted = order().but(box_id=f"{cleanup.STEM}{gone.pid}-canary")
+        wanted = order().but(box_id=f"{cleanup.PRESTARTED_PREFIX}{gone.pid}-canary")
         made = await native.create(wanted, native.plan(wanted))
         await made.close()
         assert await native.list() == ()

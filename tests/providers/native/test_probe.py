@@ -20,7 +20,7 @@ BLIND = "/proc hides the guest"
 
 def machine(groups: Groups = ALL, *, blind: str = "", abi: int = 6) -> probe.Machine:
     network = Availability(usable=True, how="pasta")
-    return probe.Machine(ranged=True, cgroups=groups, network=network, blind=blind, landlock=abi)
+    return probe.Machine(has_id_ranges=True, cgroups=groups, network=network, blind=blind, landlock=abi)
 
 
 def said(of: probe.Machine) -> set[str]:

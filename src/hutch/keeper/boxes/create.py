@@ -13,7 +13,7 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
-from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
+from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.volumes import Volumes
 from hutch.logs import conceal, log
@@ -34,7 +34,7 @@ class Creator:
         states: States,
         engines: Engines,
         volumes: Volumes,
-        skills: SkillBoxes,
+        skills: SkillMounts,
         capacity: Capacity,
         boxes: dict[BoxId, Live],
         liveness: Liveness,
@@ -116,7 +116,9 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await run_uncancelled(self._skills.gone(record))  # It has no record, but its mounts were prepared.
+                await run_uncancelled(
+                    self._skills.on_destroyed(record)
+                )  # It has no record, but its mounts were prepared.
             raise
         return live, order
 
@@ -126,7 +128,7 @@ class Creator:
         kind, _, volume = spec.workspace.source.partition(":")
         if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
             places = places.but(workspace=await self._volumes.check_mount(volume, spec.workspace.mode, owner))
-        places = await self._skills.place(box_id, spec, owner, places)
+        places = await self._skills.add_mount(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
@@ -165,7 +167,7 @@ class Creator:
                 live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record,
                 skills_mounted=shows_skills(order),
             )  # fmt: skip
-        await self._skills.settle(live)
+        await self._skills.ensure_shown(live)
 
     async def _boot(self, live: Live, provider: Provider, order: Order) -> None:
         with telemetry.step("hutch.create.engine", provider=provider.name):
@@ -194,7 +196,7 @@ class Creator:
                     await self._states.forget(live.record, reason, EventCause.CREATION_FAILED)
                 del self._boxes[live.record.id]
                 self._capacity.notify_freed()
-                await self._skills.gone(live.record)
+                await self._skills.on_destroyed(live.record)
             except HutchError as problem:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
 

@@ -17,7 +17,7 @@ from hutch.keeper.boxes.destroy import Teardown
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
-from hutch.keeper.skills.mounts import SkillBoxes
+from hutch.keeper.skills.mounts import SkillMounts
 from hutch.logs import log
 from hutch.model.boxes import EventCause, Lease
 from hutch.model.spec import Spec
@@ -111,7 +111,7 @@ class PoolClaims:
     """Gives pool boxes to owners: a box gets its owner, lease, name and clocks in one compare-and-set."""
 
     def __init__(
-        self, config: Config, pool: Pool, capacity: Capacity, states: States, teardown: Teardown, skills: SkillBoxes
+        self, config: Config, pool: Pool, capacity: Capacity, states: States, teardown: Teardown, skills: SkillMounts
     ) -> None:
         self._config = config
         self._pool = pool
@@ -158,5 +158,5 @@ class PoolClaims:
                 grace_sec=grace,
             )  # fmt: skip
         live.last_used = time.monotonic()
-        await self._skills.claimed(live)
+        await self._skills.on_claimed(live)
         return True

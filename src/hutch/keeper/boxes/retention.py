@@ -70,7 +70,7 @@ class PersistenceChange:
                 await states.change(live.record, State.ERROR, into=live, reason=reason)
                 raise
             shutil.rmtree(self._copy, ignore_errors=True)
-        await self._keeper.skill_boxes.settle(live)
+        await self._keeper.skill_mounts.ensure_shown(live)
 
     async def _check_allowed(self, wanted: EffectiveSpec) -> None:
         profile = self._keeper.config.resolve_profile(wanted.profile)

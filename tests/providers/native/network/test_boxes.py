@@ -53,7 +53,7 @@ def test_a_box_is_online_again_when_a_helper_was_killed(forwarding: str) -> None
 
 def test_a_box_whose_network_is_lost_says_so_and_new_boxes_have_one(forwarding: str) -> None:
     """Lesson 34: never offline without a word: an event, the box's reason, and the verdict of what fails."""
-    play("killed_porter", forwarding=forwarding)
+    play("killed_helper", forwarding=forwarding)
 
 
 def test_what_is_left_of_a_dead_network_is_pruned(forwarding: str) -> None:

@@ -29,8 +29,8 @@ def networked(world: World, resolv_conf: Path, boxes: int = 1) -> Iterator[tuple
         resolv_conf.write_text(f"nameserver {OUTSIDE}\n")
     with world.uplink(resolv_conf=str(resolv_conf)) as uplink:
         made = [world.namespace() for _ in range(boxes)]
-        wired = [uplink.wire(each) for each in made]
-        yield wired[0].nameserver, made
+        box_link = [uplink.connect(each) for each in made]
+        yield box_link[0].nameserver, made
 
 
 def test_a_box_gets_the_answer_under_its_own_id(world: World, resolv_conf: Path) -> None:

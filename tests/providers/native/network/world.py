@@ -16,7 +16,7 @@ from typing import Any
 from hutch.linux import kernel, netlink
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses
-from hutch.providers.native.network.links import Wired
+from hutch.providers.native.network.links import BoxLink
 from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace, unshare_mapped
 from hutch.providers.native.network.uplink import Uplink
 
@@ -107,11 +107,11 @@ class World:
                 uplink.close()
 
 
-def lift_routes(box: int, wired: Wired) -> None:
+def lift_routes(box: int, box_link: BoxLink) -> None:
     """Take from a box the routes that say no, so that the firewall has to."""
     with in_namespace(box), Netlink() as link:
         for each in addresses.refused(addresses.POOL, ()):
-            link.ask(netlink.route_via(each, IPv4Address(wired.gateway)))
+            link.ask(netlink.route_via(each, IPv4Address(box_link.gateway)))
 
 
 def run_apart(world: World, scenario: Callable[[], object], *, uid: int = 0) -> Any:
