@@ -116,9 +116,8 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await run_uncancelled(
-                    self._skills.on_destroyed(record)
-                )  # It has no record, but its mounts were prepared.
+                # The box has no record, but its mounts were prepared.
+                await run_uncancelled(self._skills.on_destroyed(record))
             raise
         return live, order
 
