@@ -44,14 +44,14 @@ ALLOWED = {
 OPENERS = frozenset(
     {
         "os.open", "os.scandir", "os.listdir", "os.walk", "os.readlink", "io.open", "shutil.copy", "shutil.copy2",
-        "shutil.copyfile", "shutil.copytree", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect", "opened_by_user",
-        "host_files.opened_by_user", "os.fdopen",
+        "shutil.copyfile", "shutil.copytree", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect", "open_as_user",
+        "host_files.open_as_user", "os.fdopen",
     }
 )  # fmt: skip
 METHODS = frozenset({"read_text", "read_bytes", "iterdir", "rglob"})
 """Of `pathlib.Path`. Those of boxes' files that are called alike are calls on something named `files`."""
 
-USERS_OWN = frozenset({"opened_by_user", "from_file", "scan", "local_skills"})
+USERS_OWN = frozenset({"open_as_user", "from_file", "scan", "local_skills"})
 USERS_MODULES = frozenset(
     f"hutch.{name}" for name in ("images.bundles", "images.importing", "images.layering", "images.building")
 )

@@ -181,7 +181,7 @@ def test_a_race_does_not_lead_out_of_the_tree(tmp_path: Path) -> None:
     swapping = threading.Thread(target=swap)
     swapping.start()
     seen: set[str] = set()
-    with host_files.opened(place) as opened:
+    with host_files.open_checked(place) as opened:
         try:
             for _ in range(300):
                 try:
@@ -202,15 +202,15 @@ def test_what_was_allowed_is_what_is_opened(tmp_path: Path) -> None:
     tree.mkdir()
     other.mkdir()
     place = mounts.check_source(str(tree), "tree", roots=[tmp_path])
-    with host_files.opened(place) as opened:
+    with host_files.open_checked(place) as opened:
         for name in ("../other", "/etc/passwd", "a//b", "."):
             with pytest.raises(Refused):
                 opened.read(name, most=10)
     tree.rename(tmp_path / "moved")
     other.rename(tree)
-    with pytest.raises(Refused, match="replaced"), host_files.opened(place):
+    with pytest.raises(Refused, match="replaced"), host_files.open_checked(place):
         pass
     tree.rename(other)
     tree.symlink_to(tmp_path / "moved")
-    with pytest.raises(Refused, match="link"), host_files.opened(place):
+    with pytest.raises(Refused, match="link"), host_files.open_checked(place):
         pass
