@@ -60,7 +60,7 @@ def test_what_a_killed_process_left_goes_and_a_live_box_stays(hutch_directories:
 def wait_for_no_groups(keeper: str, env: dict[str, str]) -> None:
     """The killed keeper's spawner holds them until it has noticed; a prune after that removes them."""
     end = time.monotonic() + TIMEOUT
-    while any(os.path.isdir(f"{seat.directory}/hutch-{keeper}") for _, seat in detect().seats):
+    while any(os.path.isdir(f"{hierarchy.directory}/hutch-{keeper}") for _, hierarchy in detect().hierarchies):
         assert time.monotonic() < end
         hutch("prune", env=env)
 

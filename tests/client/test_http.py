@@ -1,4 +1,4 @@
-"""The HTTP client against servers that are none, that answer early, or that lie about lengths."""
+"""The HTTP client against peers that are no HTTP servers, answer early, or lie about lengths."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -90,6 +90,12 @@ async def test_what_breaks_off_is_no_answer(wire: Path, data: bytes) -> None:
         b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0x5\r\nhello\r\n",
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"0" * 3000,
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"T: v\r\n" * 200,
+        b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 50,
         b"x" * 300_000,
     ],
 )
@@ -166,7 +172,7 @@ async def test_an_answer_that_comes_before_the_body_has_ended(wire: Path) -> Non
 
 
 async def test_back_pressure(wire: Path) -> None:
-    """What nobody reads stays with the server: only a bounded part of an answer is held here."""
+    """Unread data stays with the server: only a bounded part of an answer is held here."""
     written = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

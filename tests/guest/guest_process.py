@@ -76,8 +76,7 @@ class GuestProcess:
 
 @contextlib.contextmanager
 def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestProcess]:
-    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It ends by itself if the test
-    cannot."""
+    """Start a guest directly under /tmp, because a Unix socket's path has 108 bytes. It also ends by itself."""
     with tempfile.TemporaryDirectory(prefix="hg-", dir="/tmp") as name:
         directory = Path(name)
         directory.chmod(0o755)
@@ -87,14 +86,14 @@ def running_guest(*, spilling: bool = True, **options: Any) -> Iterator[GuestPro
             listener.bind(str(directory / "guest"))
             listener.listen(16)
             spill = os.open(directory / "spill", os.O_RDONLY | os.O_DIRECTORY) if spilling else -1
-            told = {
+            guest_options = {
                 "workdir": str(directory / "workspace"),
                 "env": {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": name},
                 "orphan_grace": 60.0,
                 **options,
             }
             process = subprocess.Popen(
-                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(told)],
+                [sys.executable, "-c", _BODY, str(listener.fileno()), str(spill), json.dumps(guest_options)],
                 pass_fds=[fd for fd in (listener.fileno(), spill) if fd >= 0],
                 stdin=subprocess.DEVNULL,
             )

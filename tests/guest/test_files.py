@@ -253,8 +253,7 @@ def _attack(tmp_path: Path, step: int, swap: Callable[[Path, Path], None]) -> No
 
 @pytest.mark.parametrize("step", range(8))
 def test_a_directory_swapped_for_a_symlink_is_not_followed(tmp_path: Path, step: int) -> None:
-    """Test the race of every recursive removal at each of its steps: a directory was replaced by a link to the
-    outside."""
+    """Test the race of every recursive removal at each of its steps: a link to the outside replaces a directory."""
 
     def swap(tree: Path, outside: Path) -> None:
         for name in ("d/keep", "d"):

@@ -148,8 +148,7 @@ HOSTILE: list[tuple[str, list[Member]]] = [
     ("reason", "members"), HOSTILE, ids=[f"{number} {each[0]}" for number, each in enumerate(HOSTILE)]
 )
 def test_no_archive_leaves_its_directory(tmp_path: Path, reason: str, members: list[Member]) -> None:
-    """`..`, absolute names, links and hard links that lead out, and files under links are refused before anything
-    is written outside."""
+    """`..`, absolute names, links that lead out, and files under links are refused before anything is written."""
     (tmp_path / "victim").write_text("v")
     with pytest.raises(HutchError, match=reason):
         place(tar_of(*members), tmp_path / "top")
@@ -193,8 +192,8 @@ def test_a_damaged_layer_is_refused(tmp_path: Path, spoil: Any) -> None:
 
 
 def test_directories_keep_their_attributes_too(tmp_path: Path) -> None:
-    told = {f"SCHILY.xattr.{name}": "y" for name in ATTRIBUTES}
-    place(tar_of(directory("d", mode=0o555, pax_headers=told), ("d/f", {"data": b"f"})), tmp_path / "top")
+    headers = {f"SCHILY.xattr.{name}": "y" for name in ATTRIBUTES}
+    place(tar_of(directory("d", mode=0o555, pax_headers=headers), ("d/f", {"data": b"f"})), tmp_path / "top")
     assert os.listxattr(tmp_path / "top/d") == ["user.kept"]
 
 

@@ -24,7 +24,7 @@ from hutch.providers.base import InstanceRecord
 from hutch.providers.native import cleanup
 from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.spawn.client import Spawners
+from hutch.providers.native.spawn.client import SpawnerPool
 from tests.keeper.faulty import Engine
 from tests.keeper.histories import Crashed, History, Life, MortalStore, Step
 from tests.leaks import descendants
@@ -73,7 +73,7 @@ class MortalNative(NativeProvider):
         await super()._discard(record, keep_store=keep_store)
         await self._life.beat()
 
-    def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> Spawners:
+    def _spawners_of(self, keeper: str, network: tuple[str, ...] | None = None) -> SpawnerPool:
         if not self._life.alive:
             raise Crashed  # the dead start no process
         return super()._spawners_of(keeper, network)
@@ -100,7 +100,7 @@ class MortalNative(NativeProvider):
                 os.close(tree._held.pop())
 
     async def bury(self) -> None:
-        await self._guards.close()
+        await self._watchdogs.close()
 
 
 class NativeHistory(History):

@@ -23,7 +23,7 @@ from hutch.providers.base import InstanceRecord
 from hutch.providers.guest_client.link import Link
 from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
-from hutch.providers.native.spawn.client import Begun
+from hutch.providers.native.spawn.client import PendingRequest
 from tests.keeper.crashing import GRACE, PATIENCE, House, Resident, house, spawners_of
 from tests.providers.native.boxes import alive, order, until
 
@@ -254,10 +254,12 @@ async def goes_on(hutch: Hutch, box_id: str, job_id: str) -> None:
 class Stopping(NativeProvider):
     """Its spawner is stopped as soon as a box's first process exists: it does not hear that the guest serves."""
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
-        await begun.facts
+    async def _await_guest(
+        self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
+    ) -> NativeInstance:
+        await pending.facts
         os.kill(self.spawner(), signal.SIGSTOP)
-        return await super()._meet(order, planned, begun, link)
+        return await super()._await_guest(order, planned, pending, link)
 
     def spawner(self) -> int:
         (spawners,) = self._spawners.values()
@@ -354,8 +356,10 @@ class Visited(NativeProvider):
         super().__init__(state_dir=place.state, run_dir=place.run)
         self._place = place
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> NativeInstance:
-        canary = await super()._meet(order, planned, begun, link)
+    async def _await_guest(
+        self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
+    ) -> NativeInstance:
+        canary = await super()._await_guest(order, planned, pending, link)
         async with self._place.opened():
             pass
         assert await pruned(self._place) == set()

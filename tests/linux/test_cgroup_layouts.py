@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from hutch.linux.cgroup_detect import Seat, _counts_sockets
+from hutch.linux.cgroup_detect import Hierarchy, _counts_sockets
 from hutch.linux.cgroup_files import SOCKETS_FILE
-from hutch.linux.cgroups import Ceiling, Group, Machine, Tree, detect
+from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
 from hutch.providers.native.cleanup import sweep_groups
 
 MB = 1024 * 1024
@@ -56,7 +56,7 @@ def test_v2_delegated(tmp_path: Path) -> None:
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
     assert machine.reason == ""
     assert (machine.mode, machine.memory, machine.pids, machine.cpu, machine.freezer) == ("v2", *[True] * 4)
-    assert machine.seat("memory") == Seat(2, str(own))
+    assert machine.hierarchy("memory") == Hierarchy(2, str(own))
     assert sorted(path.name for path in own.iterdir() if path.is_dir()) == []  # the probe is gone
 
 
@@ -67,7 +67,9 @@ def test_a_sweep_that_takes_the_trial_is_no_refusal(tmp_path: Path, monkeypatch:
 
     def meet(path: str, mode: int) -> None:
         make(path, mode)
-        swept.extend(sweep_groups(Machine("v2", *[True] * 4, reason="", seats=(("memory", Seat(2, str(own))),))))
+        swept.extend(
+            sweep_groups(Machine("v2", *[True] * 4, reason="", hierarchies=(("memory", Hierarchy(2, str(own))),)))
+        )
 
     monkeypatch.setattr(os, "mkdir", meet)
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
@@ -80,11 +82,11 @@ def test_v2_after_we_moved_into_the_leaf(tmp_path: Path) -> None:
     own = v2_own(tmp_path, enabled="cpu memory pids")
     fabricate(own / "hutch-self")
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope/hutch-self\n", V2_MOUNT)
-    assert machine.seat("pids") == Seat(2, str(own))
+    assert machine.hierarchy("pids") == Hierarchy(2, str(own))
 
 
 def test_v2_shared_with_strangers_says_what_to_do(tmp_path: Path) -> None:
-    """Lesson 34: the obstacle and the exact fix."""
+    """The obstacle and the exact fix (lesson 34)."""
     v2_own(tmp_path, procs="1\n")
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
     assert not machine.memory and machine.freezer
@@ -121,8 +123,8 @@ def test_v1_in_a_container_without_cgroup_namespace(tmp_path: Path) -> None:
         ("cgroup", "/cpu,cpuacct", "/docker/abc", "rw,cpu,cpuacct"),
     )
     assert machine.mode == "v1" and not machine.pids and "no pids controller" in machine.reason
-    assert machine.seat("memory") == Seat(1, f"{tmp_path}/memory/jobs")
-    assert machine.seat("cpu") == Seat(1, f"{tmp_path}/cpu,cpuacct")
+    assert machine.hierarchy("memory") == Hierarchy(1, f"{tmp_path}/memory/jobs")
+    assert machine.hierarchy("cpu") == Hierarchy(1, f"{tmp_path}/cpu,cpuacct")
 
 
 @pytest.mark.parametrize("told", ["", "cgroup.memory=nosocket", "cgroup.memory=foo,nokmem"])
@@ -130,10 +132,10 @@ def test_whether_sockets_count(tmp_path: Path, told: str) -> None:
     """v2 counts them unless the kernel was told not to, v1 only where it has a limit for them."""
     line = tmp_path / "cmdline"
     line.write_text(f"quiet {told} panic=1\n")
-    assert _counts_sockets(Seat(2, str(tmp_path)), str(line)) == (not told)
-    assert not _counts_sockets(Seat(1, str(tmp_path)), str(line))
+    assert _counts_sockets(Hierarchy(2, str(tmp_path)), str(line)) == (not told)
+    assert not _counts_sockets(Hierarchy(1, str(tmp_path)), str(line))
     fabricate(tmp_path, **{SOCKETS_FILE: "0"})
-    assert _counts_sockets(Seat(1, str(tmp_path)), str(line)) == (not told)
+    assert _counts_sockets(Hierarchy(1, str(tmp_path)), str(line)) == (not told)
 
 
 def test_hybrid_takes_controllers_from_v1_and_the_freezer_from_v2(tmp_path: Path) -> None:
@@ -144,8 +146,8 @@ def test_hybrid_takes_controllers_from_v1_and_the_freezer_from_v2(tmp_path: Path
     own = "4:memory:/\n3:pids:/\n2:cpu:/\n1:freezer:/\n0::/\n"
     machine = mounted(tmp_path, own, *mounts, ("cgroup2", "/unified", "/", "rw"))
     assert machine.mode == "hybrid" and machine.reason == ""
-    assert machine.seat("memory") == Seat(1, f"{tmp_path}/memory")
-    assert machine.seat("freezer") == Seat(2, f"{tmp_path}/unified")
+    assert machine.hierarchy("memory") == Hierarchy(1, f"{tmp_path}/memory")
+    assert machine.hierarchy("freezer") == Hierarchy(2, f"{tmp_path}/unified")
 
 
 @pytest.fixture
@@ -180,7 +182,7 @@ def test_v2_limits(v2_group: tuple[Group, Path]) -> None:
     group, directory = v2_group
     for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max"):
         (directory / name).write_text("")
-    group.limit(Ceiling(64 * MB, 20, 0.5))
+    group.limit(GroupLimits(64 * MB, 20, 0.5))
     written = {
         name: (directory / name).read_text() for name in ("memory.max", "memory.swap.max", "pids.max", "cpu.max")
     }
@@ -191,7 +193,7 @@ def test_v2_limits(v2_group: tuple[Group, Path]) -> None:
         "cpu.max": "50000 100000",
     }
     with pytest.raises(OSError, match="more memory is in use"):
-        group.limit(Ceiling(1024, 20, 0.5))
+        group.limit(GroupLimits(1024, 20, 0.5))
 
 
 def test_v2_facts(v2_group: tuple[Group, Path]) -> None:

@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 
 from hutch.linux import cgroup_files as control
-from hutch.linux.cgroups import Ceiling, Group, Machine, Tree, detect
+from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
 
 MB = 1024 * 1024
-ROOMY = Ceiling(memory_bytes=256 * MB, pids=64, cpus=2.0)
+ROOMY = GroupLimits(memory_bytes=256 * MB, pids=64, cpus=2.0)
 MACHINE = detect()
 _serial = itertools.count()
 
@@ -75,7 +75,7 @@ def python(code: str) -> tuple[str, ...]:
 
 
 @contextlib.contextmanager
-def limited(tree: Tree, ceiling: Ceiling = ROOMY) -> Iterator[Group]:
+def limited(tree: Tree, ceiling: GroupLimits = ROOMY) -> Iterator[Group]:
     group = tree.make()
     try:
         group.limit(ceiling)
@@ -86,8 +86,8 @@ def limited(tree: Tree, ceiling: Ceiling = ROOMY) -> Iterator[Group]:
 
 @needs_groups
 def test_memory_limit_kills_and_is_counted(tree: Tree) -> None:
-    """B17, lesson 24: the hog dies by SIGKILL, and the group says that it was memory."""
-    with limited(tree, Ceiling(32 * MB, 64, 2.0)) as group:
+    """The hog dies by SIGKILL, and the group says that it was memory (B17, lesson 24)."""
+    with limited(tree, GroupLimits(32 * MB, 64, 2.0)) as group:
         assert group.facts().oom_kills == 0
         with running(group, *python("x = bytearray(200 << 20)")) as process:
             assert process.wait(30) == -signal.SIGKILL
@@ -99,38 +99,40 @@ def test_memory_limit_kills_and_is_counted(tree: Tree) -> None:
 
 @needs_groups
 def test_swap_does_not_extend_the_memory_limit(tree: Tree) -> None:
-    """Lesson 29: no unlimited swap."""
+    """No unlimited swap (lesson 29)."""
     with limited(tree) as group:
-        seat = group._seats["memory"]
-        name = "memory.memsw.limit_in_bytes" if seat.version == 1 else "memory.swap.max"
-        if not os.path.exists(f"{seat.directory}/{name}"):
+        hierarchy = group._hierarchies["memory"]
+        name = "memory.memsw.limit_in_bytes" if hierarchy.version == 1 else "memory.swap.max"
+        if not os.path.exists(f"{hierarchy.directory}/{name}"):
             pytest.skip("this kernel does not account for swap")
-        assert int(control.read(f"{seat.directory}/{name}")) == (ROOMY.memory_bytes if seat.version == 1 else 0)
+        assert int(control.read(f"{hierarchy.directory}/{name}")) == (
+            ROOMY.memory_bytes if hierarchy.version == 1 else 0
+        )
 
 
 @needs_groups
 def test_limits_change_both_ways_while_the_box_runs(tree: Tree) -> None:
-    """B14: limits that can change live do; the order of v1's two memory files differs for raising and lowering."""
+    """Limits that can change live do; the order of v1's two memory files differs for raising and lowering (B14)."""
     with limited(tree) as group:
         with running(group, "sleep", "60"):
             for megabytes in (512, 64, 128):
-                group.limit(Ceiling(megabytes * MB, 32, 0.5))
-                seat = group._seats["memory"]
-                mark = control.MARKS[seat.version]["memory"]
-                assert int(control.read(f"{seat.directory}/{mark}")) == megabytes * MB
-                if seat.version == 1 and os.path.exists(f"{seat.directory}/{control.SOCKETS_FILE}"):
-                    sockets = int(control.read(f"{seat.directory}/{control.SOCKETS_FILE}"))
+                group.limit(GroupLimits(megabytes * MB, 32, 0.5))
+                hierarchy = group._hierarchies["memory"]
+                mark = control.MARKS[hierarchy.version]["memory"]
+                assert int(control.read(f"{hierarchy.directory}/{mark}")) == megabytes * MB
+                if hierarchy.version == 1 and os.path.exists(f"{hierarchy.directory}/{control.SOCKETS_FILE}"):
+                    sockets = int(control.read(f"{hierarchy.directory}/{control.SOCKETS_FILE}"))
                     assert sockets == max(8 * MB, megabytes * MB // 8)
 
 
 @needs_groups
 def test_limit_below_the_use_is_refused_and_kills_nobody(tree: Tree) -> None:
-    """B14: a change that does not fit is an error, not a death."""
+    """A change that does not fit is an error, not a death (B14)."""
     with limited(tree) as group:
         with running(group, *python("x = bytearray(b'1') * (64 << 20); print(flush=True); input()")) as process:
             assert process.stdout is not None and process.stdout.readline()
             with pytest.raises(OSError) as refusal:
-                group.limit(Ceiling(16 * MB, 64, 2.0))
+                group.limit(GroupLimits(16 * MB, 64, 2.0))
             assert refusal.value.errno == errno.EBUSY
             assert process.poll() is None
             assert group.facts().oom_kills == 0
@@ -138,7 +140,7 @@ def test_limit_below_the_use_is_refused_and_kills_nobody(tree: Tree) -> None:
 
 @needs_groups
 def test_pids_limit_stops_forks_and_is_counted(tree: Tree) -> None:
-    """B17, lesson 24: the limit leaves head-room for the guest, then fork fails with EAGAIN."""
+    """The limit leaves head-room for the guest, then fork fails with EAGAIN (B17, lesson 24)."""
     code = """
 import errno, os, signal
 children = []
@@ -154,7 +156,7 @@ for pid in children:
     os.kill(pid, 9)
     os.waitpid(pid, 0)
 """
-    with limited(tree, Ceiling(256 * MB, 6, 2.0)) as group:
+    with limited(tree, GroupLimits(256 * MB, 6, 2.0)) as group:
         with running(group, *python(code)) as process:
             assert process.communicate(timeout=30)[0] == b"True %d\n" % (6 + control.PIDS_HEADROOM - 1)
         facts = group.facts()
@@ -164,8 +166,8 @@ for pid in children:
 
 @needs_groups
 def test_cpu_quota_throttles(tree: Tree) -> None:
-    """B17: a busy loop over its share is throttled, and the count says so."""
-    with limited(tree, Ceiling(256 * MB, 64, 0.1)) as group:
+    """A busy loop over its share is throttled, and the count says so (B17)."""
+    with limited(tree, GroupLimits(256 * MB, 64, 0.1)) as group:
         assert group.facts().throttled == 0
         with running(group, *python("while True: pass")):
             until(lambda: (group.facts().throttled or 0) > 0, "throttled")
@@ -174,11 +176,11 @@ def test_cpu_quota_throttles(tree: Tree) -> None:
 @needs_groups
 def test_share_above_an_ancestors_falls_to_the_ancestors(tree: Tree) -> None:
     """v1 refuses a quota that the parent cannot give: Hutch in a small container must still make boxes."""
-    seat = MACHINE.seat("cpu")
-    if seat is None or seat.version != 1:
+    hierarchy = MACHINE.hierarchy("cpu")
+    if hierarchy is None or hierarchy.version != 1:
         pytest.skip("only cgroup v1 refuses it")
     with limited(tree) as group:
-        directory = group._seats["cpu"].directory
+        directory = group._hierarchies["cpu"].directory
         control.write(f"{directory}/cpu.cfs_quota_us", "-1")
         control.limit_cpu(1, os.path.dirname(directory), 0.5)
         control.limit_cpu(1, directory, 2.0)
@@ -275,7 +277,7 @@ def test_reopened_group_reads_and_limits(tree: Tree) -> None:
     with limited(tree) as group:
         again = tree.open(group.paths)
         assert tree.list() == (group.paths,)
-        again.limit(Ceiling(64 * MB, 10, 1.0))
+        again.limit(GroupLimits(64 * MB, 10, 1.0))
         with running(again, *python("x = bytearray(200 << 20)")) as process:
             assert process.wait(30) == -signal.SIGKILL
         assert group.facts().oom_kills == 1
@@ -290,7 +292,7 @@ def test_place_moves_a_running_process(tree: Tree) -> None:
     with limited(tree) as group, subprocess.Popen(["sleep", "60"]) as process:
         try:
             group.place(process.pid)
-            assert all(process.pid in control.members(path) for path in group.residents)
+            assert all(process.pid in control.members(path) for path in group.member_paths)
             assert group.facts().pids_current == 1
         finally:
             process.kill()
@@ -319,11 +321,11 @@ def test_child_in_new_namespaces_enters_by_itself(tree: Tree) -> None:
             os.close(answer)
             assert os.waitpid(child, 0)[1] == 0
             assert os.read(report, 20) == b"in"
-            inside = control.members(group.residents[0])
+            inside = control.members(group.member_paths[0])
             assert len(inside) == 1
         finally:
             os.close(report)
-            for pid in control.members(group.residents[0]):
+            for pid in control.members(group.member_paths[0]):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -380,17 +382,17 @@ def test_who_finds_the_directories_gone_makes_them_anew(tree: Tree) -> None:
     other = Tree(MACHINE, tree._name.removeprefix("hutch-"))
     assert other.close()
     group = tree.make()
-    assert all(map(os.path.isdir, group.residents))
+    assert all(map(os.path.isdir, group.member_paths))
     group.remove()
 
 
 @needs_groups
 def test_half_made_group_of_a_crash_is_listed_and_removed(tree: Tree) -> None:
     group = tree.make()
-    if len(group.residents) == 1:
+    if len(group.member_paths) == 1:
         group.remove()
         pytest.skip("one hierarchy holds every controller here: no group is made by halves")
-    os.rmdir(group.residents[-1])
+    os.rmdir(group.member_paths[-1])
     (paths,) = tree.list()
     tree.open(paths).remove()
     assert tree.list() == ()
@@ -407,9 +409,9 @@ def test_record_cannot_lead_to_foreign_groups(tree: Tree, path: str) -> None:
 @pytest.mark.skipif(not os.access("/sys/fs/cgroup/unified/cgroup.procs", os.W_OK), reason="needs a hybrid machine")
 def test_real_v2_group_without_controllers_freezes() -> None:
     """The v2 code on a real v2 hierarchy: SIGKILL reaches a frozen process there."""
-    seat = MACHINE.seat("freezer")
-    assert seat is not None and seat.version == 2
-    machine = Machine("v2", False, False, False, True, "", (("freezer", seat),))
+    hierarchy = MACHINE.hierarchy("freezer")
+    assert hierarchy is not None and hierarchy.version == 2
+    machine = Machine("v2", False, False, False, True, "", (("freezer", hierarchy),))
     tree = Tree(machine, f"test-v2-{os.getpid()}")
     group = tree.make()
     process = subprocess.Popen(["sleep", "60"])
@@ -437,7 +439,7 @@ def test_threads_that_look_at_once_find_the_same() -> None:
 
 
 def test_ordinary_user_gets_no_groups_and_the_remedy() -> None:
-    """Lesson 34, seen from an account without rights on the machine's real groups."""
+    """An account without rights on the machine's real groups is told what would help (lesson 34)."""
     if os.getuid() != 0:
         pytest.skip("needs root to become an ordinary user")
     code = "from hutch.linux.cgroups import detect; m = detect(); print(m.mode, m.memory, m.reason)"

@@ -21,8 +21,8 @@ def age(path: Path) -> None:
     os.utime(path, (long_ago, long_ago))
 
 
-def beginning_at(block: int, directory: Path) -> identity.Slots:
-    slots = identity.Slots(str(directory))
+def beginning_at(block: int, directory: Path) -> identity.IdRanges:
+    slots = identity.IdRanges(str(directory))
     slots._numbers = itertools.count(block)
     return slots
 

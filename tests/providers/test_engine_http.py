@@ -51,6 +51,7 @@ CHUNKED = b'5\r\n{"a":\r\n4;x=y\r\n 17}\r\n0\r\n\r\n'
         (plain("200 OK", CHUNKED, "Transfer-Encoding: chunked"), {"a": 17}),
         (plain("200 OK", b'{"a": 17}'), {"a": 17}),
         (plain("204 No Content", b""), None),
+        (plain("100 Continue", b"") + plain("200 OK", b'{"a": 17}', "Content-Length: 9"), {"a": 17}),
         (plain("200 OK", b"OK", "Content-Length: 2"), None),
     ],
 )
@@ -87,6 +88,11 @@ async def test_lines_come_one_by_one(tmp_path: Path) -> None:
         plain("200 OK", b"half", "Content-Length: 9"),
         plain("200 OK", b"ff\r\nhalf", "Transfer-Encoding: chunked"),
         plain("200 OK", b"zz\r\n", "Transfer-Encoding: chunked"),
+        plain("200 OK", b"-1\r\nhello\r\n", "Transfer-Encoding: chunked"),
+        plain("200 OK", b"1\r\nhello\r\n0\r\n\r\n", "Transfer-Encoding: chunked"),
+        plain("200 OK", b"hello", "Content-Length: -1"),
+        plain("200 OK", b"hello", "Content-Length: " + "9" * 5000),
+        b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
     ],
 )
 async def test_an_engine_that_breaks_off_cannot_be_reached(tmp_path: Path, answer: bytes) -> None:

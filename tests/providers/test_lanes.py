@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from hutch import http1
 from hutch.errors import Unsupported
 from hutch.providers.docker import engine_info, probe
 from hutch.providers.docker.endpoint import Endpoint, parse
 from hutch.providers.docker.engine_api import Engine
-from hutch.providers.docker.engine_http import read_head
 from hutch.providers.docker.helper_containers import BASE
 from hutch.providers.docker.settings import LaneChoice, Settings
 from hutch.providers.guest_bundle.pack import HOME, guest_bundle
@@ -38,7 +38,7 @@ async def engine_exec(engine: Engine, container: str, argv: list[str], user: str
     writer.write(
         engine.http.head("POST", f"/exec/{exec_id}/start", None, len(body), {"Content-Type": "application/json"}) + body
     )
-    assert (await read_head(reader)).status in (101, 200)
+    assert http1.parse_head(await reader.readuntil(b"\r\n\r\n")).status in (101, 200)
     raw, text = await reader.read(), b""
     writer.close()
     while raw:

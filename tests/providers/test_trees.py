@@ -37,10 +37,10 @@ async def test_a_parent_that_waits_for_a_stopped_child_holds_nobody_up(tmp_path:
         async with asyncio.timeout(20):
             while not any(state_of(each.pid) == "D" for each in process_trees.below([above.pid])):
                 await asyncio.sleep(0.01)
-        await process_trees.halt(root)
+        await process_trees.stop(root)
         states = sorted(state_of(each.pid) for each in process_trees.below([above.pid]))
         assert states == ["D", "T"]
-        process_trees.go_on(root)
+        process_trees.resume(root)
         fifo.open("rb").close()
         assert above.wait(20) == 0
     finally:

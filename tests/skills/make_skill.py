@@ -19,8 +19,7 @@ def manifest(name: str = "demo", more: str = "") -> str:
 
 
 def skill(top: Path, name: str = "demo", more: str = "", **files: str) -> Path:
-    """Create a directory with a SKILL.md. `__` in a file's name means `/`; content that begins with #! is
-    executable."""
+    """Create a directory with a SKILL.md. `__` in a file's name means `/`; content that begins with #! is run."""
     place = top / name
     place.mkdir(parents=True, exist_ok=True)
     (place / "SKILL.md").write_text(manifest(name, more))

@@ -10,7 +10,7 @@ from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
 from hutch.front import Hutch
 from hutch.keeper.embedded import Hutch as EmbeddedHutch
 from hutch.keeper.owner_view import OwnerView
-from hutch.keeper.skills.builds import fetched
+from hutch.keeper.skills.builds import fetch_commit
 from hutch.skills import git, sources
 from hutch.skills.sources import Git
 from hutch.skills.store import SkillStore
@@ -130,7 +130,7 @@ async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
             await box.files.copy_in(repository.top, "/workspace/source")
             live = await hutch._keeper.live(box.id)
             env = git.environment(("file",))
-            source = await fetched(live, "/workspace/source", "main", "demo", env)
+            source = await fetch_commit(live, "/workspace/source", "main", "demo", env)
             skills = OwnerView(hutch._keeper, "me").skills
             installed = await skills.install(source)
             assert (installed.name, commit[:12] in installed.origin) == ("demo", True)
@@ -139,7 +139,7 @@ async def test_in_a_box(repository: Repository, tmp_path: Path) -> None:
         repository.commit()
         async with hutch.box() as box:
             await box.files.copy_in(repository.top, "/workspace/source")
-            source = await fetched(await hutch._keeper.live(box.id), "/workspace/source", "main", "demo", env)
+            source = await fetch_commit(await hutch._keeper.live(box.id), "/workspace/source", "main", "demo", env)
             with pytest.raises(Refused, match="symbolic link"):
                 await skills.install(source)
 

@@ -127,14 +127,12 @@ class Guest:
 
     def _accept(self, _events: int) -> None:
         fd = self._listener
-        # The socket object is made this late because it touches a dozen pages of memory, and most boxes never see a
-        # second keeper.
+        # The socket object is made only now: it touches a dozen pages, and most boxes never see a second keeper.
         listener = socket.socket(fileno=fd)
         try:
             sock, _ = listener.accept()
         except OSError:
-            # The peer is gone again, or no descriptor is free; in that case epoll would report the listener again at
-            # once.
+            # The peer is gone again, or no descriptor is free; then epoll would report the listener again at once.
             self.loop.unwatch(fd)
             self.loop.call_later(ACCEPT_RETRY_SECONDS, lambda: self.loop.watch(fd, READ, self._accept))
             return
@@ -183,8 +181,7 @@ class Guest:
             self._end()
 
     def clock(self, channel: Channel, fields: Fields) -> None:
-        """Set the timers from the keeper's values, so that they hold without it; ttl counts from now, and 0 means
-        never."""
+        """Set the timers from the keeper's values, so that they hold without it; ttl counts from now, 0 means never."""
         grace, ttl = fields.get("orphan_grace"), fields.get("ttl")
         if grace is not None:
             self.options.orphan_grace = float(grace)
@@ -225,8 +222,7 @@ class Guest:
         channel.reply({"space": space, "tasks": tasks, "started": started})
 
     def usage(self, channel: Channel, _fields: Fields) -> None:
-        """Report the CPU seconds of all commands: of those that ended, and of running ones if /proc shows this box
-        only."""
+        """Report the CPU seconds of all commands; running ones are included if /proc shows this box only."""
         ended = os.times()
         live = processes() if self.context.is_init else []
         tick = os.sysconf("SC_CLK_TCK")

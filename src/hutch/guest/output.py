@@ -27,8 +27,7 @@ class Spill:
     """
 
     def __init__(self, directory: int | None, limit: int = SPILL_LIMIT, owner: str = "guest") -> None:
-        """`directory` may be an O_PATH descriptor. The names of this guest's files, and of no other's, begin with
-        `owner`."""
+        """`directory` may be an O_PATH descriptor. `owner` is the prefix of this guest's files, and of no other's."""
         self._directory = directory
         self._prefix = f"{owner}."
         self._used_by_others = 0

@@ -100,8 +100,7 @@ class Strays:
         self._is_deputy = is_secondary and owner(1) not in (None, os.getuid())
 
     def kill_all(self, running: Collection[int], reap: Callable[[], None]) -> int:
-        """Kill every stray, wait until all are gone, and return their number. `running` holds the sessions of running
-        jobs."""
+        """Kill every stray, wait until all are gone, and return their number. `running`: sessions of running jobs."""
 
         def without_job(table: list[Process]) -> list[Process]:
             return _unrelated(table, lambda process: process.session in running)
@@ -144,8 +143,7 @@ class Strays:
         if not selected:
             return set()
         if self._is_init and len(selected) == len(table):
-            # If every process is selected, one kill(-1) reaches all of them under the lock that fork needs, so none
-            # escapes.
+            # If every process is selected, kill(-1) reaches all under the lock that fork needs, so none escapes.
             reached = {process.pid for process in selected if _signal(process.pid, 0)}
             with suppress(OSError):
                 os.kill(-1, signal.SIGKILL)
@@ -154,7 +152,7 @@ class Strays:
         return {process.pid for process in select(self._table()) if _signal(process.pid, signal.SIGKILL)}
 
     def _stop(self, select: Selection) -> None:
-        """Stop processes until no new one appears: a fork that meets a pending signal is undone, so none can be
+        """Stop processes until no new one appears: a fork that meets a pending signal is undone, so none is
         replaced."""
         seen: set[int] = set()
         for _ in range(_MAX_ROUNDS):

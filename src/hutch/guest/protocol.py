@@ -36,8 +36,7 @@ CREDIT_SIZE = struct.Struct("<I")
 MAX_PAYLOAD = 1 << 20
 """Largest raw payload of one frame."""
 MAX_CONTROL = 16 << 20
-"""Largest JSON payload. A command line of 10 MB must fit, because the kernel's E2BIG should refuse it, not the
-protocol."""
+"""Largest JSON payload. A command line of 10 MB must fit, because the kernel's E2BIG should refuse it."""
 WINDOW = 4 << 20
 """Bytes that may be in flight on a channel before the reader grants more."""
 FRAME_COST = 64

@@ -43,8 +43,7 @@ class OomScore:
     def __init__(self, fd: int | None) -> None:
         """`fd` is the guest's own oom_score_adj, open for reading and writing; None leaves every score as it is."""
         self._fd = fd
-        # It is not always 0: a service manager may have raised it, and an unprivileged process cannot go below that
-        # again.
+        # It is not always 0: a service manager may have raised it, and an unprivileged process cannot lower it again.
         self._own = os.pread(fd, 16, 0).strip() if fd is not None else b""
 
     def raise_for_child(self) -> None:
@@ -178,8 +177,7 @@ def resize_terminal(master: int, rows: int, cols: int) -> None:
 
 
 def terminal_actions(slave: int) -> list[tuple[int, ...] | tuple[int, int, str, int, int]]:
-    """File actions that posix_spawn runs after setsid: a session leader that opens a terminal controls it,
-    tty_ioctl(4)."""
+    """File actions for posix_spawn after setsid: a session leader that opens a terminal controls it, tty_ioctl(4)."""
     return [
         (os.POSIX_SPAWN_OPEN, 0, os.ttyname(slave), os.O_RDWR, 0),
         (os.POSIX_SPAWN_DUP2, 0, 1),

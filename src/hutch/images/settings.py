@@ -43,8 +43,7 @@ class ImageSettings(Record, frozen=True, kw_only=True):
     """Every setting of images, with its default."""
 
     pull: str = ""
-    """missing, always or never; empty means `missing` for `hutch run`, `shell` and `box create`, and `never`
-    otherwise."""
+    """missing, always or never; empty means `missing` for `hutch run`, `shell` and `box create`, else `never`."""
     default_registry: str = "docker.io"
     """The registry of a name that gives none."""
     concurrency: int = 4

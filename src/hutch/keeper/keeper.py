@@ -27,7 +27,7 @@ from hutch.keeper.capacity import Capacity, Inventory
 from hutch.keeper.engines import Engines
 from hutch.keeper.receipts import losses
 from hutch.keeper.receipts.receipts import Receipts
-from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
+from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.skills.skills import Skills
 from hutch.keeper.store.open_store import open_key
 from hutch.keeper.store.store import Store
@@ -105,19 +105,19 @@ class Keeper:
         inventory = Inventory(store, self._live)
         self.volumes = Volumes(store, config.state_dir / "volumes", inventory)
         self.skills = Skills(config.state_dir / "skills", self.states)
-        self.skill_boxes = SkillBoxes(
+        self.skill_mounts = SkillMounts(
             self.skills, store, self.states, self.engines, self._live, inventory, self.create,
             lambda live, reason: self.teardown.destroy(live, reason),
         )  # fmt: skip
         self.sessions = Sessions(self, store)
         self.capacity = Capacity(config, inventory, visiting=visiting)
         self._creator = Creator(
-            self.id, config, self.states, self.engines, self.volumes, self.skill_boxes, self.capacity, self._live,
+            self.id, config, self.states, self.engines, self.volumes, self.skill_mounts, self.capacity, self._live,
             self.liveness,
         )  # fmt: skip
         self.pool = Pool(config.pool, self._make_for_pool)
         self.teardown = Teardown(self.states, self.engines, self._live)
-        self.teardown.destroyed_hooks.append(self.skill_boxes.gone)
+        self.teardown.destroyed_hooks.append(self.skill_mounts.on_destroyed)
         self.teardown.on_destroyed.append(self.pool.forget)
         self.teardown.on_destroyed.append(lambda _: self.capacity.notify_freed())
         self.teardown.on_destroyed.append(_reveal_later)
@@ -298,7 +298,7 @@ class Keeper:
         if live is None:
             live = await self._creator.make(spec, self._lease(session), owner, key)
         try:
-            await self.skill_boxes.settle(live)
+            await self.skill_mounts.ensure_shown(live)
             await self._run_created_hooks(live)
         except BaseException:
             await self.teardown.destroy(live, "its created hook failed")
@@ -382,7 +382,7 @@ class Keeper:
                 await self.states.update(live.record, into=live, kind=kind, reason=reason, **fields)
             if live.record.state is State.STOPPED:
                 await self.restore(live)
-            await self.skill_boxes.arrived(live)
+            await self.skill_mounts.on_adopted(live)
             await self._run_created_hooks(live)
         return live
 
@@ -447,7 +447,7 @@ class Keeper:
                 live.record, State.RUNNING, into=live, reason="restored", instance=live.instance.record,
                 skills_mounted=shows_skills(order),
             )  # fmt: skip
-        await self.skill_boxes.settle(live)
+        await self.skill_mounts.ensure_shown(live)
         self._clocks.start()
 
     # --- ending ---------------------------------------------------------------------------------------------

@@ -42,12 +42,12 @@ class OwnerView:
 
     @property
     def skills(self) -> OwnerSkills:
-        return OwnerSkills(self._keeper.skills, self._keeper.skill_boxes, self.owner)
+        return OwnerSkills(self._keeper.skills, self._keeper.skill_mounts, self.owner)
 
     @property
     def local_skills(self) -> LocalSkills:
         """The skills with installation from paths of this machine, which no server may offer its callers."""
-        return LocalSkills(self._keeper.skills, self._keeper.skill_boxes, self.owner)
+        return LocalSkills(self._keeper.skills, self._keeper.skill_mounts, self.owner)
 
 
 class OwnerVolumes:

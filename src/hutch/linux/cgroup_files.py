@@ -1,6 +1,6 @@
-"""How a controller is set and read: the files of cgroup v1 and v2, their order and their traps.
+"""Reads and writes the control files of cgroup v1 and v2.
 
-Every function takes the directory of one group. Kernel refusals come out as OSError with the file's path.
+Every function takes the directory of one group. A kernel refusal is raised as OSError with the file's path.
 Standard library only: the spawner imports this.
 """
 
@@ -11,7 +11,7 @@ import time
 _WRITE = os.O_WRONLY | os.O_CLOEXEC
 PERIOD_US = 100_000
 MIN_QUOTA_US = 1_000  # the kernel refuses less
-PIDS_HEADROOM = 8  # the guest and what it needs to report that the limit was met
+PIDS_HEADROOM = 8  # for the guest, and for what it needs to report that the limit was met
 SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
 SOCKETS_SHARE = 8
 LEAST_FOR_SOCKETS = 8 << 20
@@ -19,7 +19,7 @@ LEAST_FOR_SOCKETS = 8 << 20
 # fact: (file, key in it); "" means that the whole file is the number
 FACT_FILES: dict[int, dict[str, tuple[str, bytes]]] = {
     1: {
-        # memory.failcnt stays 0 when the OOM killer acts; only this counter tells (Linux >= 4.13)
+        # memory.failcnt stays 0 when the OOM killer acts; only this counter shows it (Linux >= 4.13).
         "oom_kills": ("memory.oom_control", b"oom_kill "),
         "pids_hits": ("pids.events", b"max "),
         "throttled": ("cpu.stat", b"nr_throttled "),
@@ -73,14 +73,14 @@ def number(content: bytes, key: bytes) -> int | None:
 
 
 def members(directory: str) -> set[int]:
-    """Processes of the group that we can name; 0 stands for one outside our pid namespace."""
+    """The pids of the group. The kernel lists a process outside our pid namespace as 0, which is left out."""
     return {int(pid) for pid in read(f"{directory}/cgroup.procs").split()} - {0}
 
 
 def limit_memory(version: int, directory: str, size: int) -> None:
     """Set memory without swap. Lowering it below what is in use raises EBUSY and changes nothing that matters."""
     if version == 2:
-        # The kernel would accept the lower limit and kill until it fits; v1 refuses, and so do we.
+        # The v2 kernel would accept the lower limit and kill until it fits. v1 refuses, and so do we.
         if int(read(f"{directory}/memory.current")) > size:
             raise OSError(errno.EBUSY, "more memory is in use than the new limit", f"{directory}/memory.max")
         write(f"{directory}/memory.max", str(size))
@@ -92,7 +92,7 @@ def limit_memory(version: int, directory: str, size: int) -> None:
     if not os.path.exists(with_swap):
         write(memory, str(size))
         return
-    # memory + swap may never be the smaller one, so that lowering starts with memory and raising ends with it.
+    # The limit of memory + swap may never be below that of memory: lowering starts with memory, raising ends with it.
     try:
         write(memory, str(size))
     except OSError as error:
@@ -105,8 +105,10 @@ def limit_memory(version: int, directory: str, size: int) -> None:
 
 
 def _limit_sockets(directory: str, size: int) -> None:
-    """v1 counts what lies in buffers of TCP and UDP apart from all other memory, and only if it has a limit (v2 counts
-    them together). Despite its name the file is for both: whatever a protocol accounts for goes there."""
+    """Limit the socket buffers, which v1 counts apart from other memory, and only if they have a limit.
+
+    Despite its name the file covers TCP and UDP. cgroup v2 counts socket buffers as memory.
+    """
     if os.path.exists(f"{directory}/{SOCKETS_FILE}"):
         write(f"{directory}/{SOCKETS_FILE}", str(size))
 
@@ -126,12 +128,12 @@ def limit_cpu(version: int, directory: str, cpus: float) -> None:
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        # v1 refuses a share above an ancestor's, which holds anyway (Hutch in a container of half a CPU).
+        # v1 refuses a quota above an ancestor's, which holds anyway (Hutch in a container of half a CPU).
         write(f"{directory}/cpu.cfs_quota_us", str(_ancestors_quota(directory)))
 
 
 def _ancestors_quota(directory: str) -> int:
-    """The tightest quota above `directory`, in our period; -1 if there is none."""
+    """The tightest quota of a group above `directory`, in our period; -1 if there is none."""
     tightest = -1
     above = os.path.dirname(directory)
     while os.path.exists(f"{above}/cpu.cfs_quota_us"):
@@ -144,7 +146,7 @@ def _ancestors_quota(directory: str) -> int:
 
 
 def order_freeze(version: int, directory: str) -> None:
-    """Ask for it; processes that join a frozen group freeze too, so the order may come before they do."""
+    """Ask for the freeze. Processes that join a frozen group freeze too, so they may be moved in afterwards."""
     _freezer(version, directory, frozen=True)
 
 
@@ -160,14 +162,14 @@ def _freezer(version: int, directory: str, *, frozen: bool) -> None:
 
 
 def is_frozen(version: int, directory: str) -> bool:
-    """Whether everyone stands still (v1 settles laggards only when the file is read)."""
+    """Whether every process is frozen. Reading the file is what makes v1 look for those that were late."""
     if version == 2:
         return number(read(f"{directory}/cgroup.events"), b"frozen ") == 1
     return read(f"{directory}/freezer.state").strip() == b"FROZEN"
 
 
 def remove(directory: str, deadline: float) -> None:
-    """rmdir, waiting until `deadline` (monotonic) for processes that the kernel has not let go of yet."""
+    """Remove the group, waiting until `deadline` (monotonic) for processes that the kernel has not released yet."""
     pause = 0.0005
     while True:
         try:

@@ -1,11 +1,11 @@
-"""The control groups of a keeper's boxes: made, limited, entered, read, frozen and removed.
+"""The control groups of a keeper's boxes.
 
-A keeper has one `Tree`, a directory `hutch-<keeper>` below our own group in each hierarchy in use; each box has a
-`Group` below it, `hutch-<number>`. The number means nothing: a group is made before anyone knows which box will use it,
-and the box's record keeps its `paths`, from which any later keeper opens it again, wherever that one was started.
+A keeper has one `Tree`, a directory `hutch-<keeper>` below our own group in each hierarchy in use. Each box has a
+`Group` below it, `hutch-<number>`. The number is arbitrary, because a group is made before it is known which box will
+use it. The box's record keeps the group's `paths`, from which any later keeper opens it again.
 
-A group serves one box and is then removed. Handing it on would save a mkdir and an rmdir (0.13 ms, off the path of a
-creation when groups are made ahead), but the previous box's page cache stays charged, and emptying it costs 0.8 ms.
+A group serves one box and is then removed. Reusing it would save a mkdir and an rmdir (0.13 ms, and not during a
+creation), but the previous box's page cache would stay charged to it, and emptying that costs 0.8 ms.
 
 Standard library only: the spawner makes groups, the provider opens them.
 """
@@ -21,16 +21,16 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from hutch.linux import cgroup_files as control
-from hutch.linux.cgroup_detect import CONTROLLERS, SELF_LEAF, Machine, Seat, detect, strangers
+from hutch.linux.cgroup_detect import CONTROLLERS, SELF_LEAF, Hierarchy, Machine, detect, foreign_processes
 
-__all__ = ["Ceiling", "Facts", "Group", "Machine", "Tree", "detect"]
+__all__ = ["Facts", "Group", "GroupLimits", "Machine", "Tree", "detect"]
 
 _NUMBERED = re.compile(r"hutch-(\d+)\Z")
 _KEEPER = re.compile(r"[a-z0-9][a-z0-9-]{0,60}\Z")
 
 
-class Ceiling(NamedTuple):
-    """The limits of one box. `memory_bytes` includes the box's tmpfs sizes: their pages are charged like any other."""
+class GroupLimits(NamedTuple):
+    """The limits of one box's group. `memory_bytes` includes the box's tmpfs sizes, whose pages are charged to it."""
 
     memory_bytes: int
     pids: int
@@ -38,7 +38,7 @@ class Ceiling(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What the kernel counted since the group was made; None where it cannot say."""
+    """Counters of the kernel since the group was made; None where the kernel has no such counter."""
 
     oom_kills: int | None = None
     pids_hits: int | None = None
@@ -51,54 +51,54 @@ class Facts(NamedTuple):
 class Group:
     """One box's group in each hierarchy in use. Descriptors are opened when first needed and kept until `close`.
 
-    `paths` is what a record keeps: the `residents`, which exist from the beginning, and, where the freezer is a
-    hierarchy of its own, its directory, which exists only once the box was frozen.
+    A record keeps `paths`: the `member_paths`, which hold the box's processes from the beginning, and, where the
+    freezer is a separate hierarchy, its directory, which exists only once the box was frozen.
     """
 
-    __slots__ = ("_counters", "_directory", "_freezer", "_seats", "paths", "residents")
+    __slots__ = ("_counters", "_directory", "_freezer", "_hierarchies", "member_paths", "paths")
 
-    def __init__(self, seats: dict[str, Seat], freezer: Seat | None) -> None:
-        self._seats = seats
+    def __init__(self, hierarchies: dict[str, Hierarchy], freezer: Hierarchy | None) -> None:
+        self._hierarchies = hierarchies
         self._freezer = freezer
-        homes = dict.fromkeys(seat.directory for seat in seats.values())
+        homes = dict.fromkeys(hierarchy.directory for hierarchy in hierarchies.values())
         frozen_in = (freezer.directory,) if freezer else ()
-        self.residents: tuple[str, ...] = tuple(homes) or frozen_in
-        self.paths: tuple[str, ...] = tuple(dict.fromkeys((*self.residents, *frozen_in)))
+        self.member_paths: tuple[str, ...] = tuple(homes) or frozen_in
+        self.paths: tuple[str, ...] = tuple(dict.fromkeys((*self.member_paths, *frozen_in)))
         self._counters: dict[str, tuple[int, bytes]] = {}
-        """By fact: its open file, and the key of its number there."""
+        """From the name of a counter to its open file and the key of its number there."""
         self._directory: int | None = None
 
-    def limit(self, ceiling: Ceiling) -> None:
-        """Set or change every limit that this machine can hold."""
-        if seat := self._seats.get("memory"):
-            control.limit_memory(seat.version, seat.directory, ceiling.memory_bytes)
-        if seat := self._seats.get("pids"):
-            control.limit_pids(seat.directory, ceiling.pids)
-        if seat := self._seats.get("cpu"):
-            control.limit_cpu(seat.version, seat.directory, ceiling.cpus)
+    def limit(self, group_limits: GroupLimits) -> None:
+        """Set or change every limit that this machine's controllers can enforce."""
+        if hierarchy := self._hierarchies.get("memory"):
+            control.limit_memory(hierarchy.version, hierarchy.directory, group_limits.memory_bytes)
+        if hierarchy := self._hierarchies.get("pids"):
+            control.limit_pids(hierarchy.directory, group_limits.pids)
+        if hierarchy := self._hierarchies.get("cpu"):
+            control.limit_cpu(hierarchy.version, hierarchy.directory, group_limits.cpus)
 
     def enter(self) -> None:
-        """Move the calling process here in the v1 hierarchies; it must have a single thread.
+        """Move the calling process, which must have a single thread, into the group's v1 directories.
 
-        The kernel takes its global lock, and so waits about 10 ms for an RCU grace period, unless a thread moves just
+        The kernel takes a global lock, and so waits about 10 ms for an RCU grace period, unless a thread moves only
         itself. So a new child calls this instead of its parent calling `place` (0.16 ms against 8). It must still see
-        the host's mounts; what it forks later is born here. The v2 group is joined at birth, see `directory_fd`.
+        the host's mounts. The v2 group is joined by the clone itself (`directory_fd`).
         """
-        for path in self.entrances():
+        for path in self.tasks_files():
             control.write(path, "0")
 
-    def entrances(self) -> tuple[str, ...]:
-        """The files that `enter` writes to, for a process that has only their names."""
+    def tasks_files(self) -> tuple[str, ...]:
+        """The files that `enter` writes to, for a parent that opens them on its child's behalf."""
         unified = self._unified()
-        return tuple(f"{path}/tasks" for path in self.residents if path != unified)
+        return tuple(f"{path}/tasks" for path in self.member_paths if path != unified)
 
     def place(self, pid: int) -> None:
-        """Move another process here, with all its threads. Slow when rare: see `enter`."""
-        for path in self.residents:
+        """Move another process into the group, with all its threads. `enter` says why this is slow."""
+        for path in self.member_paths:
             control.write(f"{path}/cgroup.procs", str(pid))
 
     def directory_fd(self) -> int | None:
-        """The v2 directory for clone3(CLONE_INTO_CGROUP), which costs nothing; None without v2. Kept by the group."""
+        """The v2 directory for clone3(CLONE_INTO_CGROUP), or None without v2. The group keeps the descriptor."""
         unified = self._unified()
         if unified is None:
             return None
@@ -107,19 +107,19 @@ class Group:
         return self._directory
 
     def prepare(self, wanted: Iterable[str]) -> None:
-        """Open what `facts` will read: the first look at a group's files is the slow one."""
+        """Open the files that `facts` will read, because opening them is the slow part."""
         for fact in wanted:
             self._open(fact)
 
     def facts(self, wanted: Iterable[str] = Facts._fields) -> Facts:
-        """Those that are wanted; the others are None."""
+        """Read the counters in `wanted`; the others are None."""
         return Facts(**{fact: self._number(fact) for fact in wanted})
 
     def freeze(self, timeout: float = 5.0) -> None:
-        """Stop every process of the box and return when all stand still. Blocks: call it in a thread.
+        """Freeze every process of the box and return when all are frozen. This blocks: call it in a thread.
 
-        Where the freezer is a hierarchy of its own, its group is made here, so that creating a box does not pay
-        for it. On v1 SIGKILL waits for the thaw: kill, then thaw.
+        Where the freezer is a separate hierarchy, its group is made here, so that creating a box does not pay for it.
+        On v1 a SIGKILL takes effect only after the thaw: kill, then thaw.
         """
         if self._freezer is None:
             raise OSError(errno.ENOTSUP, "this machine gives us no freezer", self.paths[0])
@@ -127,7 +127,7 @@ class Group:
         deadline = time.monotonic() + timeout
         os.makedirs(directory, 0o755, exist_ok=True)
         control.order_freeze(version, directory)
-        if directory not in self.residents:
+        if directory not in self.member_paths:
             self._gather(directory)
         pause = 0.0002
         while not control.is_frozen(version, directory):
@@ -138,25 +138,25 @@ class Group:
             pause = min(pause * 2, 0.01)
 
     def thaw(self) -> None:
-        """Let everyone run again; nothing happens to a box that was never frozen."""
+        """Let every process run again. A box that was never frozen is left as it is."""
         if self._freezer is None:
             return
         with contextlib.suppress(FileNotFoundError):
             control.thaw(self._freezer.version, self._freezer.directory)
 
     def remove(self, timeout: float = 2.0) -> None:
-        """Remove the directories once the last process is gone; once removed, doing it again is no error."""
+        """Remove the directories once the last process is gone. Removing them twice is no error."""
         self.close()
         deadline = time.monotonic() + timeout
-        for path in reversed(self.paths):  # what tells `Tree.list` of this group goes last
+        for path in reversed(self.paths):  # the directory by which `Tree.list` finds this group goes last
             control.remove(path, deadline)
 
     def existing(self) -> tuple[str, ...]:
-        """`paths` without what a crash between two mkdir calls left unmade."""
-        return tuple(path for path in self.paths if path not in self.residents or os.path.isdir(path))
+        """`paths` without those that were never made because of a crash between two mkdir calls."""
+        return tuple(path for path in self.paths if path not in self.member_paths or os.path.isdir(path))
 
     def close(self) -> None:
-        """Give back the descriptors; the group stays, and reading it opens them again."""
+        """Close the descriptors. The group stays, and reading it opens them again."""
         while self._counters:
             os.close(self._counters.popitem()[1][0])
         if self._directory is not None:
@@ -164,19 +164,26 @@ class Group:
             self._directory = None
 
     def _unified(self) -> str | None:
-        seats = [*self._seats.values(), *([self._freezer] if self._freezer else [])]
-        return next((seat.directory for seat in seats if seat.version == 2 and seat.directory in self.residents), None)
+        hierarchies = [*self._hierarchies.values(), *([self._freezer] if self._freezer else [])]
+        return next(
+            (
+                hierarchy.directory
+                for hierarchy in hierarchies
+                if hierarchy.version == 2 and hierarchy.directory in self.member_paths
+            ),
+            None,
+        )
 
     def _open(self, fact: str) -> tuple[int, bytes] | None:
-        """The fact's file, kept, and its key; None if this machine or this kernel has no such file."""
+        """The counter's open file and its key; None if this machine or this kernel has no such file."""
         if fact in self._counters:
             return self._counters[fact]
-        seat = self._seats.get(control.FACT_FILES[1][fact][0].partition(".")[0])
-        if seat is None:
+        hierarchy = self._hierarchies.get(control.FACT_FILES[1][fact][0].partition(".")[0])
+        if hierarchy is None:
             return None
-        file, key = control.FACT_FILES[seat.version][fact]
-        path = f"{seat.directory}/{file}"
-        # memory.peak is reset for the descriptor that was written to, so that one must be writable.
+        file, key = control.FACT_FILES[hierarchy.version][fact]
+        path = f"{hierarchy.directory}/{file}"
+        # memory.peak is reset through the descriptor that is written to, so it must be opened writable.
         modes = (os.O_RDWR, os.O_RDONLY) if fact == "memory_peak_bytes" else (os.O_RDONLY,)
         for mode in modes:
             try:
@@ -199,15 +206,15 @@ class Group:
         except OSError as error:
             if error.errno != errno.ENODEV:
                 raise
-            return None  # the group was removed under us
+            return None  # the group was removed meanwhile
         return control.number(content, counter[1])
 
     def _gather(self, directory: str) -> None:
         """Move the box's processes into the frozen group until none is left outside.
 
-        Each one freezes as it arrives and forks no more, so that this ends however fast they fork.
+        Each process freezes as it arrives and forks no more, so this ends however fast they fork.
         """
-        while waiting := control.members(self.residents[0]) - control.members(directory):
+        while waiting := control.members(self.member_paths[0]) - control.members(directory):
             moved = False
             for pid in waiting:
                 with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
@@ -218,37 +225,38 @@ class Group:
 
 
 class Tree:
-    """Where one keeper's groups live. The spawner makes groups; whoever holds a record's paths opens them."""
+    """The groups of one keeper. The spawner makes them, and the provider opens them by the paths of a record."""
 
     def __init__(self, machine: Machine, keeper: str) -> None:
         if not _KEEPER.match(keeper):
             raise ValueError(f"a keeper's name in a cgroup path must match {_KEEPER.pattern}, not {keeper!r}")
-        if not machine.seats:
+        if not machine.hierarchies:
             raise OSError(errno.ENOTSUP, f"no control groups to use: {machine.reason}")
-        self._freezer = machine.seat("freezer")
-        self._seats = {name: seat for name, seat in machine.seats if name in CONTROLLERS}
+        self._freezer = machine.hierarchy("freezer")
+        self._hierarchies = {name: hierarchy for name, hierarchy in machine.hierarchies if name in CONTROLLERS}
         self._name = f"hutch-{keeper}"
-        residents = set(self._seats.values()) or ({self._freezer} if self._freezer else set())
-        for seat in residents:
-            if seat.version == 2:
-                names = {name for name, other in self._seats.items() if other == seat}
-                _delegate(seat.directory, names, machine.family)
-        self._homes = sorted(f"{seat.directory}/{self._name}" for seat in residents)
-        self._unified = next((seat for seat in residents if seat.version == 2), None)
+        member_paths = set(self._hierarchies.values()) or ({self._freezer} if self._freezer else set())
+        for hierarchy in member_paths:
+            if hierarchy.version == 2:
+                names = {name for name, other in self._hierarchies.items() if other == hierarchy}
+                _delegate(hierarchy.directory, names, machine.own_processes)
+        self._homes = sorted(f"{hierarchy.directory}/{self._name}" for hierarchy in member_paths)
+        self._unified = next((hierarchy for hierarchy in member_paths if hierarchy.version == 2), None)
         self._held: list[int] = []
-        self._settle()
-        # No name is ever used again, also by the keeper's other spawner: whoever removes a box twice, from an old
-        # record, must not meet the group of another. Nobody makes a group in every microsecond.
+        self._make_directories()
+        # No name is ever used again, not even by the keeper's other spawner: somebody who removes a box twice, from an
+        # old record, must not remove the group of another box. Numbers count microseconds, which no rate of creation
+        # overtakes.
         self._numbers = itertools.count(time.monotonic_ns() // 1000)
 
-    def _settle(self) -> None:
-        """Make the keeper's directories, and hold them."""
+    def _make_directories(self) -> None:
+        """Make the keeper's directories and lock them against `cleanup.sweep_groups`."""
         while self._held:
             os.close(self._held.pop())
         for home in self._homes:
             self._held.append(_hold(home))
         if self._unified is not None:
-            names = {name for name, other in self._seats.items() if other == self._unified}
+            names = {name for name, other in self._hierarchies.items() if other == self._unified}
             _enable(f"{self._unified.directory}/{self._name}", names)
 
     def make(self) -> Group:
@@ -257,15 +265,15 @@ class Tree:
             group = self._group(f"hutch-{number}")
             made: list[str] = []
             try:
-                for path in group.residents:
+                for path in group.member_paths:
                     os.mkdir(path, 0o755)
                     made.append(path)
             except FileExistsError:
-                _rmdir(made)  # another process of this keeper was faster
+                _rmdir(made)  # another process of this keeper took the number first
                 continue
             except FileNotFoundError:
                 _rmdir(made)
-                self._settle()  # another process of this keeper has closed while no group was there
+                self._make_directories()  # another process of this keeper closed its tree while no group existed
                 continue
             except OSError:
                 _rmdir(made)
@@ -274,16 +282,21 @@ class Tree:
         raise AssertionError("numbers do not end")
 
     def open(self, paths: Iterable[str]) -> Group:
-        """The group that a record names. FileNotFoundError if it is gone, as after the machine's restart."""
-        seats: dict[str, Seat] = {}
-        freezer: Seat | None = None
+        """Open the group that a record names.
+
+        Raises:
+            FileNotFoundError: the group is gone, as after a restart of the machine.
+            ValueError: a path does not belong to a box.
+        """
+        hierarchies: dict[str, Hierarchy] = {}
+        freezer: Hierarchy | None = None
         missing: list[str] = []
         paths = tuple(paths)
         if not paths:
             raise ValueError("a box without a group has nothing to open")
         for path in paths:
             home, name = os.path.split(path)
-            # A forged or damaged record must not lead us to groups of others.
+            # A forged or damaged record must not lead us to a group that is not a box's.
             if not _NUMBERED.match(name) or not os.path.basename(home).startswith("hutch-"):
                 raise ValueError(f"{path!r} is not the group of a box")
             if not os.path.isdir(path):
@@ -292,28 +305,28 @@ class Tree:
             version = 2 if os.path.exists(f"{path}/cgroup.controllers") else 1
             for controller, mark in control.MARKS[version].items():
                 if os.path.exists(f"{path}/{mark}"):
-                    seats[controller] = Seat(version, path)
+                    hierarchies[controller] = Hierarchy(version, path)
             if version == 2 or os.path.exists(f"{path}/freezer.state"):
-                freezer = Seat(version, path)
-        if missing == [paths[-1]] and seats and freezer is None and self._freezer:
-            freezer = Seat(self._freezer.version, paths[-1])  # never frozen so far
+                freezer = Hierarchy(version, path)
+        if missing == [paths[-1]] and hierarchies and freezer is None and self._freezer:
+            freezer = Hierarchy(self._freezer.version, paths[-1])  # the box was never frozen
         elif missing:
             raise FileNotFoundError(errno.ENOENT, "the group is gone", missing[0])
-        return Group(seats, freezer)
+        return Group(hierarchies, freezer)
 
     def made(self, paths: Iterable[str]) -> Group:
-        """The same for a group that `make` has just made: it is there, with all that this machine can count."""
+        """Open a group that `make` has just made, without looking at which files it has."""
         return self._group(os.path.basename(next(iter(paths))))
 
     def list(self) -> tuple[tuple[str, ...], ...]:
-        """The paths of every group here, each fit for `open`: what no record names is left over from a crash."""
+        """The paths of every group of this keeper, each fit for `open`. One that no record names is left by a crash."""
         names = sorted(self._numbered(), key=lambda name: int(name.partition("-")[2]))
         return tuple(self._group(name).existing() for name in names)
 
     def close(self) -> bool:
-        """Remove the keeper's own directories unless boxes still live there; whether they are gone.
+        """Remove the keeper's own directories unless boxes still live there, and return whether they are gone.
 
-        Another `Tree` of the keeper that needs them makes them anew: whoever closes last may have been killed.
+        Another `Tree` of the same keeper makes them again when it needs them.
         """
         homes = list(self._homes)
         if self._freezer:
@@ -325,18 +338,19 @@ class Tree:
 
     def _group(self, name: str) -> Group:
         below = f"{self._name}/{name}"
-        seats = {
-            controller: Seat(seat.version, f"{seat.directory}/{below}") for controller, seat in self._seats.items()
+        hierarchies = {
+            controller: Hierarchy(hierarchy.version, f"{hierarchy.directory}/{below}")
+            for controller, hierarchy in self._hierarchies.items()
         }
-        freezer = self._freezer and Seat(self._freezer.version, f"{self._freezer.directory}/{below}")
-        return Group(seats, freezer)
+        freezer = self._freezer and Hierarchy(self._freezer.version, f"{self._freezer.directory}/{below}")
+        return Group(hierarchies, freezer)
 
     def _numbered(self) -> set[str]:
         return {name for home in self._homes for name in os.listdir(home) if _NUMBERED.match(name)}
 
 
 def _hold(home: str) -> int:
-    """Make the directory and hold a shared lock on it as long as we live: `group_sweep` spares what somebody holds."""
+    """Make the directory and hold a shared lock on it, so that `cleanup.sweep_groups` spares it while we live."""
     while True:
         os.makedirs(home, 0o755, exist_ok=True)
         try:
@@ -346,11 +360,11 @@ def _hold(home: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if os.path.exists(home):
             return fd
-        os.close(fd)  # swept away between the two calls
+        os.close(fd)  # it was swept away between the two calls
 
 
-def _delegate(directory: str, controllers: set[str], family: frozenset[int]) -> None:
-    """Hand the v2 controllers of our own group down, moving ourselves into a leaf if the kernel insists.
+def _delegate(directory: str, controllers: set[str], own_processes: frozenset[int]) -> None:
+    """Enable the v2 controllers below our own group, moving our processes into a leaf if the kernel insists.
 
     Only the top group may hold processes beside groups with controllers (cgroups(7), "no internal processes").
     """
@@ -358,11 +372,11 @@ def _delegate(directory: str, controllers: set[str], family: frozenset[int]) -> 
         _enable(directory, controllers)
         return
     except OSError as error:
-        if error.errno != errno.EBUSY or strangers(directory, family):
+        if error.errno != errno.EBUSY or foreign_processes(directory, own_processes):
             raise
     leaf = f"{directory}/{SELF_LEAF}"
     os.makedirs(leaf, 0o755, exist_ok=True)
-    while pids := control.members(directory):  # again, for what was forked meanwhile by one that was not moved yet
+    while pids := control.members(directory):  # repeated for what was forked by a process that was not moved yet
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
                 control.write(f"{leaf}/cgroup.procs", str(pid))

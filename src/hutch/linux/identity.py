@@ -1,7 +1,7 @@
-"""Who a box's processes are: ranges of host ids, the maps of its user namespace, and giving up every privilege.
+"""User and group ids of boxes: ranges of host ids, the maps of user namespaces, and dropping privileges.
 
-As root each box has 65,536 host ids that no other box on the machine has; otherwise the box's ordinary user is the one
-who runs Hutch, and there is no second id. Standard library only: this runs in the spawner and in its children.
+As root, each box has 65,536 host ids that no other box on the machine has. Otherwise the box's ordinary user is the
+user who runs Hutch, and there is no second id. Standard library only: this runs in the spawner and in its children.
 """
 
 import contextlib
@@ -14,24 +14,24 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from hutch.linux import kernel, processes
-from hutch.linux.kernel import NR, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Call, raw_syscall, refused, setting_capabilities
+from hutch.linux.kernel import NR, PR_CAPBSET_DROP, PR_SET_DUMPABLE, Call, capset_call, last_error, raw_syscall
 
 USER = 1000
-"""The box's ordinary user, inside."""
+"""The id of the box's ordinary user inside the box."""
 RANGE = 65536
 FIRST = 0x10000000
-"""Where the ranges begin: above what distributions hand out in /etc/subuid, below what a signed number can hold."""
+"""The ranges begin above what distributions hand out in /etc/subuid, and end below the largest signed number."""
 BLOCK = 64
-"""Ranges that a spawner claims at once."""
+"""Number of ranges that a spawner claims at once."""
 BLOCKS = (0x7FFF0000 - FIRST) // RANGE // BLOCK
 SLOTS = BLOCKS * BLOCK
 SLOT_DIRECTORY = "/run/hutch/ids"
-"""One for the machine, whatever the state directory: two keepers must never share a range."""
+"""There is one for the machine, whatever the state directory, because two keepers must never share a range."""
 
 CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID = 0, 1, 3, 4, 5, 6, 7
 CAP_NET_ADMIN, CAP_SYS_PTRACE, CAP_SYS_ADMIN = 12, 19, 21
 ROOT_KEEPS = frozenset({CAP_CHOWN, CAP_DAC_OVERRIDE, CAP_FOWNER, CAP_FSETID, CAP_KILL, CAP_SETGID, CAP_SETUID})
-"""What the box's own root may do, in the box's namespaces only."""
+"""Capabilities of the box's own root, which hold in the box's namespaces only."""
 
 _YOUNG = 10.0
 _SETRESUID, _CAPSET = NR.get("setresuid", -1), NR.get("capset", -1)
@@ -43,16 +43,16 @@ def last_capability() -> int:
 
 
 def can_map_ranges() -> bool:
-    """Whether this process may give boxes id ranges: privileged, and the ranges are mapped where it runs itself."""
+    """Whether this process may give id ranges to boxes: it is privileged, and its own namespace maps the ranges."""
     if os.geteuid() != 0 or not holds(CAP_SETUID, CAP_SETGID, CAP_SYS_ADMIN, CAP_CHOWN):
         return False
     return _covers("/proc/self/uid_map") and _covers("/proc/self/gid_map")
 
 
-def can_let_boxes_own_themselves() -> bool:
-    """Whether this process has by capability what it would otherwise have as the owner of a box's user namespace.
+def can_control_foreign_namespaces() -> bool:
+    """Whether this process can handle a box whose user namespace belongs to another user.
 
-    Root of a container may have few of them. Its boxes then belong to root, and are charged to root's accounts.
+    Root of a container may lack capabilities for that. Its boxes then belong to root, and are charged to root.
     """
     return holds(CAP_SYS_ADMIN, CAP_SYS_PTRACE, CAP_NET_ADMIN, CAP_KILL, CAP_DAC_OVERRIDE, CAP_FOWNER)
 
@@ -64,20 +64,20 @@ def holds(*capabilities: int) -> bool:
 
 
 def held_capabilities() -> int:
-    """Those that this process has in effect, as a mask."""
+    """The effective capabilities of this process, as a mask."""
     with open("/proc/self/status") as file:
         return next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
 
 
 def _covers(path: str) -> bool:
-    """Whether one line of the map holds every range; in a container's own user namespace it may not."""
+    """Whether one line of the map covers every range. In a container's own user namespace it may not."""
     with open(path) as file:
         lines = [tuple(map(int, line.split())) for line in file]
     return any(first <= FIRST and first + length >= FIRST + SLOTS * RANGE for first, _, length in lines)
 
 
 class Maps(NamedTuple):
-    """What is written to /proc/<pid>/{uid,gid}_map of a new box."""
+    """The content of /proc/<pid>/{uid,gid}_map of a new box."""
 
     uid: str
     gid: str
@@ -85,7 +85,7 @@ class Maps(NamedTuple):
 
     def write(self, pid: int) -> None:
         if self.forbid_setgroups:
-            # Without CAP_SETGID outside the kernel takes a gid map only after this (user_namespaces(7)).
+            # Without CAP_SETGID outside, the kernel accepts a gid map only after this (user_namespaces(7)).
             _write(f"/proc/{pid}/setgroups", "deny")
         _write(f"/proc/{pid}/uid_map", self.uid)
         _write(f"/proc/{pid}/gid_map", self.gid)
@@ -97,15 +97,15 @@ def range_maps(slot: int) -> Maps:
 
 
 def single_maps(inside: int = USER) -> Maps:
-    """Inside, the caller is the ordinary user, never root: then every execve drops all capabilities by itself."""
+    """Map the caller to the box's ordinary user. It is never root inside, so every execve drops all capabilities."""
     return Maps(f"{inside} {os.geteuid()} 1", f"{inside} {os.getegid()} 1", forbid_setgroups=True)
 
 
 @contextlib.contextmanager
 def owner_namespace(facts: os.stat_result, slot: int) -> Iterator[int]:
-    """A user namespace in which the owner of a file of the host is the box's user: for an idmapped mount of it.
+    """A user namespace for an idmapped mount, in which the owner of a host file is the box's user.
 
-    Files of that owner are then the box user's own, in both directions; everybody else's show as nobody's.
+    Files of that owner are then the box user's own, in both directions. Files of all others show as nobody's.
     """
     reader, writer = os.pipe2(os.O_CLOEXEC)
     try:
@@ -116,7 +116,7 @@ def owner_namespace(facts: os.stat_result, slot: int) -> Iterator[int]:
         raise
     if pid == 0:
         os.close(writer)
-        os.read(reader, 1)  # a namespace lives as long as somebody is in it or holds it
+        os.read(reader, 1)  # a namespace exists while a process is in it or holds a descriptor of it
         os._exit(0)
     os.close(reader)
     try:
@@ -144,11 +144,11 @@ def _write(path: str, text: str) -> None:
         os.close(fd)
 
 
-class Slots:
-    """The ranges of one spawner's boxes: claimed for it in blocks, and handed on when a box is buried.
+class IdRanges:
+    """The id ranges of one spawner's boxes, claimed in blocks and reused when a box has ended.
 
-    A file for each block names the spawner. Its boxes outlive it, so a block is free again only when its spawner is
-    gone and no process has ids of it: nothing leaks with a crash, and the kernel says what is in use.
+    A file for each block names the spawner. Boxes outlive their spawner, so a block is free again only when its spawner
+    is gone and no process has ids of it. So a crash leaks nothing, and the kernel says what is in use.
     """
 
     def __init__(self, directory: str = SLOT_DIRECTORY) -> None:
@@ -156,24 +156,24 @@ class Slots:
         os.makedirs(directory, 0o700, exist_ok=True)
         pid = os.getpid()
         self._owner = processes.Identity(pid, processes.start_time(pid) or 0, processes.boot_id())
-        # A start of its own for each spawner, so that two of them rarely meet.
+        # Each spawner starts at a random block, so that two of them rarely try the same.
         self._numbers = itertools.count(int.from_bytes(os.urandom(4)) % BLOCKS)
         self._free: dict[int, list[int]] = {}
-        """By block: the slots of it that no box has."""
+        """From a block to its slots that no box has."""
 
     def take(self) -> int:
         block = next((block for block, free in self._free.items() if free), None)
         return self._free[self._claim() if block is None else block].pop()
 
     def give_back(self, slot: int) -> None:
-        """Its box's first process has been reaped, and with it everybody in the box."""
+        """Make a slot free, once its box's first process has been reaped and with it every process of the box."""
         self._free[slot // BLOCK].append(slot)
 
     def close(self) -> None:
-        """Blocks in which boxes live on stay claimed."""
+        """Release the blocks without boxes. Blocks in which boxes still run stay claimed."""
         for block, free in self._free.items():
             if len(free) == BLOCK:
-                with contextlib.suppress(FileNotFoundError):  # whoever cleared the directory did it for us
+                with contextlib.suppress(FileNotFoundError):  # somebody has cleared the directory
                     os.unlink(self._path(block))
 
     def _claim(self) -> int:
@@ -199,16 +199,16 @@ class Slots:
         return True
 
     def _release_if_stale(self, block: int) -> bool:
-        """Under a lock: of two spawners that find the same dead owner, the second must not free the first's claim."""
+        """Remove a dead spawner's claim. A lock keeps a second spawner from removing the new claim of the first."""
         path = self._path(block)
         with open(f"{self._directory}/lock", "a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             try:
                 if time.time() - os.stat(path).st_mtime < _YOUNG:
-                    return False  # perhaps not written to yet
+                    return False  # its content may not be written yet
                 with open(path) as file:
                     owner = processes.Identity.parse(file.read())
-                if (owner is not None and owner.alive()) or _inhabited(block):
+                if (owner is not None and owner.alive()) or _in_use(block):
                     return False
                 os.unlink(path)
             except FileNotFoundError:
@@ -216,8 +216,8 @@ class Slots:
         return True
 
 
-def _inhabited(block: int) -> bool:
-    """Whether a process is in a user namespace that maps ids of the block, whoever it is there at the moment."""
+def _in_use(block: int) -> bool:
+    """Whether a process is in a user namespace that maps ids of the block, whatever its ids are at the moment."""
     first, last = base(block * BLOCK), base((block + 1) * BLOCK)
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -230,44 +230,44 @@ def _inhabited(block: int) -> bool:
 
 
 class Actor:
-    """Root that does a thing as another user, to whom it is then charged.
+    """Lets root act as another user, so that the kernel charges that user.
 
-    With the effective id the kernel takes the effective capabilities away. They are taken back: some distributions
-    refuse user namespaces to a process without CAP_SYS_ADMIN, and control groups belong to root.
+    When the effective id changes, the kernel clears the effective capabilities. They are set again, because some
+    distributions refuse user namespaces to a process without CAP_SYS_ADMIN, and control groups belong to root.
     """
 
     def __init__(self) -> None:
-        _, self._header, self._capabilities = setting_capabilities(held_capabilities())
+        _, self._header, self._capabilities = capset_call(held_capabilities())
 
     def become(self, user: int) -> None:
         _check(raw_syscall(_SETRESUID, -1, user, -1, None, None, None))
         _check(raw_syscall(_CAPSET, self._header, self._capabilities, None, None, None, None))
 
     def return_to_root(self) -> None:
-        """The capabilities come back with it."""
+        """Become root again. The kernel restores the capabilities with the id."""
         _check(raw_syscall(_SETRESUID, -1, 0, -1, None, None, None))
 
 
 def _check(answer: int) -> None:
     if answer:
-        raise refused("act as another user")
+        raise last_error("act as another user")
 
 
-def becoming_root() -> list[Call]:
-    """For a process with the ids of nobody in the box, once these are mapped."""
+def become_root_calls() -> list[Call]:
+    """The calls with which a new child becomes the box's root, once its ids are mapped."""
     # Changing ids clears the flag, and without it our own /proc files belong to nobody.
-    return [*_taking(0), ("prctl", PR_SET_DUMPABLE, 1)]
+    return [*_set_ids_calls(0), ("prctl", PR_SET_DUMPABLE, 1)]
 
 
-def dropping_bounding_set(last: int, kept: frozenset[int] = frozenset()) -> list[Call]:
+def drop_bounding_set_calls(last: int, kept: frozenset[int] = frozenset()) -> list[Call]:
     return [("prctl", PR_CAPBSET_DROP, number) for number in range(last + 1) if number not in kept]
 
 
-def becoming(user: int, *, ranged: bool, kept: frozenset[int] = frozenset()) -> list[Call]:
-    """Become this user of the box and its group, for good, with no capability but `kept`."""
+def become_user_calls(user: int, *, has_id_ranges: bool, kept: frozenset[int] = frozenset()) -> list[Call]:
+    """The calls that become this user of the box for good, with no capability but `kept`."""
     mask = sum(1 << capability for capability in kept)
-    return [*(_taking(user) if ranged else ()), setting_capabilities(mask)]
+    return [*(_set_ids_calls(user) if has_id_ranges else ()), capset_call(mask)]
 
 
-def _taking(user: int) -> list[Call]:
+def _set_ids_calls(user: int) -> list[Call]:
     return [("setgroups", 0, None), *((name, user, user, user) for name in ("setresgid", "setresuid"))]

@@ -1,4 +1,4 @@
-"""The system calls Python has no name for: mounts, namespaces, capabilities, seccomp.
+"""Wrappers of system calls that Python does not offer: mounts, namespaces, capabilities, seccomp.
 
 Every wrapper raises OSError with the name of the call, so that a message can say which step the kernel refused.
 Standard library only: this runs in the spawner and in the fork that becomes a guest.
@@ -23,12 +23,12 @@ from typing import Any
 
 from hutch.linux.syscall_numbers import NUMBERS
 
-# PyDLL keeps the interpreter's lock over a call: none of these waits long, and a clone must not happen between
-# letting go of the lock and taking it again.
+# PyDLL keeps the interpreter's lock during a call: none of these waits long, and a clone must not happen between
+# releasing the lock and taking it again.
 raw_syscall = PyDLL(None, use_errno=True).syscall
-"""For programs of calls (`programs`): it takes a number and six arguments, and answers -1 for `refused`."""
+"""Takes a number and six arguments; after an answer of -1, `last_error` has the reason."""
 raw_syscall.restype = c_long
-raw_syscall.argtypes = (c_long, *(c_void_p,) * 6)  # integers of 64 bit, bytes, structures and None alike
+raw_syscall.argtypes = (c_long, *(c_void_p,) * 6)  # takes integers of 64 bit, bytes, structures and None
 _before_fork = ctypes.pythonapi.PyOS_BeforeFork
 _after_fork_parent = ctypes.pythonapi.PyOS_AfterFork_Parent
 _after_fork_child = ctypes.pythonapi.PyOS_AfterFork_Child
@@ -89,7 +89,7 @@ PR_CAP_AMBIENT = 47
 NR: dict[str, int] = NUMBERS.get(MACHINE, {})
 
 Call = tuple[Any, ...]
-"""A system call made ready: its name and its arguments."""
+"""A prepared system call: its name and its arguments."""
 
 CString = str | bytes | None
 _NONE = (None,) * 6
@@ -103,8 +103,8 @@ def _bytes(text: CString) -> bytes | None:
     return os.fsencode(text) if text is not None else None
 
 
-def refused(what: str) -> OSError:
-    """The kernel's reason for the -1 of a raw call just made."""
+def last_error(what: str) -> OSError:
+    """The kernel's reason why the last raw call answered -1."""
     number = get_errno()
     return OSError(number, os.strerror(number), what)
 
@@ -118,12 +118,12 @@ def syscall(name: str, *args: object) -> int:
     """Make the system call `name`; integers are passed as 64 bit, bytes and ctypes objects as pointers."""
     result: int = raw_syscall(NR[name], *args, *_NONE[len(args) :])
     if result < 0:
-        raise refused(name)
+        raise last_error(name)
     return result
 
 
-def make(calls: Iterable[Call]) -> None:
-    """Make the calls, one after the other; the first that is refused is the last."""
+def run_calls(calls: Iterable[Call]) -> None:
+    """Make the calls one after the other, and stop at the first that is refused."""
     for name, *args in calls:
         syscall(name, *args)
 
@@ -166,13 +166,13 @@ def move_mount(mount_fd: int, directory: int, path: CString) -> None:
 def mount_setattr(
     directory: int, path: CString, flags: int, *, add: int = 0, remove: int = 0, propagation: int = 0, userns: int = 0
 ) -> None:
-    """Change a mount; with an empty path and AT_EMPTY_PATH the one that the descriptor `directory` stands for."""
+    """Change a mount; an empty path with AT_EMPTY_PATH means the mount of the descriptor `directory`."""
     attributes = mount_attributes(add, remove, propagation, userns)
     syscall("mount_setattr", directory, _bytes(path), flags, attributes, len(attributes))
 
 
 def openat2(directory: int, path: CString, flags: int, resolve: int, mode: int = 0) -> int:
-    """open(2) that says which ways a path may take; the descriptor is close-on-exec."""
+    """Open a path with restrictions on how it is resolved (openat2(2)). The descriptor is close-on-exec."""
     how = _OPEN_HOW.pack(flags | os.O_CLOEXEC, mode, resolve)
     try:
         return syscall("openat2", directory, _bytes(path), how, len(how))
@@ -190,7 +190,7 @@ class _CloneArguments(Structure):
 
 
 def clone(flags: int, cgroup: int | None = None) -> int:
-    """fork(2) into new namespaces, and into the v2 group of the descriptor `cgroup`: 0 in the child, its pid here.
+    """Fork into new namespaces, and into the v2 group of the descriptor `cgroup`. Returns 0 in the child, else its pid.
 
     The raw call does not refresh glibc's cached thread id, which nothing in a single-threaded Python uses. The caller
     must be single-threaded: locks of other threads would stay taken in the child for ever.
@@ -199,7 +199,7 @@ def clone(flags: int, cgroup: int | None = None) -> int:
     if cgroup is None:
         pid = int(raw_syscall(NR["clone"], flags | SIGCHLD, *_NONE[1:]))
     else:
-        # A sibling has the exit signal of its maker, and clone3 wants to hear of no other (kernel 5.9).
+        # With CLONE_PARENT the child gets its creator's exit signal, and clone3 refuses any other (kernel 5.9).
         exit_signal = 0 if flags & CLONE_PARENT else SIGCHLD
         arguments = _CloneArguments(flags=flags | CLONE_INTO_CGROUP, exit_signal=exit_signal, cgroup=cgroup)
         pid = int(raw_syscall(NR["clone3"], byref(arguments), sizeof(arguments), *_NONE[2:]))
@@ -214,7 +214,7 @@ def clone(flags: int, cgroup: int | None = None) -> int:
 
 
 class CommandLine:
-    """The words that ps and /proc/<pid>/cmdline show: a box must not read the host's paths there."""
+    """Replaces what ps and /proc/<pid>/cmdline show, because a box must not read the host's paths there."""
 
     def __init__(self) -> None:
         with open("/proc/self/stat", "rb") as file:
@@ -224,16 +224,19 @@ class CommandLine:
         self._length = end - self._start
 
     def show(self, name: str) -> None:
-        """Replace arguments and environment, and the name of the thread."""
+        """Overwrite arguments and environment, and set the name of the thread."""
         memset(self._start, 0, self._length)
-        make(self.showing(name))
+        run_calls(self.show_calls(name))
 
-    def showing(self, name: str) -> list[Call]:
-        """The same for a process whose parent has called `show`: the kernel writes the thread's name to the place."""
+    def show_calls(self, name: str) -> list[Call]:
+        """The calls that do the same in a child of a process that has called `show`.
+
+        The kernel itself writes the thread's name to the address of the arguments (PR_GET_NAME).
+        """
         return [("prctl", PR_SET_NAME, name.encode()), ("prctl", PR_GET_NAME, self._start)]
 
 
-def close_but(kept: Iterable[int]) -> None:
+def close_all_but(kept: Iterable[int]) -> None:
     """Close every descriptor from 3 on that is not in `kept`."""
     first = 3
     for fd in sorted(set(kept)):
@@ -244,12 +247,12 @@ def close_but(kept: Iterable[int]) -> None:
 
 
 def close_from(first: int, last: int = 0xFFFFFFFF) -> None:
-    """Close every descriptor from `first` to `last`: nothing of the launching shell reaches a box."""
+    """Close every descriptor from `first` to `last`."""
     syscall("close_range", first, last, 0)
 
 
-def setting_capabilities(mask: int, inheritable: int = 0) -> Call:
-    """Effective and permitted become `mask`, of 64 bits (capabilities(7))."""
+def capset_call(mask: int, inheritable: int = 0) -> Call:
+    """The call that sets the effective and permitted capabilities to the 64-bit `mask` (capabilities(7))."""
     sets = (mask, mask, inheritable)
     low, high = ([part >> shift & 0xFFFFFFFF for part in sets] for shift in (0, 32))
     return "capset", _CAPABILITY_HEADER, _CAPABILITIES.pack(*low, *high)

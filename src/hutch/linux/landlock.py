@@ -1,17 +1,17 @@
-"""A Landlock domain around a box: no path outside the box can be opened, whatever descriptor leaked into it.
+"""The Landlock domain of a box: no path outside the box can be opened, whatever descriptor leaked into it.
 
-The box's mounts and namespaces already hide the host. This is the second wall behind them: a process in the domain
-that holds a descriptor of a host directory cannot open, create, rename or remove anything through it. Kernel facts
-(Landlock ABI 1 to 7, Linux 5.13 to 6.18):
+The box's mounts and namespaces already hide the host. This is the second defence: a process in the domain that holds a
+descriptor of a host directory cannot open, create, rename or remove anything through it. Kernel facts (Landlock ABI 1
+to 7, Linux 5.13 to 6.18):
 
 - What is already open stays usable; stat, chmod, chown and connecting to a socket by path are not covered.
 - A rule names an inode, and an access is allowed if the walk from the file up to the root meets one. At a mount the
   walk goes on from the *parent* of the mount point. So mounts made later beneath a ruled directory are covered, but
   a rule on the root of the box's merged view would be lost with the next layer switch, which puts another mount
   there. The rule belongs on the directory above: the base.
-- A domain may no longer mount, umount or pivot. The surgeon does that, from outside.
-- ABI 1 refuses every rename and link from one directory to another, which no build or package manager survives, so a
-  domain is entered from ABI 2 (Linux 5.19) on.
+- A process in a domain may no longer mount, umount or pivot. A process that enters from outside does that.
+- ABI 1 refuses every rename and link from one directory to another, which no build or package manager survives, so
+  boxes enter a domain from ABI 2 (Linux 5.19) on.
 
 Standard library only: this runs in the spawner and in the fork that becomes a guest.
 """
@@ -20,7 +20,7 @@ import errno
 import os
 from struct import Struct
 
-from hutch.linux.kernel import Call, make, syscall
+from hutch.linux.kernel import Call, run_calls, syscall
 
 _CREATE_RULESET_VERSION = 1
 _RULE_PATH_BENEATH = 1
@@ -35,12 +35,12 @@ _SCOPES_SINCE = 6
 _USABLE_SINCE = 2
 REMEDY = "Linux 5.19 or newer with landlock in the kernel's lsm= list"
 
-# Not built in; not among the kernel's active LSMs; refused by the filter of an outer container.
+# Landlock is not built in; it is not an active LSM; the seccomp filter of an outer container refuses it.
 _ABSENT = frozenset({errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
 
 
 def abi() -> int:
-    """The Landlock version of this kernel; 0 where it is not built in or not switched on."""
+    """The Landlock ABI version of this kernel; 0 where it is not built in or not enabled."""
     try:
         return syscall("landlock_create_ruleset", None, 0, _CREATE_RULESET_VERSION)
     except OSError as error:
@@ -50,28 +50,28 @@ def abi() -> int:
 
 
 def usable(version: int) -> bool:
-    """Whether boxes enter a domain on a kernel of this version."""
+    """Whether boxes enter a domain on a kernel with this ABI version."""
     return version >= _USABLE_SINCE
 
 
 def rights(version: int) -> int:
-    """Every right on files that this version can govern: a right that is not governed would be open everywhere."""
+    """Every file access right that this version can restrict. A right that is left out would be allowed everywhere."""
     return _RIGHTS_OF_ABI_1 | sum(bit for since, bit in _RIGHTS_ADDED.items() if since <= version)
 
 
 _RULESET = Struct("=QQQ")
-"""struct landlock_ruleset_attr; older kernels take the longer struct as long as what they do not know is zero."""
+"""struct landlock_ruleset_attr. Older kernels accept the longer struct if the fields unknown to them are zero."""
 _PATH_BENEATH = Struct("=Qi")
 """struct landlock_path_beneath_attr"""
 
 
 class Domain:
-    """A domain made ready in the spawner, so that the child pays only the calls that name its own directories.
+    """A domain prepared in the spawner, so that a child makes only the calls that name its own directories.
 
     With scopes (ABI 6 on) a member cannot signal processes outside the domain, nor connect to their abstract sockets.
-    A process that a surgeon brings into the box later is outside: it has a domain of its own, because a domain
-    can only be inherited. Give such processes `scopes=0`, or their root could not signal the users' processes;
-    and a guest that has to signal them cannot be scoped for signals either.
+    A process that enters the box later is outside, because a domain can only be inherited. It gets a domain of its own
+    with `scopes=0`, or the box's root could not signal the users' processes. A guest that has to signal such processes
+    cannot be scoped for signals either.
     """
 
     def __init__(self, version: int, *, scopes: int = SCOPE_ABSTRACT_UNIX_SOCKET | SCOPE_SIGNAL) -> None:
@@ -80,17 +80,17 @@ class Domain:
         self.scopes = scopes if version >= _SCOPES_SINCE else 0
         self._governed = governed
 
-    def creating(self) -> Call:
-        """Gives a descriptor of a set of rules."""
+    def create_call(self) -> Call:
+        """The call that creates a ruleset and returns its descriptor."""
         attributes = _RULESET.pack(self._governed, 0, self.scopes)
         return "landlock_create_ruleset", attributes, len(attributes), 0
 
-    def entering(self, ruleset: int, directories: tuple[int, ...]) -> list[Call]:
-        """Confine this thread and all it starts to what lies beneath the directories, given as descriptors.
+    def enter_calls(self, ruleset: int, directories: tuple[int, ...]) -> list[Call]:
+        """The calls that confine this thread and all it starts to the trees below the directories (descriptors).
 
-        The first is that of the box's base (O_PATH will do), above the mount that processes see as "/". Close it
-        afterwards: held, it would lead out of the chroot. Others are such as that of spilled output, whose files
-        processes open again through /dev/stdout. The caller has set no_new_privs.
+        The first directory is the box's base (O_PATH will do), above the mount that processes see as "/". Close it
+        afterwards, because it leads out of the chroot. Others are directories such as that of spilled output, whose
+        files processes open again through /dev/stdout. The caller has set no_new_privs.
         """
         rules = [_PATH_BENEATH.pack(self._governed, directory) for directory in directories]
         return [
@@ -99,11 +99,11 @@ class Domain:
         ]
 
     def enter(self, directories: tuple[int, ...]) -> None:
-        """Where the kernel has no usable Landlock (`enforced` is False) this does nothing."""
+        """Enter the domain now. Where the kernel has no usable Landlock (`enforced` is False) this does nothing."""
         if not self.enforced:
             return
-        ruleset = syscall(*self.creating())
+        ruleset = syscall(*self.create_call())
         try:
-            make(self.entering(ruleset, directories))
+            run_calls(self.enter_calls(ruleset, directories))
         finally:
             os.close(ruleset)

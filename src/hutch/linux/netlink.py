@@ -1,7 +1,7 @@
 """Route netlink: links, addresses and routes without a library or a child process (rtnetlink(7)).
 
-A socket speaks for the network namespace it was opened in, for as long as it lives, wherever its owner goes. The
-kernel answers before sendmsg returns, so nothing here waits.
+A socket belongs to the network namespace it was opened in, even if its process moves to another. The kernel answers
+before sendmsg returns, so nothing here waits.
 """
 
 import errno
@@ -35,7 +35,7 @@ _UP = 1
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One message to the kernel, and the words an error names it by."""
+    """One message to the kernel, and the words with which an error names it."""
 
     kind: int
     flags: int
@@ -67,7 +67,7 @@ def _group(group: int) -> bytes:
 
 
 def add_veth(name: str, group: int, peer: str, peer_netns: int | None = None) -> Request:
-    """A veth pair, the far end made directly in the namespace `peer_netns` (a descriptor)."""
+    """Add a veth pair, with the far end directly in the namespace `peer_netns` (a descriptor)."""
     target = b"" if peer_netns is None else _attribute(_IFLA_NET_NS_FD, struct.pack("=I", peer_netns))
     far = _nested(_VETH_PEER, _link(), _name(peer), target)
     info = _nested(_IFLA_LINKINFO, _attribute(_INFO_KIND, b"veth"), _nested(_INFO_DATA, far))
@@ -90,7 +90,7 @@ def delete_link(name: str) -> Request:
 
 
 def delete_group(group: int) -> Request:
-    """Delete every link of the group, at the price of one: an unregistration waits 30 ms for RCU."""
+    """Delete every link of the group with one request: each unregistration waits 30 ms for RCU."""
     return Request(_DELLINK, 0, _link() + _group(group), f"delete the links of group {group:#x}")
 
 
@@ -111,12 +111,12 @@ def route_via(to: IPv4Network, gateway: IPv4Address) -> Request:
 
 
 def claim(to: IPv4Network, index: int) -> Request:
-    """A route over the link; refused with EEXIST where the namespace has a route to exactly `to`."""
+    """Add a route over the link; refused with EEXIST where the namespace has a route to exactly `to`."""
     return _route(to, _EXCLUSIVE, _SCOPE_LINK, _UNICAST, _attribute(_RTA_OIF, struct.pack("=I", index)))
 
 
 def prohibit(to: IPv4Network) -> Request:
-    """Packets to `to` are answered with EACCES at once, which a program reports better than silence."""
+    """Have packets to `to` answered with EACCES at once, which a program reports better than silence."""
     return _route(to, _REPLACE, _SCOPE_UNIVERSE, _PROHIBIT, b"")
 
 
@@ -152,7 +152,7 @@ def route_socket() -> socket.socket:
 
 
 class Netlink:
-    """A route socket of the namespace the caller stands in when it is made, or one that was made elsewhere."""
+    """A route socket of the caller's current namespace, or one that was opened in another namespace."""
 
     def __init__(self, made: socket.socket | None = None) -> None:
         self._socket = made or route_socket()
@@ -170,7 +170,7 @@ class Netlink:
         self.close()
 
     def ask(self, *requests: Request) -> None:
-        """Have every request done, in order, in one system call; the first one refused is raised."""
+        """Send all requests in one system call, in order, and raise the first refusal."""
         first = self._sequence
         batch = b"".join(self._pack(request, request.flags | _ACK) for request in requests)
         self._socket.send(batch)
@@ -203,7 +203,7 @@ class Netlink:
         return [IPv4Address(address) for address in packed if address]
 
     def routes(self) -> list[IPv4Network]:
-        """Where this namespace has a route to, of any table, default routes left out."""
+        """The destinations of all routes of this namespace, in any table, without default routes."""
         request = struct.pack("=BBBBBBBBI", socket.AF_INET, *[0] * 8)
         found = []
         for body in self._dump(_GETROUTE, request):

@@ -1,4 +1,4 @@
-"""A process with everything below it: found through /proc, ended and halted as a whole."""
+"""Process trees: finding the descendants of a process through /proc, and ending, stopping or resuming them all."""
 
 import asyncio
 import os
@@ -8,19 +8,19 @@ from collections.abc import Iterable
 from hutch.errors import EngineError
 from hutch.linux.processes import Identity, boot_id, kill, start_time
 
-_PATIENCE = 10.0
-_STEP = 0.005
+_TIMEOUT = 10.0
+_POLL_SECONDS = 0.005
 _STOPPED = (b"T", b"t", b"Z", b"X")
 
 
 def identity(pid: int) -> Identity | None:
-    """Of a process that runs now."""
+    """The identity of a running process; None if there is no such process."""
     start = start_time(pid)
     return None if start is None else Identity(pid, start, boot_id())
 
 
-def below(roots: Iterable[int]) -> list[Identity]:
-    """Every descendant of these processes, parents before children; the processes themselves are not among them."""
+def descendants(roots: Iterable[int]) -> list[Identity]:
+    """Every descendant of these processes, parents before children, without the processes themselves."""
     children: dict[int, list[int]] = {}
     for pid, (_, parent) in _table().items():
         children.setdefault(parent, []).append(pid)
@@ -33,43 +33,48 @@ def below(roots: Iterable[int]) -> list[Identity]:
     return [each for pid in found if (each := identity(pid)) is not None]
 
 
-async def end(roots: Iterable[Identity], *, farewell: float) -> None:
-    """No process of these trees lives when this returns. What is below goes first: a program that started a jail cleans
-    up when the jail has ended, for which it has `farewell` seconds."""
+async def end(roots: Iterable[Identity], *, grace: float) -> None:
+    """End every process of these trees.
+
+    Descendants are killed first: a program that started a jail cleans up when the jail has ended, and has `grace`
+    seconds for that.
+    """
     loop = asyncio.get_running_loop()
     roots = list(roots)
     started = loop.time()
     while living := [root for root in roots if root.alive()]:
-        lower = below(root.pid for root in living)
+        lower = descendants(root.pid for root in living)
         waited = loop.time() - started
-        for process in lower or (living if waited >= farewell else []):
+        for process in lower or (living if waited >= grace else []):
             _send(process, signal.SIGKILL)
-        if waited > _PATIENCE:
+        if waited > _TIMEOUT:
             raise EngineError(f"processes {[root.pid for root in living]} cannot be killed", op="destroy")
-        await asyncio.sleep(_STEP)
+        await asyncio.sleep(_POLL_SECONDS)
 
 
-async def halt(root: Identity) -> None:
-    """Stop everything below this process; a process that forks meanwhile is met in the next round."""
-    told: set[Identity] = set()
-    async with asyncio.timeout(_PATIENCE):
+async def stop(root: Identity) -> None:
+    """Stop every descendant of this process. Children that are forked meanwhile are found in the next round."""
+    signalled: set[Identity] = set()
+    async with asyncio.timeout(_TIMEOUT):
         while True:
             table = _table()
-            states = {each: table.get(each.pid, (b"X", 0))[0] for each in below([root.pid])}
-            # Whoever waits in the kernel stops before it does anything else. It may wait for long: a parent that made
-            # its child by vfork(2), for that child to start a program, and we have just stopped the child.
-            still = {each for each, state in states.items() if state in _STOPPED or (state == b"D" and each in told)}
+            states = {each: table.get(each.pid, (b"X", 0))[0] for each in descendants([root.pid])}
+            # A process that waits in the kernel (D) stops before it does anything else. It may wait for long: a parent
+            # in vfork(2) waits for its child to call execve(2), and we have just stopped the child.
+            still = {
+                each for each, state in states.items() if state in _STOPPED or (state == b"D" and each in signalled)
+            }
             moving = states.keys() - still
             if not moving:
                 return
             for process in moving:
                 _send(process, signal.SIGSTOP)
-            told |= moving
-            await asyncio.sleep(_STEP)
+            signalled |= moving
+            await asyncio.sleep(_POLL_SECONDS)
 
 
-def go_on(root: Identity) -> None:
-    for process in below([root.pid]):
+def resume(root: Identity) -> None:
+    for process in descendants([root.pid]):
         _send(process, signal.SIGCONT)
 
 

@@ -1,6 +1,6 @@
-"""Processes that stay the same process: a pid with its start time and the machine's boot.
+"""Identifies processes beyond the reuse of pids: by pid, start time and the machine's boot.
 
-A pid alone may name somebody else by the time it is used; no signal is sent on the strength of one.
+A pid alone may name another process by the time it is used, so no signal is sent to a bare pid.
 Standard library only.
 """
 
@@ -16,13 +16,13 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @functools.cache
 def boot_id() -> str:
-    """Of this boot, which no process outlives."""
+    """The id of this boot, which no process outlives."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         return file.read().strip()
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Fields 3 and on of /proc/<pid>/stat; none if there is no such process."""
+    """Fields 3 and on of /proc/<pid>/stat; empty if there is no such process."""
     try:
         fd = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -42,7 +42,7 @@ def start_time(pid: int) -> int | None:
 
 
 def cpu_seconds(pid: int) -> tuple[float, float]:
-    """User and system time of a process and of the children it has waited for; nothing if it is gone."""
+    """User and system time of a process and of the children it has waited for; zero if it is gone."""
     fields = _stat(pid)
     if not fields:
         return 0.0, 0.0
@@ -78,7 +78,7 @@ class Identity(NamedTuple):
             fd = os.pidfd_open(self.pid)
         except (ProcessLookupError, OSError):
             return None
-        # Checked after opening: from here on the descriptor cannot come to mean another process.
+        # The start time is compared after opening, because the descriptor can no longer come to mean another process.
         if start_time(self.pid) == self.start:
             return fd
         os.close(fd)
@@ -91,5 +91,5 @@ def kill(pidfd: int, number: int = signal.SIGKILL) -> None:
 
 
 def wait(pidfd: int, timeout: float) -> bool:
-    """Whether the process has ended within `timeout` seconds. Blocks: for tests and command lines."""
+    """Wait up to `timeout` seconds and return whether the process has ended. This blocks."""
     return bool(select.select([pidfd], [], [], timeout)[0])

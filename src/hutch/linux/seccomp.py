@@ -1,7 +1,7 @@
 """The system call filter of every process in a box, as bytes of classic BPF.
 
-An allow-list in the spirit of Docker's default profile, stricter where a box has no use for a call. What is refused
-gets an errno, so that programs can fall back or report. Only a foreign ABI is killed (int 0x80 on x86_64, 32-bit
+It is an allow-list in the spirit of Docker's default profile, stricter where a box has no use for a call. A refused
+call gets an errno, so that programs can fall back or report. Only a foreign ABI is killed (int 0x80 on x86_64, 32-bit
 programs): there every number means another call, and no errno is safe to give. The same filter serves `user=root`
 processes: their few capabilities need no call that the ordinary user is refused.
 
@@ -26,9 +26,9 @@ class Action(enum.IntEnum):
     ALLOW = 0x7FFF0000
     KILL = 0x80000000
     ASK = 0x7FC00000
-    """The guest decides (`netlink_permits`); where nobody listens it is ENOSYS."""
+    """The guest decides (`netlink_permits`). Where nobody listens, the kernel answers ENOSYS."""
     NOTHING = 0x00050000
-    """The call is not made and says that it succeeded."""
+    """The call is not made and reports success."""
     EPERM = 0x00050000 | errno.EPERM
     ENOSYS = 0x00050000 | errno.ENOSYS
     EAFNOSUPPORT = 0x00050000 | errno.EAFNOSUPPORT
@@ -115,7 +115,7 @@ _REFUSED: dict[str, str] = {
 
 
 class Check(NamedTuple):
-    """A question about one argument: is it one of `values`, or (`bits`) does it share a bit with one of them?
+    """A condition on one argument: it is one of `values`, or (`bits`) shares a bit with one of them.
 
     Only the low 32 bits are compared: every argument checked here is an int, or a mask whose upper half the
     kernel drops, so a comparison of 64 bits could be evaded with rubbish in the upper half.
@@ -134,7 +134,7 @@ _NEW_NAMESPACES = (
 )  # fmt: skip
 _AF_UNIX, _AF_INET, _AF_INET6, _AF_NETLINK, _NETLINK_ROUTE = 1, 2, 10, 16, 0
 _UNLIKELY_TYPES = 0xC
-"""Of SOCK_*: the bits of RDM, SEQPACKET, DCCP and PACKET, which STREAM, DGRAM and RAW have not."""
+"""The SOCK_* bits of RDM, SEQPACKET, DCCP and PACKET, which STREAM, DGRAM and RAW do not have."""
 _USUAL_PROTOCOLS = (0, 1, 6, 17, 58)
 """The default, ICMP (ping), TCP, UDP, ICMP of IPv6."""
 _IPPROTO_TCP, _IPPROTO_UDP, _IPPROTO_IPV6 = 6, 17, 41
@@ -150,8 +150,8 @@ _PER_LINUX, _PER_LINUX32, _UNAME26, _QUERY = 0x0, 0x8, 0x20000, 0xFFFFFFFF
 # only, and so are the protocols of IP but the usual ones (SCTP, MPTCP, DCCP, SMC). Go asks for MPTCP first, and takes
 # this errno for "not here".
 #
-# Of netlink only ROUTE, which tells of interfaces, and a few at a time. PAM takes EAFNOSUPPORT for "no audit here" and
-# goes on, while EPERM would stop it.
+# Of netlink only ROUTE is offered, which lists interfaces, and only a few sockets at a time. PAM takes EAFNOSUPPORT for
+# "no audit here" and goes on, while EPERM would stop it.
 _SOCKET = Check(
     0, (_AF_UNIX,),
     yes=Action.ALLOW,
@@ -170,9 +170,9 @@ _SOCKET = Check(
     ),
 )  # fmt: skip
 
-# What no program needs and kernel bugs were found in: other protocols on top of a connection (TCP_ULP: TLS, SMC), ESP
-# in UDP, and IPv6 flow labels, which are counted for the whole machine. A corked datagram is memory that nobody is
-# charged for. A receive buffer keeps its size, as if it were the largest there is: of netlink nobody is charged for it.
+# No program needs these, and kernel bugs were found in them: other protocols on top of a connection (TCP_ULP: TLS,
+# SMC), ESP in UDP, and IPv6 flow labels, which are counted for the whole machine. A corked datagram is memory that
+# nobody is charged for. A receive buffer keeps its size, because nobody is charged for a netlink socket's buffer.
 _SETSOCKOPT = Check(
     1, (_IPPROTO_TCP,),
     yes=Check(2, (_TCP_ULP,), yes=Action.ENOPROTOOPT, no=Action.ALLOW),
@@ -191,7 +191,7 @@ _SETSOCKOPT = Check(
     ),
 )  # fmt: skip
 
-# Urgent data of Unix sockets: rarely used, and a history of kernel bugs. The call does not say what kind its socket is.
+# Urgent data of Unix sockets is rarely used and has a history of kernel bugs. The call does not show the socket's kind.
 _URGENT_IN_THIRD = Check(2, (_MSG_OOB,), bits=True, yes=Action.EOPNOTSUPP, no=Action.ALLOW)
 _URGENT_IN_FOURTH = Check(3, (_MSG_OOB,), bits=True, yes=Action.EOPNOTSUPP, no=Action.ALLOW)
 
@@ -210,8 +210,8 @@ _CHECKED: dict[str, Check] = {
     "recvfrom": _URGENT_IN_FOURTH,
     "sendmmsg": _URGENT_IN_FOURTH,
     "recvmmsg": _URGENT_IN_FOURTH,
-    # Typing into the terminal that someone else reads from, taking the console's output, hanging up; and TIOCSETD,
-    # which loads drivers of serial protocols into the kernel.
+    # Threats: typing into a terminal that someone else reads from, taking the console's output, hanging up, and
+    # TIOCSETD, which loads drivers of serial protocols into the kernel.
     "ioctl": Check(
         1, (_TIOCSTI, _TIOCLINUX, _TIOCCONS, _TIOCSETD, _TIOCVHANGUP, _TIOCSLCKTRMIOS),
         yes=Action.EPERM, no=Action.ALLOW,
@@ -247,10 +247,10 @@ Verdict = Action | Check
 def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(), asks: bool = True) -> bytes:
     """The filter for `machine`, as an array of struct sock_filter.
 
-    Where no guest of ours loads it (`asks` is False) nobody would answer, and what it would ask for is allowed.
+    With `asks=False` the filter allows what it would otherwise ask a guest for: no guest of ours would answer.
     `allow` switches single defences off, so that a test of an attack can show what happens without them: each
-    system call named in it is simply allowed, without its argument checks ("clone", "socket", "ioctl", ...), and
-    "arch" and "x32" let foreign ABIs through unfiltered. A box for use never passes it.
+    system call named in it is allowed without its argument checks ("clone", "socket", "ioctl", ...), and "arch" and
+    "x32" let foreign ABIs through unfiltered. Only tests pass it.
     """
     if machine not in AUDIT_ARCH:
         known = " and ".join(AUDIT_ARCH)
@@ -264,14 +264,14 @@ def program(machine: str = kernel.MACHINE, *, allow: frozenset[str] = frozenset(
     code.emit(_LOAD, _NR)
     ranges = _ranges(NUMBERS[machine], allow)
     if machine == "x86_64":
-        # Killed like any foreign ABI, also on a kernel that does not know it: then it is seen who refused.
+        # x32 is killed like any foreign ABI, also on a kernel without it, so that the filter is seen to refuse it.
         ranges += [(_X32, Action.ALLOW if "x32" in allow else Action.KILL), (_NO_CALL, Action.ENOSYS)]
     code.tree(ranges)
     return code.finish({} if asks else {Action.ASK: Action.ALLOW})
 
 
 def _ranges(numbers: dict[str, int], allow: frozenset[str]) -> list[tuple[int, Verdict]]:
-    """Where each run of numbers with one verdict starts. Numbers between and above the known ones are ENOSYS."""
+    """The start of each run of numbers with one verdict. Numbers between and above the known ones are ENOSYS."""
     verdicts = {number: _verdict(name, allow) for name, number in numbers.items()}
     ranges: list[tuple[int, Verdict]] = []
     for number in range(max(verdicts) + 2):
@@ -330,8 +330,8 @@ class _Assembly:
         return ranges[0][1] if len(ranges) == 1 else f"{len(ranges)} ranges from {ranges[0][0]}"
 
     def finish(self, instead: dict[Action, Action]) -> bytes:
-        """`instead`: answers that are replaced by others."""
-        for check in self._checks:  # grows while it is walked: a check may lead to further checks
+        """Assemble the program. `instead` maps answers to those that replace them."""
+        for check in self._checks:  # the list grows during the loop: a check may lead to further checks
             self._lay_out(check)
         for answer in self._answers:
             self.label(answer)
@@ -366,19 +366,19 @@ _NEW_LISTENER = 1 << 3
 
 
 class Filter:
-    """A program made ready for the kernel, so that the fork which becomes a guest pays one system call."""
+    """A program prepared for the kernel, so that the fork that becomes a guest pays one system call."""
 
     def __init__(self, program: bytes) -> None:
         self._program = _Program(len(program) // 8, program)
 
-    def loading(self) -> Call:
-        """Put this thread and all it starts under the filter, for good. The caller has set no_new_privs.
+    def load_call(self) -> Call:
+        """The call that puts this thread and all it starts under the filter. The caller has set no_new_privs.
 
-        It gives the descriptor on which the filter asks. The program's address holds in every process that is forked
-        from this one.
+        It returns the descriptor on which the filter asks. The program's address is valid in every process that is
+        forked from this one.
         """
         return "seccomp", _SECCOMP_SET_MODE_FILTER, _NEW_LISTENER, ctypes.addressof(self._program)
 
     def load(self) -> int:
-        """The same, at once."""
-        return kernel.syscall(*self.loading())
+        """Load the filter now, and return the descriptor on which it asks."""
+        return kernel.syscall(*self.load_call())

@@ -1,8 +1,7 @@
-"""The numbers of the system calls on x86_64 and aarch64, for the filter that every box runs under.
+"""System call numbers on x86_64 and aarch64, for the filter that every box runs under and for raw calls.
 
-Each block lists names in the order of their numbers, from a first number on: that is how the kernel's own tables are
-kept, and a missing or doubled name shows at once as a shift. Nothing here says what is allowed: see seccomp.py.
-Standard library only: this runs in the spawner.
+Each block lists names in the order of their numbers, from a first number on, as the kernel's own tables do: a missing
+or doubled name shows at once as a shift. What is allowed is decided in seccomp.py. Standard library only.
 """
 
 # AUDIT_ARCH_*: what the kernel puts in seccomp_data.arch (linux/audit.h).
@@ -54,7 +53,7 @@ _X86_64_FROM_0 = """
     copy_file_range preadv2 pwritev2 pkey_mprotect pkey_alloc pkey_free statx io_pgetevents rseq
 """
 
-# Trampolines that the kernel itself puts under a probed function (Linux 6.11, 6.18).
+# The kernel itself puts these trampolines under a probed function (Linux 6.11, 6.18).
 _X86_64_FROM_335 = "uretprobe uprobe"
 
 # aarch64 uses the generic table, which has only the *at forms; 244 to 259 are kept for other architectures.

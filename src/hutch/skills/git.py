@@ -63,8 +63,7 @@ def is_url(text: str) -> bool:
 
 
 def fetch_commit(url: str, ref: str, repository: Path, tree: Path, *, local: bool) -> str:
-    """Write the files of one commit into `tree` and return the commit. With `local`, the url is a directory of this
-    machine."""
+    """Write the files of one commit into `tree` and return the commit. `local`: the url is a local directory."""
     check_source(url, ref, local=local)
     protocols = ("file",) if local else ("https", "ssh")
     address = f"file://{url}" if local else url

@@ -138,8 +138,7 @@ def _fields(text: str) -> dict[str, Any]:
 
 
 def _hutch_fields(fields: dict[str, Any]) -> dict[str, Any]:
-    """Return our own declarations: under `hutch`, or under `metadata.hutch` for tools that know only the open
-    fields."""
+    """Return our own declarations: under `hutch`, or under `metadata.hutch` for tools that know only open fields."""
     metadata = fields.get("metadata")
     inner = metadata.get("hutch") if isinstance(metadata, dict) else None
     outer = fields.get("hutch")

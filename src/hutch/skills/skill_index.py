@@ -172,8 +172,7 @@ def check_group(group: str) -> str:
 
 
 def digests_in_use(root: Path) -> set[str]:
-    """Return the digests of every version of every owner. A file that cannot be read is an error, so that nothing
-    is removed by mistake."""
+    """Return the digests of all versions of all owners. An unreadable file is an error, so that nothing is lost."""
     used: set[str] = set()
     for path in root.glob(f"*/skills/*{_SUFFIX}"):
         if path.name.startswith("."):

@@ -104,8 +104,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def swap_in(new: Path, directory: Path) -> None:
-    """Put `new` at `directory` in one step, so that a reader sees the old or the new. The old content, if any, is
-    at `new`."""
+    """Put `new` at `directory` in one step, so that a reader sees the old or the new; the old is then at `new`."""
     if not directory.exists():
         os.rename(new, directory)
         return

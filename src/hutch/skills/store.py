@@ -367,8 +367,7 @@ class SkillStore:
         return not key or (self.views.dependencies(owner) / key).is_dir()
 
     def keep_dependencies(self, owner: str, name: str, digest: str, built: Path) -> None:
-        """Take over dependencies that a box has installed, from a directory on the same file system, into every
-        view."""
+        """Take over dependencies that a box has installed, from the same file system, and show them in every view."""
         target = self.views.dependencies(owner) / dependencies_key(self.packages.get(digest))
         set_modes(built)
         with staging.lock(self._lock):

@@ -1,5 +1,4 @@
-"""Paths of the views of an owner's skills. A module of its own with cheap imports, because every creation of a box
-asks."""
+"""Paths of the views of an owner's skills; apart, with cheap imports, because every creation of a box asks."""
 
 import os
 from functools import lru_cache
@@ -26,8 +25,7 @@ def view_path(root: Path, owner: str, view: str) -> Path:
 
 
 def stale_marker(root: Path, owner: str) -> Path:
-    """A file that exists while an owner's views may be older than its skills: a change is under way, or was
-    interrupted."""
+    """Return the path of a file that exists while a change of an owner's skills is under way, or was interrupted."""
     return view_path(root, owner, ".stale")
 
 

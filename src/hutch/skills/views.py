@@ -57,8 +57,7 @@ class Views:
         return directory
 
     def assign(self, box: str, old_owner: str, new_owner: str, group: str) -> None:
-        """Turn a pool box's own empty view into one of its new owner. A mount follows the directory when it is
-        renamed."""
+        """Turn a pool box's own empty view into one of its new owner. A mount follows a renamed directory."""
         view = box_view(box)
         old, new = self.path(old_owner, view), self.path(new_owner, view)
         new.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -87,8 +86,8 @@ class Views:
             stale_marker(self._top, owner).unlink(missing_ok=True)
 
     def expect_change(self, owner: str) -> None:
-        """Mark the views as stale before the index changes: if we die before `refresh` ends, the next reader
-        refreshes them."""
+        """Mark the views as stale before the index changes: if we die before `refresh`, the next reader refreshes
+        them."""
         mark = stale_marker(self._top, owner)
         if mark.parent.is_dir():
             mark.touch()

@@ -62,28 +62,28 @@ def test_pause_and_resume(parent: subprocess.Popen[bytes]) -> None:
     user = only_user(parent)
     dog = CpuWatchdog()
     dog.watch("box", parent.pid, 64)
-    dog.hold("box")
+    dog.pause("box")
     until(lambda: state(user) == "T")
     dog.check()
     assert state(user) == "T"
     assert state(parent.pid) != "T", "the guest is never stopped"
-    dog.let_go("box")
+    dog.resume("box")
     until(lambda: state(user) == "R")
     dog.close()
 
 
-def test_a_box_that_is_not_watched_is_neither_held_nor_let_go() -> None:
+def test_a_box_that_is_not_watched_is_neither_paused_nor_resumed() -> None:
     """Its control group holds its CPU, or held it until the box ended."""
     dog = CpuWatchdog()
-    assert not dog.hold("box")
-    assert not dog.let_go("box")
+    assert not dog.pause("box")
+    assert not dog.resume("box")
 
 
 def test_nobody_stays_stopped_when_the_watch_ends(parent: subprocess.Popen[bytes]) -> None:
     user = only_user(parent)
     dog = CpuWatchdog()
     dog.watch("box", parent.pid, 1)
-    dog.hold("box")
+    dog.pause("box")
     until(lambda: state(user) == "T")
     dog.forget("box")
     until(lambda: state(user) != "T")

@@ -12,8 +12,8 @@ from hutch.providers.guest_client.disk_overrun import MOST_HITS, Overrun, Use
 from hutch.providers.native import cleanup
 from hutch.providers.native.watch import disk_usage
 from hutch.providers.native.watch.disk import DiskWatchdog
-from hutch.providers.native.watch.disk_usage import Survey
-from hutch.providers.native.watch.memory import Hit
+from hutch.providers.native.watch.disk_usage import DiskScan
+from hutch.providers.native.watch.memory import LimitHit
 from hutch.providers.native.watch.processes import BoxProcesses
 
 
@@ -32,13 +32,13 @@ def deepen(top: Path, depth: int, *names: str) -> None:
     os.close(here)
 
 
-def surveyed(top: Path, step: int = 1000) -> Use:
+def scanned(top: Path, step: int = 1000) -> Use:
     directory = os.open(top, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    while not survey.advance(step):
+    while not scan.advance(step):
         pass
-    return survey.used
+    return scan.used
 
 
 def descriptors() -> int:
@@ -55,7 +55,7 @@ def test_a_count_is_honest(tmp_path: Path) -> None:
     os.symlink("..", tmp_path / "loop")
     for number in range(2500):
         (tmp_path / f"{number}").touch()
-    used = surveyed(tmp_path, step=7)
+    used = scanned(tmp_path, step=7)
     assert MB <= used.bytes < 2 * MB
     assert used == Use(used.bytes, 2505)
 
@@ -65,12 +65,12 @@ def test_depth_costs_no_descriptors_and_hides_nothing(tmp_path: Path) -> None:
     deepen(tmp_path, 1300, "e")
     before = descriptors()
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     most = 0
-    while not survey.advance(500):
+    while not scan.advance(500):
         most = max(most, descriptors())
     os.close(directory)
-    assert survey.used.entries == 3 * 1300 and survey.used.unread == 0
+    assert scan.used.entries == 3 * 1300 and scan.used.unread == 0
     assert most - before <= disk_usage._NEAREST + 3
     assert descriptors() == before
     cleanup.remove_tree(str(tmp_path / "d"))
@@ -83,29 +83,29 @@ def test_a_tree_that_is_moved_away_is_said_to_be_unread(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     deepen(tmp_path / "a", 200)
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    while len(survey._near) + len(survey._inodes) < 150:
-        assert not survey.advance(1)
+    while len(scan._near) + len(scan._inodes) < 150:
+        assert not scan.advance(1)
     os.rename(tmp_path / "a/d", tmp_path / "b/d")
-    while not survey.advance(100):
+    while not scan.advance(100):
         pass
-    assert survey.used.unread == 1
-    assert surveyed(tmp_path) == Use(surveyed(tmp_path).bytes, 2 + 400)
+    assert scan.used.unread == 1
+    assert scanned(tmp_path) == Use(scanned(tmp_path).bytes, 2 + 400)
 
 
 def test_what_goes_while_it_is_counted_is_nothing(tmp_path: Path) -> None:
     """Removed, replaced by a link, or emptied under our eyes."""
     deepen(tmp_path, 100)
     directory = os.open(tmp_path, os.O_RDONLY)
-    survey = Survey(directory)
+    scan = DiskScan(directory)
     os.close(directory)
-    survey.advance(90)
+    scan.advance(90)
     cleanup.remove_tree(str(tmp_path / "d"))
     os.symlink("/", tmp_path / "d")
-    while not survey.advance(100):
+    while not scan.advance(100):
         pass
-    assert survey.used.entries <= 202
+    assert scan.used.entries <= 202
 
 
 def test_a_closed_directory_is_counted_and_stays_closed(tmp_path: Path, rootless: bool) -> None:
@@ -115,7 +115,7 @@ def test_a_closed_directory_is_counted_and_stays_closed(tmp_path: Path, rootless
         (tmp_path / f"{mode}/below/file").write_bytes(b"1" * MB)
         (tmp_path / f"{mode}/below").chmod(mode)
         (tmp_path / f"{mode}").chmod(mode)
-    used = surveyed(tmp_path)
+    used = scanned(tmp_path)
     assert (used.entries, used.unread) == (9, 0) and used.bytes >= 3 * MB
     for mode in (0o000, 0o400, 0o300):
         assert (tmp_path / f"{mode}").stat().st_mode & 0o777 == mode
@@ -158,14 +158,14 @@ def watched(disk: DiskWatchdog, guest: Guest, tree: Path, overrun: Overrun) -> I
     disk.forget("box")
 
 
-def counted(disk: DiskWatchdog) -> list[Hit]:
+def counted(disk: DiskWatchdog) -> list[LimitHit]:
     """Rounds until the box was counted, twice if the first count leaves a doubt."""
-    hits: list[Hit] = []
+    hits: list[LimitHit] = []
     box = disk._boxes["box"]
     while True:
         box.due = 0.0
         hits += disk.check()
-        if box.survey is None and not box.doubted:
+        if box.scan is None and not box.doubted:
             return hits
 
 
@@ -210,8 +210,8 @@ def test_what_is_moved_under_our_eyes_ends_nobody(disk: DiskWatchdog, guest: Gue
     (tmp_path / "a/file").write_bytes(b"1" * (2 * MB))
     with watched(disk, guest, tmp_path, Overrun(Use(3 * MB, 100))):
         box = disk._boxes["box"]
-        box.survey = Survey(box.directory)
-        box.survey._bytes = 2 * MB
+        box.scan = DiskScan(box.directory)
+        box.scan._bytes = 2 * MB
         assert counted(disk) == [] and disk.usage("box") is not None
         assert box.overrun.excess is None
 
@@ -228,7 +228,7 @@ def test_a_box_that_was_over_its_limit_before_we_came_may_be_emptied(
         assert len(counted(disk)) == 1
 
 
-def test_after_many_hits_in_a_row_a_box_is_jammed() -> None:
+def test_after_many_hits_in_a_row_no_command_starts() -> None:
     """Threat: a box that is asked again and again would fill the disk piece by piece."""
     overrun = Overrun(Use(MB, 100))
     for number in range(MOST_HITS + 1):
@@ -241,14 +241,14 @@ def test_after_many_hits_in_a_row_a_box_is_jammed() -> None:
 
 
 def test_idle_box_is_not_walked_again(disk: DiskWatchdog, guest: Guest, tmp_path: Path) -> None:
-    """An idle box costs nearly nothing; whatever is started in it stirs it."""
+    """An idle box costs nearly nothing; whatever is started in it has it counted again."""
     with contextlib.closing(BoxProcesses(guest.pid)) as processes:
         until(lambda: not processes.users(), "an idle box")
     with watched(disk, guest, tmp_path, Overrun(Use(MB, 100))):
         assert counted(disk) == []
         (tmp_path / "late").write_bytes(b"1" * (2 * MB))
         assert counted(disk) == []
-        disk.stir("box")
+        disk.note_activity("box")
         assert len(counted(disk)) == 1
 
 

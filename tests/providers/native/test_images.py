@@ -65,7 +65,7 @@ with prepared({final!r}) as draft:
 
 
 def test_what_a_killed_keeper_was_unpacking_is_swept_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    """Lesson 10: kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled."""
+    """Kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled (lesson 10)."""
     roots = tmp_path / "images"
     roots.mkdir()
     images = Images(str(tmp_path))
@@ -127,7 +127,7 @@ async def test_references_that_cannot_be_used_say_why(tmp_path: Path) -> None:
         with pytest.raises(kind):
             await images.resolve(reference)
     with pytest.raises(NotFound, match="hutch image pull debian"):
-        await images.stand("oci:debian", "b" * 20, ())
+        await images.hold_for_box("oci:debian", "b" * 20, ())
 
 
 def test_the_machine_s_etc_holds_nothing_secret() -> None:

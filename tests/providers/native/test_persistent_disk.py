@@ -62,7 +62,7 @@ def ended(result: Result, unit: str, limit: float) -> None:
 async def within(made: NativeInstance) -> None:
     """What was removed is counted."""
     async with asyncio.timeout(30):
-        while await made._guards.still_over_disk(made.record.box_id):
+        while await made._watchdogs.still_over_disk(made.record.box_id):
             pass
 
 
@@ -122,7 +122,7 @@ async def test_closed_directories_hide_nothing() -> None:
     async with kept() as made:
         closed = "mkdir -p t/a/b && exec 3> t/a/b/big && chmod 000 t/a/b t/a && chmod 400 t"
         ended(await run(made, f"{closed} && head -c 40M /dev/zero >&3; {STAY}", timeout_sec=60), "MB", 8)
-        await made._guards.still_over_disk(made.record.box_id)
+        await made._watchdogs.still_over_disk(made.record.box_id)
         modes = "stat -c %a t; chmod 700 t; stat -c %a t/a; chmod 700 t/a; stat -c %a t/a/b; chmod 700 t/a/b"
         assert await out(made, modes) == "400\n0\n0", "nobody has changed what the box had set"
         assert (await run(made, "rm -r t")).ok
@@ -132,7 +132,7 @@ async def test_closed_directories_hide_nothing() -> None:
 async def test_a_file_without_a_name_hides_nothing(user: str, rootless: bool) -> None:
     """Threat: opened, removed, then filled; it is in no directory. What a box has in memory is not its disk."""
     if user == "root" and rootless:
-        pytest.skip("only root's boxes have deputies")
+        pytest.skip("only root's boxes have root guests")
     async with kept() as made:
         memory = 'import os, time\nos.write(os.memfd_create("m"), bytes(20 << 20))\n'
         memory += 'f = os.open("/dev/shm/x", os.O_CREAT | os.O_RDWR); os.unlink("/dev/shm/x")\n'
@@ -185,17 +185,17 @@ async def test_operations_on_files_are_counted() -> None:
                 await made.files.write("stream", endless())
         await within(made)
         await made.files.write("big", bytes(20 << 20))
-        guards, box_id = made._guards, made.record.box_id
-        await until(lambda: guards.over_disk(box_id) is not None, "a count")
+        watchdogs, box_id = made._watchdogs, made.record.box_id
+        await until(lambda: watchdogs.over_disk(box_id) is not None, "a count")
         with pytest.raises(QuotaExceeded):
             await made.files.write("more", b"1")
         assert (await run(made, "rm big")).ok
         await made.files.write("more", b"1")
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes have deputies")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's boxes have root guests")
 async def test_the_boxes_root_is_held_too() -> None:
-    """His commands run below a deputy, which is no descendant of the guest."""
+    """His commands run below a root guest, which is no descendant of the guest."""
     async with kept() as made:
         assert await out(made, "id -u", user="root") == "0"
         bomb = f"sleep 2; head -c 40M /dev/zero > /tmp/big; {STAY}"

@@ -1,4 +1,4 @@
-"""Stems copy the pages that their boxes will write to; a fork of the process they are cloned from shows which."""
+"""Prestarted children copy the pages that their boxes will write to; a fork of the zygote shows which."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ import sys
 # In a process of its own, because it forks: of 64 pages every second one is written to.
 PROGRAM = """
 import json, mmap, os, resource
-from hutch.providers.native.spawn import prefault as foretouch
+from hutch.providers.native.spawn import prefault
 
 PAGES = range(0, 64, 2)
 memory = mmap.mmap(-1, 64 * mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -17,11 +17,11 @@ def perform():
     for page in PAGES:
         memory[page * mmap.PAGESIZE] = 0
 
-def copied(touch):
+def copied(prefault):
     'How many pages a fork copies while it performs; what it finds there, of all pages.'
     reader, writer = os.pipe()
     if os.fork() == 0:
-        touch()
+        prefault()
         before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         perform()
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
@@ -32,14 +32,14 @@ def copied(touch):
     return json.loads(os.read(reader, 100))
 
 without = copied(lambda: None)
-foretouch.learn(perform)
-print(json.dumps([without, copied(foretouch.touch), memory[0] == ord("x")]))
+prefault.learn_pages(perform)
+print(json.dumps([without, copied(prefault.prefault_pages), memory[0] == ord("x")]))
 """
 
 
 def test_what_was_learned_is_copied_ahead() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
-    (faults, kept), (fewer, kept_too), ours_is_untouched = json.loads(told)
+    output = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True).stdout
+    (faults, kept), (fewer, kept_too), ours_is_untouched = json.loads(output)
     assert faults >= 32, "each page is copied when it is first written to"
     assert fewer <= faults - 32, "they were copied before"
     assert kept and kept_too and ours_is_untouched

@@ -15,10 +15,10 @@ from hutch.model.spec import Mount, MountMode, Retention, Workspace
 from hutch.providers.native.rootfs import root
 
 
-def extra(path: Path, **changes: object) -> root.Extra:
+def extra(path: Path, **changes: object) -> root.HostMount:
     facts = os.stat(path)
     values = {"source": str(path), "target": "/x", "writable": False, "device": facts.st_dev, "inode": facts.st_ino}
-    return root.Extra(**{**values, **changes})  # type: ignore[arg-type]
+    return root.HostMount(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def test_a_source_that_was_exchanged_is_refused(tmp_path: Path) -> None:
@@ -28,7 +28,7 @@ def test_a_source_that_was_exchanged_is_refused(tmp_path: Path) -> None:
     (tmp_path / "allowed").rename(tmp_path / "moved")
     (tmp_path / "allowed").mkdir()
     with pytest.raises(PermissionError, match="replaced"):
-        root.detach_extra(allowed, None)
+        root.detach_host_mount(allowed, None)
 
 
 def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_a_source_that_became_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "allowed").rename(tmp_path / "moved")
     (tmp_path / "allowed").symlink_to(tmp_path / "moved")
     with pytest.raises(OSError, match="symbolic links"):
-        root.detach_extra(allowed, None)
+        root.detach_host_mount(allowed, None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: an ordinary user's mounts keep their ids")
@@ -55,7 +55,7 @@ def test_the_owner_is_that_of_the_file_which_is_mounted(tmp_path: Path) -> None:
         with identity.owner_namespace(facts, slot=0) as userns:
             yield userns
 
-    tree = root.detach_extra(allowed, exchanging)
+    tree = root.detach_host_mount(allowed, exchanging)
     try:
         assert os.fstat(tree).st_ino == allowed.inode
         assert os.fstat(tree).st_uid == identity.base(0) + identity.USER, "the owner's id, and nobody else's, is mapped"
@@ -68,12 +68,12 @@ def test_layers_keep_their_ids_where_overlay_wants_it_so(tmp_path: Path, monkeyp
     image, bound = tmp_path / "image", tmp_path / "bound"
     image.mkdir()
     bound.mkdir()
-    shape = root.Shape((str(image),), ((str(bound), "usr"),), (), True, True, "off", None)
+    template = root.BoxTemplate((str(image),), ((str(bound), "usr"),), (), True, True, "off", None)
     asked: list[int | None] = []
     monkeypatch.setattr(root, "LAYERS_TAKE_IDS", False)
     monkeypatch.setattr(root, "open_tree", lambda directory, path, flags: os.open(path, os.O_PATH))
     monkeypatch.setattr(root, "restrict", lambda tree, *, writable, userns: asked.append(userns) or tree)
-    for source in root.shape_sources(shape):
+    for source in root.template_sources(template):
         os.close(root.detach(source, 77))
     assert asked == [None, 77]
 
@@ -161,8 +161,8 @@ async def test_a_nonsensical_target_is_refused() -> None:
 
 @pytest.mark.parametrize("owner", [0, 1000, 4321])
 async def test_a_mount_inside_a_workspace_of_the_machine(tmp_path_factory: pytest.TempPathFactory, owner: int) -> None:
-    """B11: a directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
-    is known in the box, so that the mount points have to be made as that one."""
+    """A directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
+    is known in the box, so that the mount points have to be made as that one (B11)."""
     top = tmp_path_factory.mktemp("places")
     places = [top, top / "workspace", top / "data"]
     for place in places[1:]:

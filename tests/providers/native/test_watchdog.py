@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hutch.providers.native.watch import processes as box_processes
-from hutch.providers.native.watch.memory import Hit, MemoryWatchdog
+from hutch.providers.native.watch.memory import LimitHit, MemoryWatchdog
 from hutch.providers.native.watch.processes import BoxProcesses
 
 MB = 1024 * 1024
@@ -91,7 +91,7 @@ def until(condition: Callable[[], bool], what: str, seconds: float = 30.0) -> No
         time.sleep(0.005)
 
 
-def look(watchdog: MemoryWatchdog) -> list[Hit]:
+def look(watchdog: MemoryWatchdog) -> list[LimitHit]:
     """One round in which every box is due."""
     for box in watchdog._boxes.values():
         box.due = 0.0
@@ -114,7 +114,7 @@ def kill_the_hog(memory: MemoryWatchdog, guest: Guest) -> None:
 
 
 def test_largest_process_pays_and_the_box_lives_on(memory: MemoryWatchdog, guest: Guest) -> None:
-    """B17, lesson 16: memory is held without cgroups, and neither guest nor neighbours die of it."""
+    """Memory is held without cgroups, and neither guest nor neighbours die of it (B17, lesson 16)."""
     kill_the_hog(memory, guest)
 
 
@@ -213,14 +213,14 @@ def test_dead_guest_is_never_looked_behind(memory: MemoryWatchdog, guest: Guest)
 def test_loop_reports_and_outlives_a_failing_callback(
     memory: MemoryWatchdog, guest: Guest, log_lines: list[str]
 ) -> None:
-    """Lesson 12: a callback that raises does not end the watch."""
+    """A callback that raises does not end the watch (lesson 12)."""
     memory.watch("box", guest.pid, 64 * MB)
     pids: list[int] = []
 
     async def scenario() -> None:
         seen: asyncio.Queue[int | None] = asyncio.Queue()
 
-        def on_hit(hit: Hit) -> None:
+        def on_hit(hit: LimitHit) -> None:
             pids.append(hit.killed or 0)
             seen.put_nowait(hit.killed)
             if len(pids) == 1:
@@ -229,7 +229,7 @@ def test_loop_reports_and_outlives_a_failing_callback(
         watching = asyncio.create_task(memory.run(on_hit))
         for _ in range(2):
             hog = await asyncio.to_thread(guest.start, HOLD.format(size=100))
-            memory.stir("box")
+            memory.note_activity("box")
             async with asyncio.timeout(30):
                 assert await seen.get() == hog
         watching.cancel()

@@ -151,8 +151,7 @@ def translate(name: str) -> tuple[str | None, str]:
 
 
 def _join(parts: list[str]) -> str:
-    """Join the parts. Each `*` is an atomic group that matches as little as possible, so no pattern can backtrack
-    endlessly."""
+    """Join the parts. Each `*` is an atomic group that matches as little as possible, so backtracking is bounded."""
     pieces: list[str] = []
     current: list[str] = []
     for part in parts:

@@ -252,7 +252,7 @@ def _descriptor(pid: int) -> int:
 
 
 def _run_child(search: "_Grep", writer: int) -> NoReturn:
-    """Run the search. Nothing of the guest may stay open: a keeper would wait for a connection that only the child
+    """Run the search. No descriptor of the guest may stay open: a keeper would wait for a connection that this
     holds."""
     status = 1
     try:

@@ -1,5 +1,4 @@
-"""Watching changes below a directory by inotify. A reader that is too slow for its credit is told that it missed
-some."""
+"""Watching changes below a directory by inotify. A reader that is too slow learns that it missed some."""
 
 import ctypes
 import errno

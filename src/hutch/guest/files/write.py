@@ -169,8 +169,7 @@ class Append:
 
 
 class Edit:
-    """Replaces an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is the old text, then the
-    new."""
+    """Replaces an exact text: `path`, `old_size`, `replace_all`, `expect`. The content is old text, then new text."""
 
     def __init__(self, request: Request, workdir: str) -> None:
         self._path = request_path(request)

@@ -14,8 +14,7 @@ from hutch.images.store import Layer, Store
 
 
 def install_layer(store: Store, blob: str, diff_id: str) -> bool:
-    """Unpack the blob unless its layer exists; return whether it did. Raises Refused if the content is not the
-    declared one."""
+    """Unpack the blob unless its layer exists; return whether it did. Raises Refused if the content is another."""
     if store.layer(diff_id) is not None:
         return False
     with store.lock_digest(diff_id):

@@ -42,8 +42,7 @@ class UnpackResult(NamedTuple):
 
 
 def unpack(stream: DecompressedStream, draft: str, bounds: Bounds, *, layered: bool = True) -> UnpackResult:
-    """Unpack into the empty directory `draft`, which only we can enter. With `layered`, OCI's deletion names take
-    effect."""
+    """Unpack into the empty directory `draft`, which only we can enter. `layered` enables OCI's deletion names."""
     top = os.open(draft, _OPEN)
     try:
         work = _Unpacker(Reader(stream), top, bounds, layered)
@@ -85,8 +84,7 @@ class _Unpacker:
                     self._extract(entry, name)
                 elif entry.kind == entries.DIRECTORY:
                     self._defer_metadata("", entry)
-            # This comes last: a directory without write permission could not be filled, and filling it changes its
-            # time.
+            # This comes last: a read-only directory could not be filled, and filling it changes its time.
             for name in sorted(self._directories, reverse=True):
                 self._set_metadata(name, self._directories[name])
         finally:
@@ -132,8 +130,7 @@ class _Unpacker:
             raise Invalid(f"the archive replaces a file by a directory: {name!r}")
 
     def _defer_metadata(self, name: str, entry: Entry) -> None:
-        """Set a directory's metadata at the end, but its attributes now: those of a million directories would fill
-        the memory."""
+        """Set a directory's metadata at the end, but its attributes now: a million of them would fill the memory."""
         if entry.xattrs:
             _set_attributes(self._enter(name), entry)
         self._directories[name] = entry._replace(xattrs={})

@@ -13,7 +13,7 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.capacity import Capacity
 from hutch.keeper.engines import Engines
 from hutch.keeper.locks import run_uncancelled
-from hutch.keeper.skills.mounts import SkillBoxes, shows_skills
+from hutch.keeper.skills.mounts import SkillMounts, shows_skills
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.keeper.volumes import Volumes
 from hutch.logs import conceal, log
@@ -34,7 +34,7 @@ class Creator:
         states: States,
         engines: Engines,
         volumes: Volumes,
-        skills: SkillBoxes,
+        skills: SkillMounts,
         capacity: Capacity,
         boxes: dict[BoxId, Live],
         liveness: Liveness,
@@ -114,7 +114,7 @@ class Creator:
             if box_id in self._boxes:
                 await run_uncancelled(self._abandon(live, provider, error))
             else:
-                await run_uncancelled(self._skills.gone(record))  # it is not on record, and its places were ready
+                await run_uncancelled(self._skills.on_destroyed(record))  # no record exists, but its mounts do
             raise
         return live, order
 
@@ -124,7 +124,7 @@ class Creator:
         kind, _, volume = spec.workspace.source.partition(":")
         if kind == "volume" and spec.workspace.mode is not MountMode.NONE:
             places = places.but(workspace=await self._volumes.place(volume, spec.workspace.mode, owner))
-        places = await self._skills.place(box_id, spec, owner, places)
+        places = await self._skills.add_mount(box_id, spec, owner, places)
         grace = grace or self._config.orphan_grace_sec
         if spec.ttl_sec:
             spec = spec.but(ttl_sec=own_ttl(spec, created_at))
@@ -157,7 +157,7 @@ class Creator:
                     await self._states.forget(live.record, reason)
                 del self._boxes[live.record.id]
                 self._capacity.notify_freed()
-                await self._skills.gone(live.record)
+                await self._skills.on_destroyed(live.record)
             except HutchError as problem:
                 log("keeper").error("half-made box not removed", box=live.record.id, error=str(problem))
 

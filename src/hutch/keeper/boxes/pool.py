@@ -144,5 +144,5 @@ async def give(keeper: "Keeper", live: Live, spec: Spec, lease: Lease, owner: st
             grace_sec=grace,
         )  # fmt: skip
     live.last_used = time.monotonic()
-    await keeper.skill_boxes.claimed(live)
+    await keeper.skill_mounts.on_claimed(live)
     return True

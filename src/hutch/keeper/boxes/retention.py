@@ -65,7 +65,7 @@ async def _make_persistent(keeper: "Keeper", live: Live, session: str) -> None:
             await keeper.states.change(live.record, State.ERROR, into=live, reason=reason)
             raise
         shutil.rmtree(place, ignore_errors=True)
-    await keeper.skill_boxes.settle(live)
+    await keeper.skill_mounts.ensure_shown(live)
 
 
 async def _check_allowed(keeper: "Keeper", wanted: EffectiveSpec) -> None:

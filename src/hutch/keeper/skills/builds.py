@@ -1,7 +1,7 @@
-"""The workshop: boxes made for a moment, in which skills' dependencies are installed and repositories fetched.
+"""Build boxes: short-lived boxes in which dependencies of skills are installed and repositories are fetched.
 
-Both run what strangers wrote, or talk to machines that strangers name. A box is the place for that, and its network
-reaches no private address.
+Both run code of strangers, or talk to machines that strangers name. So they run in a box, whose network reaches no
+private address.
 """
 
 import asyncio
@@ -35,24 +35,24 @@ _ARCHIVE = "/workspace/tree.zip"
 _REPOSITORY = "/workspace/repository"
 
 
-class Make(Protocol):
-    """`Keeper.create`."""
+class CreateBox(Protocol):
+    """The signature of `Keeper.create`."""
 
     def __call__(self, spec: Spec, *, session: str, owner: str) -> Awaitable[Live]: ...
 
 
-End = Callable[[Live, str], Awaitable[object]]
+DestroyBox = Callable[[Live, str], Awaitable[object]]
 
 
-class Workshop:
-    """One for a keeper."""
+class BuildBoxes:
+    """Builds and fetches skills for the owners of one keeper."""
 
-    def __init__(self, skills: Skills, make: Make, end: End) -> None:
+    def __init__(self, skills: Skills, create: CreateBox, destroy: DestroyBox) -> None:
         self._skills = skills
-        self._make = make
-        self._end = end
+        self._create = create
+        self._destroy = destroy
         self._building: dict[tuple[str, str], asyncio.Task[str]] = {}
-        """By owner and version: whoever comes while one is being prepared waits for it."""
+        """Builds in progress by owner and digest, so that a second caller waits for the first one's build."""
 
     @asynccontextmanager
     async def _box(self, owner: str, *, network: bool) -> AsyncIterator[Live]:
@@ -60,7 +60,7 @@ class Workshop:
             network=NetworkMode.ON if network else NetworkMode.OFF, skills=NO_SKILL, ttl_sec=2 * BUILD_SECONDS,
             labels={"purpose": "skills"}, limits=LimitsAsked(disk_mb=dependencies.MAX_MB, memory_mb=1024),
         )  # fmt: skip
-        live = await self._make(spec, session=SESSION, owner=owner)
+        live = await self._create(spec, session=SESSION, owner=owner)
         live.pins += 1
         try:
             if network and live.record.spec.network is NetworkMode.OFF:
@@ -68,11 +68,11 @@ class Workshop:
             yield live
         finally:
             live.unpin()
-            await self._end(live, "its work for a skill is done")
+            await self._destroy(live, "its work for a skill is done")
 
     @asynccontextmanager
     async def _scratch(self) -> AsyncIterator[Path]:
-        """Made and removed in threads: there may be ten thousand files in it."""
+        """Create a scratch directory, and remove it, in threads: it may hold ten thousand files."""
         scratch = self._skills.store.scratch()
         place = await in_thread(scratch.__enter__)
         try:
@@ -83,7 +83,7 @@ class Workshop:
     # --- dependencies ---------------------------------------------------------------------------------------
 
     async def prepare(self, owner: str, name: str, digest: str) -> str:
-        """Install what a version declares to need, once. Returns why it could not be done; empty: all is there."""
+        """Install the dependencies of a version, once. Returns why that failed; empty if all are there."""
         if await in_thread(self._skills.store.prepared, owner, digest):
             return ""
         key = (owner, digest)
@@ -98,9 +98,9 @@ class Workshop:
             async with asyncio.timeout(BUILD_SECONDS):
                 await self._install(owner, name, digest)
         except (HutchError, OSError, TimeoutError) as error:
-            told = getattr(error, "message", "") or str(error) or f"it took more than {BUILD_SECONDS:g} s"
-            warning = f"its dependencies could not be prepared: {told}"
-            log("keeper").warning("dependencies of a skill not prepared", skill=name, error=told)
+            reason = getattr(error, "message", "") or str(error) or f"it took more than {BUILD_SECONDS:g} s"
+            warning = f"its dependencies could not be prepared: {reason}"
+            log("keeper").warning("dependencies of a skill not prepared", skill=name, error=reason)
             await in_thread(self._skills.store.warn, owner, name, digest, warning)
             return warning
         return ""
@@ -119,7 +119,7 @@ class Workshop:
                 await files.mkdir(dependencies.EMPTY_AT)
                 for command in dependencies.commands(needed):
                     await _run(live, command, cwd=dependencies.EMPTY_AT)
-                # Bounded while it comes: what strangers wrote has run in there, and its word may have no end.
+                # The stream is bounded: code of strangers has run in that box and may send without end.
                 coming = _bounded(streaming(files).pack(dependencies.BUILD_AT), _MOST_STREAMED)
                 await unpacked(coming, dependencies.BUILD_AT, scratch / "built", _MOST_STREAMED)
             await in_thread(store.keep_dependencies, owner, name, digest, scratch / "built")
@@ -129,20 +129,20 @@ class Workshop:
     async def fetch(
         self, owner: str, url: str, ref: str = "", path: str = "", protocols: tuple[str, ...] = ("https",)
     ) -> Source:
-        """One commit of a repository as an archive, made in a box. The archive is a stranger's like any other."""
+        """Fetch one commit of a repository as an archive, in a box. The archive is as untrusted as any other."""
         git.check_source(url, ref, local="file" in protocols)
         env = git.environment(protocols)
         async with self._box(owner, network="file" not in protocols) as live:
-            return await fetched(live, url, ref, path, env)
+            return await fetch_commit(live, url, ref, path, env)
 
 
-async def fetched(live: Live, url: str, ref: str, path: str, env: dict[str, str]) -> Source:
+async def fetch_commit(live: Live, url: str, ref: str, path: str, env: dict[str, str]) -> Source:
     address = f"file://{url}" if "file" in env["GIT_ALLOW_PROTOCOL"] else url
     await _run(live, git.command(["init", "--bare", "--quiet", "--template=", _REPOSITORY]), env=env)
     fetch = ["-C", _REPOSITORY, "fetch", "--quiet", "--depth=1", "--no-tags", "--no-recurse-submodules"]
     await _run(live, git.command([*fetch, "--", address, ref or "HEAD"]), env=env)
-    told = await _run(live, git.command(["-C", _REPOSITORY, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]), env=env)
-    commit = told.strip()
+    output = await _run(live, git.command(["-C", _REPOSITORY, "rev-parse", "--verify", "FETCH_HEAD^{commit}"]), env=env)
+    commit = output.strip()
     if not re.fullmatch(r"[0-9a-f]{40,64}", commit):
         raise Invalid(f"git found no commit for {ref or 'HEAD'} of {url}")
     archive = ["-C", _REPOSITORY, "archive", "--format=zip", f"--output={_ARCHIVE}", "FETCH_HEAD"]
@@ -153,7 +153,7 @@ async def fetched(live: Live, url: str, ref: str, path: str, env: dict[str, str]
 
 @dataclass(frozen=True)
 class Commit:
-    """The archive of one commit."""
+    """A skill source: the archive of one commit."""
 
     archive: Zip
     origin: Origin
@@ -175,14 +175,14 @@ async def _bounded(pieces: AsyncIterator[bytes], most: int) -> AsyncIterator[byt
 async def _run(
     live: Live, command: str | list[str], *, cwd: str | None = None, env: dict[str, str] | None = None
 ) -> str:
-    """Standard output of a command that must succeed."""
+    """Run a command that must succeed, and return its standard output."""
     words = command if isinstance(command, str) else tuple(command)
     result = await live.running.run(
         Command(command=words, cwd=cwd, env=env or {}, timeout_sec=BUILD_SECONDS, keep_output=1 << 16)
     )
     if result.exit_code == 0:
         return result.stdout
-    said = " ".join((result.stderr or result.stdout).split())[-600:]
+    message = " ".join((result.stderr or result.stdout).split())[-600:]
     if result.exit_code == 127:
-        raise Unavailable(f"the box has no such program: {said}", retryable=False, remedy="use an image that has it")
-    raise Invalid(said or f"{words} ended with {result.exit_code} ({result.verdict.cause})")
+        raise Unavailable(f"the box has no such program: {message}", retryable=False, remedy="use an image that has it")
+    raise Invalid(message or f"{words} ended with {result.exit_code} ({result.verdict.cause})")

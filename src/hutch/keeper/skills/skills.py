@@ -27,7 +27,7 @@ from hutch.model.skills import (
 
 if TYPE_CHECKING:
     from hutch import api
-    from hutch.keeper.skills.mounts import SkillBoxes
+    from hutch.keeper.skills.mounts import SkillMounts
     from hutch.skills.content import Budget
     from hutch.skills.skill_index import Origin
     from hutch.skills.sources import Allow, Source, Written
@@ -71,9 +71,9 @@ class Skills:
 class OwnerSkills:
     """The skills of one owner, for any caller: a source is never a path that the caller names."""
 
-    def __init__(self, skills: Skills, boxes: "SkillBoxes", owner: str) -> None:
+    def __init__(self, skills: Skills, mounts: "SkillMounts", owner: str) -> None:
         self._skills = skills
-        self._boxes = boxes
+        self._mounts = mounts
         self._owner = owner
 
     # --- reading --------------------------------------------------------------------------------------------
@@ -147,7 +147,7 @@ class OwnerSkills:
 
     async def save(self, name: str, box: "api.Box", path: str = "") -> SkillInfo:
         """Install the copy that was edited in a box as a new version."""
-        return await self.install(await fetched_from(box, name, path), name=name)
+        return await self.install(await read_edited_copy(box, name, path), name=name)
 
     async def upgrade(self, name: str, allow: "Allow | None" = None) -> SkillInfo:
         """`allow` checks paths of this machine, where the caller is not its user."""
@@ -185,11 +185,11 @@ class OwnerSkills:
     # --- in boxes -------------------------------------------------------------------------------------------
 
     async def prepare(self, name: str, box: "api.Box") -> SkillPlace:
-        return await self._boxes.prepare(self._owner, name, box)
+        return await self._mounts.prepare(self._owner, name, box)
 
     async def fetch(self, url: str, ref: str = "", path: str = "") -> "Source":
         """Fetch one commit of a git repository in a box of its own."""
-        return await self._boxes.workshop.fetch(self._owner, url, ref, path)
+        return await self._mounts.builds.fetch(self._owner, url, ref, path)
 
     async def _changed(self, skill: SkillInfo, before: str, verb: str) -> None:
         if before != skill.digest:
@@ -229,10 +229,10 @@ def _source(source: "str | Path | bytes | Source", path: str, ref: str, local_gi
     return source
 
 
-async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
-    """A skill's working copy in a box, by default the directory `edit` of its state.
+async def read_edited_copy(box: "api.Box", name: str, path: str = "") -> "Written":
+    """Read a skill's edited copy from a box, by default from the directory `edit` of its state.
 
-    Read file by file within a package's limits: the box decides what it says, and must not fill the host with it.
+    Files are read one by one within the limits of a package: the box controls the content and must not fill the host.
     """
     from hutch.skills.content import Budget
     from hutch.skills.manifest import MANIFEST, check_name
@@ -241,7 +241,7 @@ async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
 
     where = path or f"{STATE_AT}/{check_name(name)}/edit"
     files: dict[str, tuple[bytes, bool]] = {}
-    await _gather(box.files, where, "", Budget(), files)
+    await _read_tree(box.files, where, "", Budget(), files)
     if MANIFEST not in files:
         raise NotFound(
             f"there is no {MANIFEST} in {where} of box {box.id}",
@@ -250,7 +250,7 @@ async def fetched_from(box: "api.Box", name: str, path: str = "") -> "Written":
     return Written(files, Origin(kind="box", place=box.id, path=where))
 
 
-async def _gather(
+async def _read_tree(
     files: "api.Files", top: str, below: str, budget: "Budget", found: dict[str, tuple[bytes, bool]]
 ) -> None:
     from hutch.skills.content import EXCLUDED_NAMES, MAX_FILE_BYTES, check_path
@@ -266,7 +266,7 @@ async def _gather(
             continue
         check_path(name)
         if each.kind is FileKind.DIRECTORY:
-            await _gather(files, top, name, budget, found)
+            await _read_tree(files, top, name, budget, found)
         elif each.kind is not FileKind.FILE:
             raise Refused(f"{name} is a {each.kind}, and a skill holds only files", remedy="put a copy in its place")
         else:
@@ -276,15 +276,17 @@ async def _gather(
 
 
 async def scan(directory: str | Path) -> tuple[FoundSkill, ...]:
-    """The skills in a tree of directories of this machine (B38)."""
+    """Find the skills in a directory tree of this machine."""
     from hutch.skills import content
 
     return await in_thread(content.scan_skills, Path(directory).absolute())
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Disk work. When cancelled it still waits for the step: half an installation is nobody's wish. What the disk
-    refuses is a clean error, not a crash (B40)."""
+    """Run disk work in a thread, and finish it even when cancelled, so that no installation stays half done.
+
+    An OSError becomes FileFailed.
+    """
     step = asyncio.ensure_future(asyncio.to_thread(function, *args, **kwargs))
     try:
         return await asyncio.shield(step)
@@ -294,10 +296,10 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
     except OSError as error:
         if isinstance(error, HutchError):
             raise
-        raise _of_disk(error) from error
+        raise _disk_error(error) from error
 
 
-def _of_disk(error: OSError) -> HutchError:
+def _disk_error(error: OSError) -> HutchError:
     where = f" at {error.filename}" if error.filename else ""
     return FileFailed(
         f"the skill store cannot be used{where}: {error.strerror or error}", details={"errno": error.errno}

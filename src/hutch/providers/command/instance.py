@@ -54,13 +54,13 @@ class CommandInstance(BundledInstance):
     async def pause(self) -> None:
         """Stop every process but the guest with signals."""
         try:
-            await process_trees.halt(self._guest)
+            await process_trees.stop(self._guest)
         except TimeoutError as error:
-            process_trees.go_on(self._guest)
+            process_trees.resume(self._guest)
             raise Unavailable(f"box {self.record.box_id} starts processes faster than they can be stopped") from error
 
     async def resume(self) -> None:
-        process_trees.go_on(self._guest)
+        process_trees.resume(self._guest)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
         unchanged = await super().change_limits(limits)

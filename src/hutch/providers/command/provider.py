@@ -237,7 +237,7 @@ class CommandProvider(Provider):
         directory = self.shared_files.box(record.box_id)
         identities = [self._read_identity(record.box_id, name) for name in ("guest", "program")]
         roots = [identity for identity in identities if identity is not None]
-        await process_trees.end(roots, farewell=self.exit_grace_sec)
+        await process_trees.end(roots, grace=self.exit_grace_sec)
         _reap()
         await asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True)
         if directory.exists():

@@ -8,9 +8,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
+from hutch import http1
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.providers.docker.endpoint import Endpoint
 
@@ -18,7 +19,6 @@ CONNECT_TIMEOUT = 10.0
 TIMEOUT = 60.0
 MOST = 64 << 20
 """Bytes of an answer that are kept; engines answer with far less."""
-_LINE = 1 << 20
 _PIECE = 1 << 20
 
 Speaker = TypeVar("Speaker", bound=asyncio.BaseProtocol)
@@ -32,10 +32,21 @@ class EngineRefused(EngineError):
         self.status = status
 
 
-class Answer(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
+class _StreamSource:
+    """The bytes of an asyncio stream, for `hutch.http1`."""
+
+    def __init__(self, reader: asyncio.StreamReader) -> None:
+        self._reader = reader
+        self._unread = b""
+
+    async def receive(self) -> bytes:
+        if self._unread:
+            data, self._unread = self._unread, b""
+            return data
+        return await self._reader.read(_PIECE)
+
+    def unread(self, data: bytes) -> None:
+        self._unread = data + self._unread
 
 
 class EngineHttp:
@@ -78,12 +89,12 @@ class EngineHttp:
         headers: Mapping[str, str] | None,
     ) -> bytes:
         collected = bytearray()
-        async with self._asked(method, path, query, body, timeout, headers) as (answer, reader):
-            async for piece in _content(answer, reader):
+        async with self._asked(method, path, query, body, timeout, headers) as (head, source):
+            async for piece in http1.read_body(source, head):
                 collected += piece
                 if len(collected) > MOST:
                     raise EngineError(f"the engine's answer to {method} {path} has no end", op=path)
-        self._check(answer._replace(body=bytes(collected)), method, path)
+        self._check(head.status, bytes(collected), method, path)
         return bytes(collected)
 
     async def lines(
@@ -96,15 +107,15 @@ class EngineHttp:
         timeout: float = 3600.0,
     ) -> AsyncIterator[dict[str, Any]]:
         """An answer of one JSON object after the other, as it comes."""
-        async with self._asked(method, path, query, None, timeout, headers) as (answer, reader):
+        async with self._asked(method, path, query, None, timeout, headers) as (head, source):
             rest = b""
-            async for piece in _content(answer, reader):
+            async for piece in http1.read_body(source, head):
                 rest += piece
-                if answer.status < 300:
+                if head.status < 300:
                     *whole, rest = rest.split(b"\n")
                     for line in filter(None, map(bytes.strip, whole)):
                         yield json.loads(line)
-            self._check(answer._replace(body=rest), method, path)
+            self._check(head.status, rest, method, path)
             if rest.strip():
                 yield json.loads(rest)
 
@@ -122,7 +133,7 @@ class EngineHttp:
             raise _away(end, error) from error
 
     async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader = asyncio.StreamReader(limit=_LINE)
+        reader = asyncio.StreamReader(limit=_PIECE)
         transport, protocol = await self.open(lambda: asyncio.StreamReaderProtocol(reader))
         return reader, asyncio.StreamWriter(transport, protocol, reader, asyncio.get_running_loop())
 
@@ -154,7 +165,7 @@ class EngineHttp:
         body: object,
         timeout: float | None,
         headers: Mapping[str, str] | None,
-    ) -> AsyncIterator[tuple[Answer, asyncio.StreamReader]]:
+    ) -> AsyncIterator[tuple[http1.Head, http1.Source]]:
         """One request on a connection of its own, open while its answer is read."""
         content, kind = (body, "application/x-tar") if isinstance(body, bytes) else (b"", "application/json")
         if body is not None and not content:
@@ -169,7 +180,8 @@ class EngineHttp:
                 for start in range(0, len(content), _PIECE):
                     writer.write(content[start : start + _PIECE])
                     await writer.drain()
-                yield await read_head(reader), reader
+                source = _StreamSource(reader)
+                yield await http1.read_head(source), source
         except HutchError:
             raise
         except TimeoutError as error:
@@ -181,48 +193,14 @@ class EngineHttp:
             if writer is not None:
                 writer.transport.abort()
 
-    def _check(self, answer: Answer, method: str, path: str) -> None:
-        if answer.status < 400:
+    def _check(self, status: int, body: bytes, method: str, path: str) -> None:
+        if status < 400:
             return
         try:
-            message = str(json.loads(answer.body)["message"])
+            message = str(json.loads(body)["message"])
         except (ValueError, KeyError, TypeError):
-            message = answer.body.decode("utf-8", "replace").strip()[:500]
-        raise EngineRefused(answer.status, message or f"{method} {path}: {answer.status}", path)
-
-
-async def read_head(reader: asyncio.StreamReader) -> Answer:
-    """Status and headers of an answer, names in lower case."""
-    first = await reader.readuntil(b"\r\n")
-    words = first.split(None, 2)
-    if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise ConnectionError(f"it does not speak HTTP: {first[:80]!r}")
-    headers: dict[str, str] = {}
-    while (line := await reader.readuntil(b"\r\n")) != b"\r\n":
-        name, _, value = line.decode("latin-1").partition(":")
-        headers[name.strip().lower()] = value.strip()
-    return Answer(int(words[1]), headers, b"")
-
-
-async def _content(answer: Answer, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    if answer.status in (204, 304):
-        return
-    if answer.headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readuntil(b"\r\n")).split(b";")[0], 16):
-            yield await reader.readexactly(size)
-            await reader.readexactly(2)
-        return
-    length = answer.headers.get("content-length")
-    left = int(length) if length is not None else None
-    while left is None or left > 0:
-        piece = await reader.read(_PIECE if left is None else min(_PIECE, left))
-        if not piece:
-            if left:
-                raise ConnectionError("the answer was cut off")
-            return
-        if left is not None:
-            left -= len(piece)
-        yield piece
+            message = body.decode("utf-8", "replace").strip()[:500]
+        raise EngineRefused(status, message or f"{method} {path}: {status}", path)
 
 
 def _spelled(value: object) -> str:

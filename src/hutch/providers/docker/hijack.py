@@ -8,6 +8,7 @@ import asyncio
 import json
 from typing import Any, cast
 
+from hutch import http1
 from hutch.errors import EngineError, HutchError, Unavailable
 from hutch.providers.docker.engine_http import EngineHttp, EngineRefused
 from hutch.providers.guest_client.link import Link
@@ -15,7 +16,6 @@ from hutch.providers.guest_client.link import Link
 _FRAME = 8
 _STDOUT = 1
 _STDERR = 2
-_HEAD_LIMIT = 1 << 16
 _KEPT = 2000
 TIMEOUT = 30.0
 
@@ -81,12 +81,15 @@ class Hijacked(asyncio.Protocol):
     def _read_head(self) -> None:
         end = self._buffer.find(b"\r\n\r\n")
         if end < 0:
-            if len(self._buffer) > _HEAD_LIMIT:
+            if len(self._buffer) > http1.MAX_HEAD:
                 self._refuse(EngineError("the engine's answer to an exec has no end", op="exec"))
             return
         head, self._buffer = bytes(self._buffer[:end]), self._buffer[end + 4 :]
-        words = head.split(b"\r\n", 1)[0].split(None, 2)
-        status = int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
+        try:
+            status = http1.parse_head(head).status
+        except http1.ProtocolError as error:
+            self._refuse(EngineError(f"the engine's answer to an exec is no HTTP: {error}", op="exec"))
+            return
         if status not in (101, 200):
             self._refuse(EngineRefused(status, _message(bytes(self._buffer)) or f"exec: {status}", "exec"))
             return

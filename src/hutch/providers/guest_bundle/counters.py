@@ -5,7 +5,7 @@ import os
 import msgspec
 
 from hutch.errors import HutchError
-from hutch.linux.cgroup_detect import Seat
+from hutch.linux.cgroup_detect import Hierarchy
 from hutch.linux.cgroups import Group
 from hutch.providers.guest_client.answers import checked
 from hutch.providers.guest_client.link import Link
@@ -78,15 +78,15 @@ def group_of(pid: int, root: str = "/sys/fs/cgroup") -> Group | None:
                 positions.update(dict.fromkeys(controllers.split(","), path))
     except OSError:
         return None
-    seats: dict[str, Seat] = {}
+    hierarchies: dict[str, Hierarchy] = {}
     for name in ("memory", "pids", "cpu"):
         if name in positions:
             directory, version = _legacy(root, name) + positions[name], 1
         else:
             directory, version = root + positions.get("", "/"), 2
         if os.path.isdir(directory):
-            seats[name] = Seat(version, directory)
-    return Group(seats, None) if seats else None
+            hierarchies[name] = Hierarchy(version, directory)
+    return Group(hierarchies, None) if hierarchies else None
 
 
 def _legacy(root: str, controller: str) -> str:

@@ -1,6 +1,6 @@
-"""Removing a box, and finding boxes again: by record alone, by any process that may, whatever died before.
+"""Finds boxes again and removes them, from their records alone, and removes what killed processes left.
 
-Every box has a directory `<run>/<id>`; the spawner writes the file `box` in it before the box can live.
+Every box has a directory `<run>/<id>`. The spawner writes the file `box` there before the box can start.
 """
 
 import asyncio
@@ -21,8 +21,8 @@ from hutch.model.ids import BoxId, is_box_id
 from hutch.providers.base import InstanceRecord
 
 PROVIDER = "native"
-STEM = ".stem-"
-"""How the name of a directory begins that no keeper owns: its process follows, and what is there goes with that."""
+PRESTARTED_PREFIX = ".stem-"
+"""Prefix of a directory that no keeper owns. The pid of its process follows; with that process, it is removed."""
 KEEPER = "keeper"
 _DEATH_TIMEOUT = 20.0
 _DYING = 2.0
@@ -31,7 +31,7 @@ _HOME = re.compile(r"hutch-[a-z0-9][a-z0-9-]*")
 
 
 def record_of(box_id: BoxId, run: str, keeper: str = "") -> InstanceRecord | None:
-    """What the directory of a box tells; None if there is none."""
+    """The record of a box, from its directory; None if there is none."""
     directory = os.path.join(run, box_id)
     if not os.path.isdir(directory):
         return None
@@ -45,12 +45,12 @@ def read_plan(directory: str) -> dict[str, Any]:
         with open(os.path.join(directory, "box"), "rb") as file:
             plan = json.loads(file.read())
     except (FileNotFoundError, NotADirectoryError, json.JSONDecodeError):
-        return {}  # the spawner had not come so far, so that nothing but the directory exists
+        return {}  # the spawner had not written it yet, so nothing but the directory exists
     return plan if isinstance(plan, dict) else {}
 
 
 def records(run: str, stores: str) -> tuple[InstanceRecord, ...]:
-    """Boxes that live, or died without being destroyed, and persistent ones that are stopped."""
+    """Boxes that run, or died without being destroyed, and persistent boxes that are stopped."""
     found = [record_of(box_id, run) for box_id in _box_ids(run)]
     there = {record.box_id for record in found if record is not None}
     stopped = (_stopped(box_id, run, stores) for box_id in _box_ids(stores) if box_id not in there)
@@ -76,27 +76,26 @@ def _stopped(box_id: BoxId, run: str, stores: str) -> InstanceRecord:
 
 
 def make_store(store: str, keeper: str) -> None:
-    """A persistent box's directory; who keeps it is written there, out of the box's sight."""
+    """Make a persistent box's directory, with its keeper's name where the box cannot see it."""
     os.makedirs(store, 0o700, exist_ok=True)
     with open(os.path.join(store, KEEPER), "w") as file:
         file.write(keeper)
 
 
 def unowned(box_id: BoxId) -> BoxId:
-    """The name of a box that is nobody's but this process's: no list shows it, no sweep takes it while we live."""
-    return BoxId(f"{STEM}{os.getpid()}-{box_id}")
+    """The id of a box that belongs to this process: no list shows it, and no sweep removes it while we run."""
+    return BoxId(f"{PRESTARTED_PREFIX}{os.getpid()}-{box_id}")
 
 
 async def sweep(run: str) -> None:
-    """Remove what a process that was killed left: a spawner its stems, a probe its canary. Those of a live one are its
-    own business."""
+    """Remove what killed processes left: the prestarted children of a spawner, the canary of a probe."""
     try:
-        names = [name for name in os.listdir(run) if name.startswith(STEM)]
+        names = [name for name in os.listdir(run) if name.startswith(PRESTARTED_PREFIX)]
     except FileNotFoundError:
         return
     for name in names:
         directory = os.path.join(run, name)
-        process = name.removeprefix(STEM).partition("-")[0]
+        process = name.removeprefix(PRESTARTED_PREFIX).partition("-")[0]
         if process.isdecimal() and processes.start_time(int(process)) is not None:
             continue
         plan = read_plan(directory)
@@ -105,7 +104,7 @@ async def sweep(run: str) -> None:
 
 
 def process_of(record: InstanceRecord) -> processes.Identity | None:
-    """The first process of the box; None if none was ever made."""
+    """The first process of the box; None if it was never started."""
     return _process(_facts(record))
 
 
@@ -117,13 +116,13 @@ def _process(facts: Mapping[str, Any]) -> processes.Identity | None:
 
 
 def _facts(record: InstanceRecord) -> Mapping[str, Any]:
-    """The newest there are: a box that is being restored lives again before its record knows of it."""
+    """The newest facts: a restored box runs again before its record is updated."""
     plan = read_plan(str(record.data.get("directory", "")))
     return plan if plan.get("pid") else record.data
 
 
 async def ends(process: processes.Identity) -> bool:
-    """Whether it has ended, or does so in a moment."""
+    """Whether the process has ended, or does so within moments."""
     pidfd = process.open()
     if pidfd is None:
         return True
@@ -134,10 +133,10 @@ async def ends(process: processes.Identity) -> bool:
 
 
 async def discard(record: InstanceRecord, *, keep_store: bool = False) -> None:
-    """End a box and remove what is left of it: groups and directories."""
+    """End a box, and remove its control groups and directories."""
     facts: Mapping[str, Any] = record.data
     pidfd = _open(facts)
-    if pidfd is None:  # gone; unless its record is behind
+    if pidfd is None:  # it has ended, or the record is outdated
         facts = _facts(record)
         pidfd = _open(facts)
     if pidfd is not None:
@@ -152,10 +151,10 @@ def _open(facts: Mapping[str, Any]) -> int | None:
 
 
 async def _end_processes(record: InstanceRecord, facts: Mapping[str, Any], pidfd: int) -> None:
-    """Kill the box's first process and wait: its end is the end of every process in its pid namespace."""
+    """Kill the box's first process and wait for its end, which ends every process in its pid namespace."""
     try:
         processes.kill(pidfd)
-        for path in _groups(facts)[-1:]:  # where a freezer is a hierarchy of its own, it is the last
+        for path in _groups(facts)[-1:]:  # where the freezer is a separate hierarchy, it is the last
             _thaw(path)
         await _ended(pidfd, record.box_id)
     finally:
@@ -202,7 +201,7 @@ async def _remove(record: InstanceRecord, facts: Mapping[str, Any], keep_store: 
 
 
 def _own(record: InstanceRecord, name: str) -> str:
-    """A directory of the record, if it bears the box's name: a damaged record must not make us remove another one."""
+    """A directory of the record, if it has the box's name: a damaged record must not make us remove another one."""
     path = record.data.get(name)
     if not isinstance(path, str) or not path:
         return ""
@@ -214,18 +213,18 @@ def _own(record: InstanceRecord, name: str) -> str:
 def _groups(facts: Mapping[str, Any]) -> list[str]:
     groups = facts.get("groups")
     paths = [path for path in groups if isinstance(path, str)] if isinstance(groups, list) else []
-    # A damaged record must not lead us to groups of others.
+    # A damaged record must not make us remove other groups.
     return [path for path in paths if "/hutch-" in path and ".." not in path]
 
 
 def _thaw(path: str) -> None:
-    """v1: SIGKILL waits for the thaw; a v2 group's processes die frozen."""
+    """Thaw a v1 group, where SIGKILL takes effect only after the thaw. In a v2 group it takes effect at once."""
     with contextlib.suppress(FileNotFoundError):
         cgroup_files.write(f"{path}/freezer.state", "THAWED")
 
 
 async def _remove_directory(directory: str) -> None:
-    """Usually three names and no file of size; a spill may be large."""
+    """Remove a box's directory, in a thread if it holds spilled output, which may be large."""
     try:
         for name in ("guest", "deputy", "box"):
             with contextlib.suppress(FileNotFoundError):
@@ -242,8 +241,7 @@ async def _remove_directory(directory: str) -> None:
 
 
 def remove_tree(path: str) -> None:
-    """Remove a tree that a box has written, as deep as it may be; overlay's work directories have no permission at
-    all."""
+    """Remove a tree that a box has written, however deep. Overlay's work directories have no permissions at all."""
     from hutch.guest.files import removal  # rarely needed
 
     parent = os.open(os.path.dirname(path), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -255,7 +253,7 @@ def remove_tree(path: str) -> None:
 
 
 def _enter(name: str, directory: int) -> int:
-    """Open a directory of ours whatever its mode is."""
+    """Open one of our directories, whatever its mode is."""
     found = os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=directory)
     try:
         os.chmod(f"/proc/self/fd/{found}", 0o700)
@@ -270,7 +268,7 @@ def sweep_groups(machine: Machine, *, dry_run: bool = False) -> tuple[str, ...]:
     A keeper's directory `hutch-<keeper>` is held by a shared lock of every process that uses it (`cgroups.Tree`), so a
     free lock means that nobody uses it. A group with processes is a box that somebody may come back for: it stays.
     """
-    places = sorted({seat.directory for _, seat in machine.seats})
+    places = sorted({seat.directory for _, seat in machine.hierarchies})
     names = {name for place in places for name in os.listdir(place) if _HOME.fullmatch(name) and name != SELF_LEAF}
     return tuple(name for name in sorted(names) if _sweep_group([f"{place}/{name}" for place in places], dry_run))
 
@@ -282,14 +280,14 @@ def _sweep_group(homes: list[str], dry_run: bool) -> bool:
         if not alone or any(map(_occupied, groups)):
             return False
         for group in () if dry_run else groups:
-            with contextlib.suppress(OSError):  # a process that joined it this moment keeps it
+            with contextlib.suppress(OSError):  # a process may just have joined it
                 os.rmdir(group)
         return True
 
 
 @contextlib.contextmanager
 def _alone(homes: list[str]) -> Iterator[bool]:
-    """Whether nobody holds any of these; meanwhile we do, so that nobody begins to."""
+    """Lock these directories, and yield whether no other process holds one of them."""
     with contextlib.ExitStack() as held:
         try:
             for home in homes:

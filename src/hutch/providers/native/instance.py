@@ -1,4 +1,4 @@
-"""A live native box: the linked instance, with its control group's counters, freezer and limits."""
+"""A running native box: a guest instance with the counters, freezer and limits of its control group."""
 
 import asyncio
 import os
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hutch.errors import EngineError, Unsupported
 from hutch.linux import cgroup_files
-from hutch.linux.cgroups import Ceiling, Group
+from hutch.linux.cgroups import Group, GroupLimits
 from hutch.linux.processes import cpu_seconds
 from hutch.model.limits import Limits
 from hutch.model.results import Result, Usage
@@ -23,21 +23,21 @@ from hutch.providers.native.watch.files import WatchedFiles
 from hutch.providers.native.watch.processes import BoxProcesses
 
 if TYPE_CHECKING:
-    from hutch.providers.native.watch.watchdogs import Guards
+    from hutch.providers.native.watch.watchdogs import Watchdogs
 
 
 OFFLINE = (
-    "the box has lost its network, whose porter was killed: use a new box, "
+    "the box has lost its network, whose helper process was killed: use a new box, "
     "or stop this one if it is persistent, and it comes back with a network"
 )
 
-_END_PATIENCE = 10.0
-"""How long a guest may take to end the processes of its box."""
+_END_TIMEOUT = 10.0
+"""Seconds that a guest may take to end the processes of its box."""
 _COUNTED = ("oom_kills", "pids_hits", "memory_peak_bytes")
 
 
 class GroupFacts:
-    """Counters of a control group, and what the watchdogs have done where the kernel does not hold a limit."""
+    """Counters of a control group, and of the watchdogs where the kernel does not enforce a limit."""
 
     def __init__(self, group: Callable[[], Group | None], watched: Callable[[], Counters]) -> None:
         self._group = group
@@ -61,7 +61,7 @@ class GroupFacts:
 
 
 class NativeInstance(GuestInstance):
-    """What `GuestInstance` leaves to the engine."""
+    """Implements what `GuestInstance` leaves to the engine."""
 
     def __init__(
         self,
@@ -69,22 +69,22 @@ class NativeInstance(GuestInstance):
         spec: EffectiveSpec,
         connect: Callable[[], Awaitable[Link]],
         open_group: Callable[[], Group | None],
-        ceiling: Callable[[Limits], Ceiling],
-        deputy: Callable[[str], Awaitable[Link]],
-        guards: "Guards",
+        group_limits: Callable[[Limits], GroupLimits],
+        root_guest: Callable[[str], Awaitable[Link]],
+        watchdogs: "Watchdogs",
         *,
         fresh: bool,
         show: Callable[[CheckedMount], Awaitable[None]],
     ) -> None:
-        facts = GroupFacts(self._opened, lambda: guards.counters(record.box_id))
-        super().__init__(record, spec, connect, facts, deputy=deputy)
-        self._guards = guards
+        facts = GroupFacts(self._opened, lambda: watchdogs.counters(record.box_id))
+        super().__init__(record, spec, connect, facts, deputy=root_guest)
+        self._watchdogs = watchdogs
         self._show = show
-        self._files = self._written = WatchedFiles(self.link, self.most_copied, guards.disk_watch(record.box_id))
+        self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
         self._open_group = open_group
         self._group: Group | None = None
         self._asked = False
-        self._ceiling = ceiling
+        self._group_limits = group_limits
         if fresh and record.data.get("groups"):
             self._untouched = Counters(oom_kills=0, pids_hits=0)
 
@@ -94,7 +94,7 @@ class NativeInstance(GuestInstance):
             group.prepare(_COUNTED)
 
     def _opened(self) -> Group | None:
-        """The box's group, opened with its first use: many a box is destroyed without one."""
+        """The box's group, opened on first use, because many boxes are destroyed without one."""
         if not self._asked:
             self._asked = True
             self._group = self._open_group()
@@ -104,32 +104,32 @@ class NativeInstance(GuestInstance):
         await self._show(place)
 
     def trouble(self) -> str:
-        """Its network is kept by processes that boxes do without until somebody kills them."""
+        """Report that the box has lost its network, which needs helper processes that somebody may kill."""
         uplink = self.record.data.get("uplink")
         return "" if not isinstance(uplink, str) or uplink_name.stands(uplink) else OFFLINE
 
     async def run(self, command: Command) -> Result:
-        if excess := await self._guards.jam(self.record.box_id):
+        if excess := await self._watchdogs.over_limit(self.record.box_id):
             return Result(job_id="", exit_code=None, verdict=refusal(excess))
-        self._guards.stir(self.record.box_id)
+        self._watchdogs.note_activity(self.record.box_id)
         return await super().run(command)
 
     async def start(self, command: Command) -> GuestProcess:
-        if excess := await self._guards.jam(self.record.box_id):
+        if excess := await self._watchdogs.over_limit(self.record.box_id):
             raise full(excess, "start")
-        self._guards.stir(self.record.box_id)
+        self._watchdogs.note_activity(self.record.box_id)
         return await super().start(command)
 
     def works_unseen(self) -> bool:
-        """Whether somebody may write who is no descendant of the guest: itself, or what runs below a deputy."""
-        deputies = self._deputies()
-        if self._written.writing or not deputies:
+        """Whether something may write that is no descendant of the guest: the guest itself, or below a root guest."""
+        root_guests = self._root_guest_users()
+        if self._written.writing or not root_guests:
             return bool(self._written.writing)
         members = self.members()
-        return not members or len(members) > 1 + len(deputies)
+        return not members or len(members) > 1 + len(root_guests)
 
     def members(self) -> set[int]:
-        """Every process of the box, as its control group knows them; without one none."""
+        """Every process of the box, from its control group; empty without one."""
         groups = self.record.data.get("groups")
         if not isinstance(groups, list) or not groups:
             return set()
@@ -140,35 +140,34 @@ class NativeInstance(GuestInstance):
 
     @property
     def pid(self) -> int:
-        """Of its guest."""
+        """The pid of its guest."""
         return int(str(self.record.data["pid"]))
 
     def users(self) -> set[int]:
-        """Every member but the guest."""
+        """Every process of the box but the guest."""
         return self.members() - {self.pid}
 
     async def end_processes(self, overrun: Overrun) -> None:
-        """All but the guests, each of which ends what it may: those of other users, which PID 1 cannot, are the
-        deputies'."""
-        for user in (None, *self._deputies()):
+        """End all processes but the guests. Root guests end those of other users, which the first guest cannot."""
+        for user in (None, *self._root_guest_users()):
             link = await self.link(user)
-            # Counted in the moment it is asked: a command that was sent before knows that it ended for this.
+            # Counted before the request, so that a command which was sent earlier knows why it ended.
             overrun.ends += 1
-            await link.request("kill_all", timeout=_END_PATIENCE)
-            await link.request("make_room", timeout=_END_PATIENCE)
+            await link.request("kill_all", timeout=_END_TIMEOUT)
+            await link.request("make_room", timeout=_END_TIMEOUT)
 
-    def _deputies(self) -> list[str]:
-        """Users whose deputies have a door: an earlier keeper may have made them."""
+    def _root_guest_users(self) -> list[str]:
+        """Users who have a root guest, by the names of their sockets: an earlier keeper may have started them."""
         try:
-            doors = os.listdir(str(self.record.data["directory"]))
+            names = os.listdir(str(self.record.data["directory"]))
         except FileNotFoundError:
             return []  # the box has been destroyed
-        return ["root" if door == "deputy" else door[7:] for door in doors if door.startswith("deputy")]
+        return ["root" if name == "deputy" else name[7:] for name in names if name.startswith("deputy")]
 
     async def pause(self) -> None:
         group = self._opened()
         if group is None:
-            if not await asyncio.to_thread(self._guards.pause, self.record.box_id):
+            if not await asyncio.to_thread(self._watchdogs.pause, self.record.box_id):
                 raise _no_freezer()
             return
         try:
@@ -179,7 +178,7 @@ class NativeInstance(GuestInstance):
     async def resume(self) -> None:
         group = self._opened()
         if group is None:
-            if not await asyncio.to_thread(self._guards.resume, self.record.box_id):
+            if not await asyncio.to_thread(self._watchdogs.resume, self.record.box_id):
                 raise _no_freezer()
             return
         await asyncio.to_thread(group.thaw)
@@ -190,7 +189,7 @@ class NativeInstance(GuestInstance):
         return counted.but(cpu_user_sec=user, cpu_system_sec=system)
 
     def _cpu_seconds(self) -> tuple[float, float]:
-        """Of everything the box's first process has waited for, and of what still runs."""
+        """User and system time of the processes that run, and of those that the box's first process has reaped."""
         pid = self.record.data["pid"]
         assert isinstance(pid, int)
         try:
@@ -204,7 +203,7 @@ class NativeInstance(GuestInstance):
         return sum(user for user, _ in times), sum(system for _, system in times)
 
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        """What a control group holds changes at once; a disk and open files would need a new box."""
+        """Change the limits of the control group at once. Disk and open files would need a new box."""
         unchanged = await super().change_limits(limits)
         group = self._opened()
         held = {"cpus", "memory_mb"} if group is None else {"cpus", "memory_mb", "pids"}
@@ -212,9 +211,9 @@ class NativeInstance(GuestInstance):
         if live:
             self.limits = self.limits.but(**{name: getattr(limits, name) for name in live})
             if group is None:
-                self._guards.change(self.record.box_id, self.limits)
+                self._watchdogs.change(self.record.box_id, self.limits)
             else:
-                group.limit(self._ceiling(self.limits))
+                group.limit(self._group_limits(self.limits))
         return tuple(name for name in unchanged if name not in live)
 
     async def close(self) -> None:

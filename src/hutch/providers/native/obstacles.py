@@ -1,4 +1,4 @@
-"""What can stand between this machine and a native box, one function for each: a reason and the exact remedy, or None.
+"""Checks for what keeps this machine from making native boxes. Each returns a reason with its remedy, or None.
 
 Creation errors quote the first that applies, because the kernel itself answers only "Operation not permitted".
 """
@@ -11,10 +11,10 @@ from hutch.linux import kernel
 from hutch.model.capabilities import Missing
 
 _EMPTY = frozenset({"/proc/sys/fs/binfmt_misc", "/proc/fs/nfsd"})
-"""Where every usual machine mounts something in /proc."""
+"""Directories of /proc on which most machines mount something."""
 
 OLDEST = (5, 12)
-"""mount_setattr(2); overlay in user namespaces came one release before."""
+"""The first Linux with mount_setattr(2). Overlay in user namespaces came one release before."""
 
 
 def architecture() -> Missing | None:
@@ -48,7 +48,7 @@ def namespaces_for_root_only() -> Missing | None:
 
 
 def apparmor() -> Missing | None:
-    """Ubuntu 23.10 and newer: the namespace is given, but nothing may be mounted in it."""
+    """Check for Ubuntu 23.10 and newer, where a user namespace can be made, but nothing can be mounted in it."""
     if os.geteuid() != 0 and _sysctl("kernel/apparmor_restrict_unprivileged_userns") == "1":
         reason = "kernel.apparmor_restrict_unprivileged_userns is 1"
         remedy = f"sysctl -w {reason.removesuffix(' is 1')}=0, or an AppArmor profile with `userns,` for this Python"
@@ -67,9 +67,9 @@ def overlay() -> Missing | None:
 
 
 def masked_proc(mountinfo: str = "/proc/self/mountinfo") -> Missing | None:
-    """The kernel gives a new /proc in a user namespace only to who sees the whole of an old one.
+    """Check for covered parts of /proc: the kernel then refuses a new /proc in a user namespace.
 
-    What is mounted on a directory that is always empty hides nothing (fs/namespace.c, mnt_already_visible).
+    A mount on a directory that is always empty does not count (fs/namespace.c, mnt_already_visible).
     """
     with open(mountinfo) as file:
         points = [line.split(" ")[4] for line in file]
@@ -95,4 +95,4 @@ def _sysctl(name: str) -> str:
         with open(f"/proc/sys/{name}") as file:
             return file.read().strip()
     except OSError:
-        return ""  # this kernel does not have it
+        return ""  # this kernel does not have the sysctl

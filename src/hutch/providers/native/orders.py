@@ -1,4 +1,4 @@
-"""From an effective spec to the order a spawner understands: shape, claim, ceiling, and what the guest is told."""
+"""Translates an effective spec into the request that a spawner understands, and into the options of the guest."""
 
 import json
 import os
@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from hutch.errors import Invalid, Refused, Unsupported
-from hutch.linux.cgroups import Ceiling
+from hutch.linux.cgroups import GroupLimits
 from hutch.model.limits import Limits
 from hutch.model.spec import CheckedMount, EffectiveSpec, MountMode, NetworkMode, Order, Retention, Workspace
 from hutch.providers.base import InstanceRecord
@@ -16,7 +16,7 @@ from hutch.providers.native.spawn import wire
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 _HEADROOM = 4
-"""RLIMIT_NPROC counts our own processes too (a control group's limit leaves them room by itself)."""
+"""Added to RLIMIT_NPROC, which counts our own processes too. `cgroup_files` adds its own headroom."""
 _SHM_MB = 64
 _INODES_PER_MB = 256
 
@@ -30,7 +30,7 @@ def is_persistent(spec: EffectiveSpec) -> bool:
 
 
 def canary_spec() -> EffectiveSpec:
-    """The plainest box there is."""
+    """The spec of a canary, the plainest box there is."""
     limits = Limits(
         cpus=1.0, memory_mb=64, pids=16, disk_mb=16, open_files=256, timeout_sec=10.0, max_timeout_sec=10.0
     )  # fmt: skip
@@ -42,7 +42,7 @@ def canary_spec() -> EffectiveSpec:
 
 
 def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
-    """The whole environment of every command: nothing of the keeper's own."""
+    """The whole environment of every command, with nothing of the keeper's own."""
     standard = {
         "PATH": PATH, "HOME": f"/{HOME}", "USER": "user", "LOGNAME": "user", "SHELL": "/bin/sh", "LANG": "C.UTF-8",
         "HOSTNAME": name, "TMPDIR": "/tmp",
@@ -50,17 +50,16 @@ def environment(spec: EffectiveSpec, name: str) -> dict[str, str]:
     return standard | spec.env | spec.secrets
 
 
-def deputy_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> bytes:
-    """What a deputy is told: it lives as long as the box does, whoever is connected."""
+def root_guest_options(record: InstanceRecord, spec: EffectiveSpec, uid: int) -> bytes:
+    """The options of a root guest, which runs as long as the box does, whoever is connected."""
     home = "/root" if uid == 0 else "/"
     name = "root" if uid == 0 else str(uid)
     env = environment(spec, record.box_id[:12]) | {"HOME": home, "USER": name, "LOGNAME": name}
-    told = {"box_id": record.box_id, "workdir": spec.workdir, "env": env}
-    return json.dumps(told).encode()
+    return json.dumps({"box_id": record.box_id, "workdir": spec.workdir, "env": env}).encode()
 
 
 def guest_options(order: Order) -> bytes:
-    """What `guest.main.Options` is made of."""
+    """The fields of `guest.main.Options`, as JSON."""
     spec = order.spec
     deadline = time.monotonic() + spec.ttl_sec if spec.ttl_sec else 0.0
     return json.dumps(
@@ -74,41 +73,43 @@ def guest_options(order: Order) -> bytes:
     ).encode()
 
 
-def ceiling(limits: Limits, *, persistent: bool) -> Ceiling:
-    """What the control group gets: a box's files in memory are charged to it, so that they are added to its memory."""
+def group_limits(limits: Limits, *, persistent: bool) -> GroupLimits:
+    """The limits of the control group. Files of a tmpfs are charged to it, so their size is added to its memory."""
     files_mb = _SHM_MB if persistent else limits.disk_mb
     memory = (limits.memory_mb + files_mb) << 20
-    return Ceiling(memory_bytes=memory, pids=limits.pids, cpus=limits.cpus)
+    return GroupLimits(memory_bytes=memory, pids=limits.pids, cpus=limits.cpus)
 
 
 def inodes(limits: Limits) -> int:
-    """How many files a box may have: they cost memory or disk though they are empty."""
+    """The number of files that a box may have. Even empty files cost memory or disk."""
     return max(4096, limits.disk_mb * _INODES_PER_MB)
 
 
-def request(order: Order, image: Image, store: str | None, *, ranged: bool, counts_processes: bool) -> wire.Message:
+def request(
+    order: Order, image: Image, store: str | None, *, has_id_ranges: bool, counts_processes: bool
+) -> wire.Message:
     """The message that asks a spawner for this box."""
     spec, limits = order.spec, order.spec.limits
     own = spec.workspace.source == "own" and spec.workspace.mode is MountMode.RW
     binds, overlays = image.binds, ()
     if image.is_machine and not spec.read_only_root:
-        if not ranged:
+        if not has_id_ranges:
             raise Unsupported(
                 "a writable root over the machine's own files needs id ranges, which only root can give",
                 op="create",
                 remedy="use a read-only root, an image (dir: or tar:) that belongs to you, or run Hutch as root",
             )
         binds, overlays = overlays, binds
-    bounds = ceiling(limits, persistent=store is not None)
-    # An ordinary user's box that was begun ahead can get no further mounts: what every box of its owner shows is a
-    # part of its shape instead.
-    begun_ahead = own and store is None and not ranged
+    bounds = group_limits(limits, persistent=store is not None)
+    # A prestarted child of an ordinary user can get no further mounts, so the mounts of all boxes of an owner are part
+    # of the template instead.
+    begun_ahead = own and store is None and not has_id_ranges
     shown = [place for place in order.places.mounts if begun_ahead and place.public]
     return {
         "id": order.box_id,
         "keeper": order.keeper,
         "hostname": hostname(order),
-        "shape": {
+        "template": {
             "lowers": image.lowers,
             "binds": binds,
             "overlays": overlays,
@@ -117,22 +118,22 @@ def request(order: Order, image: Image, store: str | None, *, ranged: bool, coun
             "network": spec.network.value,
             "pin": image.pin,
             "store": store,
-            "shown": [(place.real, _target(place.target)[1:]) for place in shown],
+            "workspace_binds": [(place.real, _target(place.target)[1:]) for place in shown],
             "allowed": () if spec.network is NetworkMode.OFF else sorted(set(spec.allow_private)),
         },
-        "claim": {
+        "parameters": {
             "size": limits.disk_mb << 20,
             "inodes": inodes(limits),
             "open_files": limits.open_files,
             "processes": 0 if counts_processes else limits.pids + _HEADROOM,
-            "extras": list(_extras(order, left_out=shown)),
+            "host_mounts": list(_host_mounts(order, left_out=shown)),
         },
-        "ceiling": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
+        "group_limits": {"memory_bytes": bounds.memory_bytes, "pids": bounds.pids, "cpus": bounds.cpus},
     }
 
 
-def _extras(order: Order, left_out: list[CheckedMount]) -> Iterator[list[str | bool | int]]:
-    """What of the host the box shows, as policy has seen it; the spawner checks each inode again when it is open."""
+def _host_mounts(order: Order, left_out: list[CheckedMount]) -> Iterator[list[str | bool | int]]:
+    """The host mounts as policy has allowed them. The spawner checks each inode again when it is open."""
     places = order.places
     for place in (places.workspace, *places.mounts):
         if place is not None and place not in left_out:
@@ -140,7 +141,7 @@ def _extras(order: Order, left_out: list[CheckedMount]) -> Iterator[list[str | b
 
 
 def extra(place: CheckedMount) -> list[str | bool | int]:
-    """As `root.Extra` reads it."""
+    """The values of a `root.HostMount`."""
     writable = place.mode is MountMode.RW
     return [place.real, _target(place.target), writable, place.dev, place.ino, place.public]
 
@@ -155,7 +156,7 @@ def _target(wanted: str) -> str:
 
 
 def check_layers(spec: EffectiveSpec, mapped: bool) -> None:
-    """Before anything is made for the box."""
+    """Refuse a box that this kernel's overlay cannot serve, before anything is made for it."""
     if not mapped and (is_persistent(spec) or not spec.read_only_root):
         raise Unsupported(
             "before Linux 5.19 a box with ids of its own can be neither persistent nor have a writable root",

@@ -1,6 +1,6 @@
-"""What the native engine can do on this machine: facts that can be read, a canary box and a connection that prove them.
+"""Finds out what the native engine can do on this machine: facts, then a canary box and a connection as proof.
 
-A canary that lived is remembered by kernel, user and version, so that `hutch run` does not pay for one each time.
+A successful canary is remembered by kernel, user and version, so that `hutch run` does not pay for one each time.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ from hutch.providers.native import obstacles
 from hutch.providers.native.network.availability import Availability, available
 from hutch.providers.native.network.firewall import find_program
 from hutch.providers.native.rootfs import root
-from hutch.providers.native.spawn.client import Spawner
+from hutch.providers.native.spawn.client import SpawnerClient
 from hutch.providers.native.watch import processes
 
 _ROOT_ONLY = "an ordinary user has a single id to give"
@@ -35,17 +35,17 @@ _DELEGATE = "run as root, or under systemd-run --user --scope -p Delegate=yes"
 
 
 class Machine(NamedTuple):
-    """Facts that do not need a box."""
+    """Facts about this machine that can be found without a box."""
 
-    ranged: bool
+    has_id_ranges: bool
     cgroups: cgroups.Machine
     network: Availability
     blind: str
-    """Why the watchdog cannot see a box's processes; "" if it can."""
+    """Why watchdogs cannot see a box's processes; "" if they can."""
     landlock: int
-    """Its version; 0: there is none."""
+    """The Landlock ABI version; 0 without Landlock."""
     mapped_layers: bool = True
-    """Whether a box with a range of ids can own what lies in its layers."""
+    """Whether a box with an id range can own the files of its layers."""
 
     @property
     def networks(self) -> tuple[NetworkMode, ...]:
@@ -57,14 +57,14 @@ class Machine(NamedTuple):
 
 
 def look() -> Machine:
-    ranged = identity.can_map_ranges()
+    has_id_ranges = identity.can_map_ranges()
     return Machine(
-        ranged,
+        has_id_ranges,
         cgroups.detect(),
         available(),
         processes.obstacle(),
         landlock.abi(),
-        root.LAYERS_TAKE_IDS or not ranged,
+        root.LAYERS_TAKE_IDS or not has_id_ranges,
     )
 
 
@@ -84,7 +84,7 @@ def grades(machine: Machine) -> Grades:
 
 
 def machine_memory_mb() -> int:
-    """What the kernel has to give to processes (MemTotal, proc(5))."""
+    """The memory that the kernel can give to processes (MemTotal, proc(5))."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
@@ -93,9 +93,9 @@ def pause(machine: Machine) -> Pause:
 
 
 def missing(machine: Machine) -> tuple[Missing, ...]:
-    """What this machine does not give, each with its remedy."""
+    """The features that this machine lacks, each with its remedy."""
     found: list[Missing] = []
-    if not machine.ranged:
+    if not machine.has_id_ranges:
         found += [Missing(what=what, reason=_ROOT_ONLY, remedy=_RUN_AS_ROOT) for what in ("users.root", "uid_range")]
         reason = f"files of the machine cannot be copied into a box's layer: {_ROOT_ONLY}"
         remedy = f"{_RUN_AS_ROOT}, or use an image (dir:, tar:) that belongs to you"
@@ -113,7 +113,7 @@ def missing(machine: Machine) -> tuple[Missing, ...]:
 
 
 def _missing_groups(machine: Machine) -> Iterator[Missing]:
-    """`cgroups` is missing where weaker means stand in; what nothing stands in for is named itself."""
+    """Report `cgroups` as missing where watchdogs replace it, and each limit that nothing enforces by its own name."""
     groups = machine.cgroups
     absent = [name for name in ("memory", "pids", "cpu", "freezer") if not getattr(groups, name)]
     uncounted = groups.memory and not groups.sockets
@@ -139,22 +139,22 @@ def capabilities(machine: Machine) -> Capabilities:
         pty=True,
         watch=True,
         pause=pause(machine),
-        users=("user", "root") if machine.ranged else ("user",),
-        uid_range=machine.ranged,
-        writable_root=machine.ranged and machine.mapped_layers,
+        users=("user", "root") if machine.has_id_ranges else ("user",),
+        uid_range=machine.has_id_ranges,
+        writable_root=machine.has_id_ranges and machine.mapped_layers,
         persistent=machine.mapped_layers,
         networks=machine.networks,
         images=("host", "dir", "tar", "oci"),
         mounts=True,
         memory_mb=machine_memory_mb(),
         grades=grades(machine),
-        disk_if_persistent=_watched(machine),  # its files are a directory of the machine's
+        disk_if_persistent=_watched(machine),  # its files are in a directory of the machine
         missing=missing(machine),
         facts={
             "kernel": os.uname().release,
             "cgroups": groups.mode,
             "landlock": str(machine.landlock),
-            "identity": "a range of ids for each box" if machine.ranged else "one id",
+            "identity": "a range of ids for each box" if machine.has_id_ranges else "one id",
             "network": machine.network.how if machine.network.usable else "none",
         },
     )
@@ -163,7 +163,7 @@ def capabilities(machine: Machine) -> Capabilities:
 async def proven(
     found: Capabilities, canary: Callable[[], Awaitable[None]], cache: str, *, anew: bool = False
 ) -> Capabilities:
-    """The capabilities, if a box lives here; else why not. `anew`: an earlier canary proves nothing."""
+    """The capabilities if a canary box runs, else why not. With `anew`, an earlier canary does not count."""
     mark = Path(cache) / f"canary-{_key(found)}"
     if anew:
         with contextlib.suppress(OSError):
@@ -179,22 +179,22 @@ async def proven(
         return found.but(usable=False, reason=reason, remedy=remedy)
     except OSError as error:
         return found.but(usable=False, reason=f"no box can be made: {error}", remedy="run `hutch doctor`")
-    with contextlib.suppress(OSError):  # a mark that cannot be kept costs the next probe a box, nothing more
+    with contextlib.suppress(OSError):  # without the mark, the next probe makes another canary
         _make_cache(mark.parent)
         mark.touch()
     return found
 
 
 def _make_cache(path: Path) -> None:
-    """Also the state directory above it, where there is none yet: closed to others from the first moment."""
+    """Make the cache, and the state directory above it if needed, closed to others from the first moment."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     path.mkdir(mode=0o700, exist_ok=True)
 
 
 async def with_proven_network(found: Capabilities, cache: str) -> Capabilities:
-    """The capabilities, without network `on` if no connection comes through where it was promised.
+    """The capabilities, without network `on` if a test connection fails.
 
-    Remembered as a canary is; that it failed only for a minute, in which nobody else waits for it.
+    The result is remembered like that of a canary, but a failure only for a minute.
     """
     if NetworkMode.ON not in found.networks:
         return found
@@ -217,9 +217,9 @@ async def with_proven_network(found: Capabilities, cache: str) -> Capabilities:
 
 
 async def prove_network() -> None:
-    """Make connections over an uplink that is opened for it; Unavailable or EngineError says which failed."""
-    options = {"keeper": "", "groups": "", "run": "", "without": [], "network": True, "proving": True}
-    spawner = Spawner(options, frozenset())
+    """Test connections over a new uplink. Unavailable or EngineError says which failed."""
+    options = {"keeper": "", "groups": "", "run": "", "without": [], "network": True, "testing": True}
+    spawner = SpawnerClient(options, frozenset())
     try:
         await spawner.start()
     except TimeoutError as error:
@@ -230,7 +230,7 @@ async def prove_network() -> None:
 
 
 def _remembered(mark: Path) -> str | None:
-    """Why it failed, "" if it did not; None: nobody knows, or any more."""
+    """Why the last test failed, "" if it succeeded; None if that is not known or too old."""
     try:
         reason = mark.read_text()
         fresh = time.time() - mark.stat().st_mtime < _FAILURE_SECONDS
@@ -240,7 +240,7 @@ def _remembered(mark: Path) -> str | None:
 
 
 def _key(found: Capabilities, *more: str) -> str:
-    """By what a canary's answer may change: kernel, user, version of ours, and the facts."""
+    """A key of everything that may change a canary's result: kernel, user, our version, and the facts."""
     kernel = os.uname()
     words = (kernel.release, kernel.version, str(os.geteuid()), __version__, repr(sorted(found.facts.items())), *more)
     return digest("\0".join(words).encode())[:24]

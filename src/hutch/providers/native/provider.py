@@ -1,4 +1,4 @@
-"""The native engine: boxes made of namespaces on this machine, as root or as an ordinary user, without a daemon."""
+"""The native provider: boxes made of namespaces on this machine, as root or as an ordinary user, without a daemon."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from hutch.errors import BoxBroken, ConfigError, EngineError, HutchError, NotFound, Refused, Unavailable, Unsupported
 from hutch.images.settings import ImageSettings
 from hutch.linux import identity
-from hutch.linux.cgroups import Ceiling, Group, Tree
+from hutch.linux.cgroups import Group, GroupLimits, Tree
 from hutch.model.capabilities import Capabilities
 from hutch.model.ids import new_box_id
 from hutch.model.images import ImageDefaults
@@ -19,20 +19,20 @@ from hutch.model.limits import EnforcedBy, Limits
 from hutch.model.spec import CheckedMount, EffectiveSpec, NetworkMode, Order
 from hutch.providers.base import InstanceRecord, Leftover, Provider
 from hutch.providers.guest_client.link import Link
-from hutch.providers.native import cleanup, obstacles, orders
-from hutch.providers.native import probe as probing
+from hutch.providers.native import cleanup, obstacles, orders, probe
 from hutch.providers.native.network import availability
+from hutch.providers.native.probe import Machine
 from hutch.providers.native.rootfs.images import Image, Images
 from hutch.providers.native.spawn import wire
-from hutch.providers.native.spawn.client import Begun, Spawners
-from hutch.providers.native.watch.watchdogs import Guards
+from hutch.providers.native.spawn.client import PendingRequest, SpawnerPool
+from hutch.providers.native.watch.watchdogs import Watchdogs
 
 if TYPE_CHECKING:
     from hutch.providers.native.instance import NativeInstance
 
 _OUTCOME_TIMEOUT = 20.0
-_FAREWELL = 2.0
-"""How long after its connection has ended the spawner may take to say why a box could not be made."""
+_FAILURE_TIMEOUT = 2.0
+"""Seconds that the spawner may take to report why a box failed, after the box's connection has ended."""
 
 
 class NativeProvider(Provider):
@@ -58,16 +58,16 @@ class NativeProvider(Provider):
         self._without = without
         self._known_images: Images | None = None
         self._image_settings = ImageSettings()
-        self._spawners: dict[tuple[str, bool], Spawners] = {}
+        self._spawners: dict[tuple[str, bool], SpawnerPool] = {}
         self._trees: dict[str, Tree] = {}
-        self._machine: probing.Machine | None = None
-        self._looking = threading.Lock()
-        """Held while the machine is looked at: in a thread by `probe`, on the loop by whoever needs no probe."""
+        self._machine: Machine | None = None
+        self._machine_lock = threading.Lock()
+        """Protects the detection of machine facts, which runs in a thread for `probe` and on the loop for others."""
         self._doubted = False
-        """An engine that failed proves itself anew, whatever earlier canaries have shown."""
-        self._guards = Guards()
-        self._inherited = False
-        """Boxes of other keepers' spawners have been ended here."""
+        """Whether the next probe makes a new canary, because the engine has failed."""
+        self._watchdogs = Watchdogs()
+        self._ended_foreign_boxes = False
+        """Whether boxes of other keepers' spawners have been ended here."""
 
     def configure(self, settings: Mapping[str, object]) -> None:
         known = {"state_dir", "run_dir", "images"}
@@ -88,29 +88,29 @@ class NativeProvider(Provider):
     # --- what can be done here -------------------------------------------------------------------------------
 
     async def probe(self) -> Capabilities:
-        found = probing.capabilities(await asyncio.to_thread(self._found))
+        found = probe.capabilities(await asyncio.to_thread(self._machine_facts))
         doubted, self._doubted = self._doubted, False
         cache = os.path.join(self._state, "cache")
-        found = await probing.proven(found, self._canary, cache, anew=doubted)
-        # What the kernel routes needs no other program; what pasta carries depends on its release.
-        carried = found.usable and self._found().network.how == availability.CARRIED
-        return await probing.with_proven_network(found, cache) if carried else found
+        found = await probe.proven(found, self._canary, cache, anew=doubted)
+        # Routing by the kernel needs no other program. Pasta depends on its release, so it is tested.
+        carried = found.usable and self._machine_facts().network.how == availability.CARRIED
+        return await probe.with_proven_network(found, cache) if carried else found
 
     def doubt(self) -> None:
         self._doubted = True
 
     async def check(self) -> None:
-        """A box is cheap enough to be the question itself."""
+        """Make a canary box, which is cheap enough for a health check."""
         try:
             await self._canary()
         except OSError as error:
             raise EngineError(f"no box can be made: {error}", op="probe", remedy="run `hutch doctor`") from error
 
     async def _canary(self) -> None:
-        """A real box that runs a real command."""
+        """Make a box, run a command in it and destroy it."""
         box_id = new_box_id()
-        # A keeper's name of its own: one canary that ends would remove the groups' home under another that begins. No
-        # such keeper lives, so that others would take the box for a dead one's if they saw it.
+        # Each canary has a keeper name of its own: a canary that ends would remove the group directory of another. No
+        # such keeper runs, so the box gets an id that other keepers do not list.
         order = Order(box_id=cleanup.unowned(box_id), keeper=f"canary-{box_id}", spec=orders.canary_spec())
         try:
             box = await self.create(order, self.plan(order))
@@ -123,10 +123,10 @@ class NativeProvider(Provider):
             if spawners := self._spawners.pop((order.keeper, False), None):
                 await spawners.close()
 
-    def _found(self) -> probing.Machine:
+    def _machine_facts(self) -> Machine:
         if self._machine is None:
-            with self._looking:
-                self._machine = self._machine or probing.look()
+            with self._machine_lock:
+                self._machine = self._machine or probe.look()
         return self._machine
 
     # --- making ----------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ class NativeProvider(Provider):
         return InstanceRecord(provider=self.name, box_id=order.box_id, keeper=order.keeper, data=data)
 
     async def create(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
-        orders.check_layers(order.spec, self._found().mapped_layers)
+        orders.check_layers(order.spec, self._machine_facts().mapped_layers)
         store = planned.data.get("store")
         if isinstance(store, str):
             cleanup.make_store(store, order.keeper)
@@ -146,43 +146,45 @@ class NativeProvider(Provider):
 
     async def _make(self, order: Order, planned: InstanceRecord) -> "NativeInstance":
         store = planned.data.get("store")
-        found = self._found()
+        found = self._machine_facts()
         orders.check_network(order.spec, found.networks, found.network_reason)
         if not self._spawners:
             await cleanup.sweep(self._run)
         network = order.spec.network is not NetworkMode.OFF
-        with contextlib.suppress(OSError):  # whoever asks it for the box is told
-            self._spawners_of(order.keeper, network).begin()  # and gets ready while the image is looked at
+        with contextlib.suppress(OSError):  # the request below reports the error
+            self._spawners_of(order.keeper, network).begin()  # it starts while the image is resolved
         message = orders.request(
             order, await self._image(order, planned), store if isinstance(store, str) else None,
-            ranged=found.ranged, counts_processes=found.cgroups.pids,
+            has_id_ranges=found.has_id_ranges, counts_processes=found.cgroups.pids,
         )  # fmt: skip
-        begun: Begun | None = None
-        # The guest finds its keeper connected: nobody has to knock, and its first word is on its way at once.
+        pending: PendingRequest | None = None
+        # The guest starts with a connection to its keeper, which saves a connect and a wait.
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         link: Link | None = None
         try:
             with theirs:
-                options = wire.sealed(orders.guest_options(order))
+                options = wire.write_memfd(orders.guest_options(order))
                 try:
-                    begun = await self._spawners_of(order.keeper, network).create(message, [options, theirs.fileno()])
+                    pending = await self._spawners_of(order.keeper, network).create(message, [options, theirs.fileno()])
                 finally:
                     os.close(options)
             link = await Link.begin(ours)
-            instance = await self._meet(order, planned, begun, link)
+            instance = await self._await_guest(order, planned, pending, link)
         except BaseException as error:
             link.close() if link else ours.close()
-            # Shielded: also a creation that is cancelled, and once more meanwhile, leaves nothing behind.
-            await asyncio.shield(self._retreat(planned, begun))
+            # Shielded, so that a creation that is cancelled twice leaves nothing behind either.
+            await asyncio.shield(self._abandon(planned, pending))
             if isinstance(error, OSError) and not isinstance(error, HutchError):
                 raise EngineError(f"box {order.box_id} could not be made: {error}", op="create") from error
             raise
-        begun.close()
+        pending.close()
         return instance
 
-    async def _meet(self, order: Order, planned: InstanceRecord, begun: Begun, link: Link) -> "NativeInstance":
-        """The guest's greeting is the first real answer of a box."""
-        answer = await asyncio.shield(begun.facts)
+    async def _await_guest(
+        self, order: Order, planned: InstanceRecord, pending: PendingRequest, link: Link
+    ) -> "NativeInstance":
+        """Wait for the facts of the box's process, then for its guest's greeting."""
+        answer = await asyncio.shield(pending.facts)
         if "box" not in answer:
             raise _failure(order, answer)
         record = planned.but(data={**planned.data, **answer["box"]})
@@ -192,24 +194,24 @@ class NativeProvider(Provider):
         except HutchError as error:
             await instance.close()
             try:
-                async with asyncio.timeout(_FAREWELL):
-                    failure = await asyncio.shield(begun.failure)
+                async with asyncio.timeout(_FAILURE_TIMEOUT):
+                    failure = await asyncio.shield(pending.failure)
             except TimeoutError:
-                raise error from None  # it had become a guest, and broke then
+                raise error from None  # the guest had started, and failed then
             raise _failure(order, failure) from error
         except BaseException:
             await instance.close()
             raise
         return instance
 
-    async def _retreat(self, planned: InstanceRecord, begun: Begun | None) -> None:
-        if begun is not None:
-            # The request may still be in the queue: discarding first would leave the box that it becomes.
+    async def _abandon(self, planned: InstanceRecord, pending: PendingRequest | None) -> None:
+        if pending is not None:
+            # The request may still be queued: discarding at once would leave the box that it starts.
             try:
                 async with asyncio.timeout(_OUTCOME_TIMEOUT):
-                    await begun.facts
+                    await pending.facts
             finally:
-                begun.close()
+                pending.close()
         await self._discard(planned, keep_store="restored" in planned.data)
 
     async def image(self, reference: str) -> ImageDefaults | None:
@@ -230,89 +232,91 @@ class NativeProvider(Provider):
         if not order.spec.image.startswith("oci:"):
             return await self._images.resolve(order.spec.image, order.places.image)
         places = tuple(str(planned.data[name]) for name in ("directory", "store") if name in planned.data)
-        return await self._images.stand(order.spec.image, order.box_id, places)
+        return await self._images.hold_for_box(order.spec.image, order.box_id, places)
 
-    def _spawners_of(self, keeper: str, network: bool = False) -> Spawners:
-        """One set for each keeper's name, which is part of the control groups' paths, and one for boxes with a network,
-        whatever private ranges each of them may reach: a set is four processes."""
+    def _spawners_of(self, keeper: str, network: bool = False) -> SpawnerPool:
+        """The spawners for a keeper's name, which is part of the paths of control groups.
+
+        Boxes with a network share one pool, whatever private ranges they may reach: a pool takes four processes.
+        """
         key = (keeper, network)
         if key not in self._spawners:
             os.makedirs(self._run, 0o700, exist_ok=True)
             name = _group_name(keeper)
-            self._spawners[key] = Spawners(
+            self._spawners[key] = SpawnerPool(
                 {
                     "keeper": keeper,
                     "groups": name,
                     "run": self._run,
                     "without": sorted(self._without),
                     "network": network,
-                    "proving": False,
+                    "testing": False,
                 },
-                frozenset(self._found().cgroups.controllers),
+                frozenset(self._machine_facts().cgroups.controllers),
             )
         return self._spawners[key]
 
     def _instance(self, record: InstanceRecord, spec: EffectiveSpec, *, fresh: bool = False) -> "NativeInstance":
-        """`fresh`: nothing has run in it yet."""
-        from hutch.providers.native.instance import NativeInstance  # the first box's process is on its way meanwhile
+        """Make the instance of a box. `fresh` means that nothing has run in it yet."""
+        from hutch.providers.native.instance import NativeInstance  # imported while the first box's process starts
 
         path = os.path.join(str(record.data["directory"]), "guest")
 
         async def connect() -> Link:
             return await Link.connect(path)
 
-        def ceiling(limits: Limits) -> Ceiling:
-            return orders.ceiling(limits, persistent=orders.is_persistent(spec))
+        def group_limits(limits: Limits) -> GroupLimits:
+            return orders.group_limits(limits, persistent=orders.is_persistent(spec))
 
-        async def deputy(user: str) -> Link:
-            return await self._deputy(record, spec, user)
+        async def root_guest(user: str) -> Link:
+            return await self._root_guest(record, spec, user)
 
         instance = NativeInstance(
-            record, spec, connect, lambda: self._group(record, fresh), ceiling, deputy, self._guards, fresh=fresh,
-            show=lambda place: self._show(record, place),
+            record, spec, connect, lambda: self._group(record, fresh), group_limits, root_guest, self._watchdogs,
+            fresh=fresh, show=lambda place: self._mount(record, place),
         )  # fmt: skip
-        self._guard(instance, lived=not fresh or "restored" in record.data)
+        self._start_watchdogs(instance, lived=not fresh or "restored" in record.data)
         return instance
 
-    def _guard(self, box: "NativeInstance", *, lived: bool) -> None:
-        """Watch what the kernel does not hold for us."""
+    def _start_watchdogs(self, box: "NativeInstance", *, lived: bool) -> None:
+        """Start the watchdogs for limits that the kernel does not enforce."""
         pid, store = box.record.data["pid"], box.record.data.get("store")
         assert isinstance(pid, int)
         try:
-            if probing.grades(self._found()).memory_mb is EnforcedBy.WATCHDOG:
-                self._guards.watch_memory(box, pid)
+            if probe.grades(self._machine_facts()).memory_mb is EnforcedBy.WATCHDOG:
+                self._watchdogs.watch_memory(box, pid)
             elif box.record.data.get("groups"):
-                self._guards.watch_sockets(box)
-            if not self._found().cgroups.cpu and not self._found().blind:
-                self._guards.watch_cpu(box, pid)
-            if isinstance(store, str) and not self._found().blind:
-                self._guards.watch_disk(box, pid, store, lived=lived)
+                self._watchdogs.watch_sockets(box)
+            if not self._machine_facts().cgroups.cpu and not self._machine_facts().blind:
+                self._watchdogs.watch_cpu(box, pid)
+            if isinstance(store, str) and not self._machine_facts().blind:
+                self._watchdogs.watch_disk(box, pid, store, lived=lived)
         except ProcessLookupError:
-            return  # it has just ended, which the link will tell
+            return  # the box has just ended, which the link reports
 
-    async def _deputy(self, record: InstanceRecord, spec: EffectiveSpec, user: str) -> Link:
-        """The link to a guest that runs as another user of the box; it is made when first asked for."""
+    async def _root_guest(self, record: InstanceRecord, spec: EffectiveSpec, user: str) -> Link:
+        """The link to a guest that runs as another user of the box, which is started on first use."""
         uid = 0 if user == "root" else int(user) if user.isdecimal() else None
-        if uid is None or not self._found().ranged or uid >= identity.RANGE:
+        if uid is None or not self._machine_facts().has_id_ranges or uid >= identity.RANGE:
             raise Unsupported(
                 f"commands cannot run as {user!r} here",
                 op="run",
                 remedy="use `user`"
-                if self._found().ranged
+                if self._machine_facts().has_id_ranges
                 else "run Hutch as root: one id is all an ordinary user has",
             )
-        door = "deputy" if uid == 0 else f"deputy-{uid}"
-        path = os.path.join(str(record.data["directory"]), door)
+        socket_name = "deputy" if uid == 0 else f"deputy-{uid}"
+        path = os.path.join(str(record.data["directory"]), socket_name)
         try:
             return await Link.connect(path)
         except Unavailable:
-            await self._enter(record, spec, door, uid)
+            await self._enter(record, spec, socket_name, uid)
         return await Link.connect(path)
 
-    async def _enter(self, record: InstanceRecord, spec: EffectiveSpec, door: str, uid: int) -> None:
+    async def _enter(self, record: InstanceRecord, spec: EffectiveSpec, socket_name: str, uid: int) -> None:
         facts = ("pid", "start", "boot", "directory", "groups")
-        message = {name: record.data[name] for name in facts} | {"door": door, "uid": uid}
-        options = wire.sealed(orders.deputy_options(record, spec, uid))
+        message = {name: record.data[name] for name in facts} | {"socket_name": socket_name, "uid": uid}
+        options = wire.write_memfd(orders.root_guest_options(record, spec, uid))
         try:
             answer = await self._spawners_of(record.keeper).enter(message, options)
         finally:
@@ -320,14 +324,14 @@ class NativeProvider(Provider):
         if "ready" not in answer:
             step, error = answer.get("step", ""), answer.get("error", "")
             raise EngineError(
-                f"no deputy for user {uid} in box {record.box_id}: {step}: {error}",
+                f"no guest for user {uid} in box {record.box_id}: {step}: {error}",
                 op="run",
                 details={"errno": answer.get("errno", "")},
             )
 
-    async def _show(self, record: InstanceRecord, place: CheckedMount) -> None:
-        if not self._found().ranged:
-            raise Unsupported("only root mounts something in a box that lives", op="show", remedy="make a new box")
+    async def _mount(self, record: InstanceRecord, place: CheckedMount) -> None:
+        if not self._machine_facts().has_id_ranges:
+            raise Unsupported("only root can mount something in a running box", op="show", remedy="make a new box")
         message = {name: record.data[name] for name in ("pid", "start", "boot")} | {"extra": orders.extra(place)}
         answer = await self._spawners_of(record.keeper).show(message)
         if "ready" not in answer:
@@ -343,7 +347,7 @@ class NativeProvider(Provider):
             return None
         tree = self._trees.get(record.keeper)
         if tree is None:
-            tree = self._trees[record.keeper] = Tree(self._found().cgroups, _group_name(record.keeper))
+            tree = self._trees[record.keeper] = Tree(self._machine_facts().cgroups, _group_name(record.keeper))
         try:
             return tree.made(paths) if fresh else tree.open(paths)
         except FileNotFoundError:
@@ -358,15 +362,15 @@ class NativeProvider(Provider):
         process = cleanup.process_of(record)
         if process is None or not process.alive():
             raise NotFound(f"box {record.box_id} no longer runs", op="attach")
-        await self._guards.settled(record.box_id)
+        await self._watchdogs.settled(record.box_id)
         instance = self._instance(record, spec)
         try:
             with contextlib.suppress(Unsupported):
-                await instance.resume()  # whoever paused it is gone, and a guest that stands still cannot greet
+                await instance.resume()  # a dead keeper may have paused it, and a paused guest cannot greet
             await instance.link()
         except (BoxBroken, Unavailable) as error:
             await instance.close()
-            # Its spawner may be ending it this moment, because it had not become a guest when its keeper died.
+            # Its spawner may be ending it right now, because it had not become a guest when its keeper died.
             if await cleanup.ends(process):
                 raise NotFound(f"box {record.box_id} no longer runs", op="attach") from error
             raise
@@ -390,11 +394,11 @@ class NativeProvider(Provider):
         await self._discard(record, keep_store=False)
 
     async def _discard(self, record: InstanceRecord, *, keep_store: bool) -> None:
-        self._guards.forget(record.box_id)
-        self._inherited |= all(record.keeper != keeper for keeper, _ in self._spawners)
+        self._watchdogs.forget(record.box_id)
+        self._ended_foreign_boxes |= all(record.keeper != keeper for keeper, _ in self._spawners)
         await cleanup.discard(record, keep_store=keep_store)
         if not keep_store:
-            self._images.leave(record.box_id)
+            self._images.release(record.box_id)
 
     async def list(self) -> tuple[InstanceRecord, ...]:
         return await asyncio.to_thread(cleanup.records, self._run, self._stores)
@@ -405,7 +409,7 @@ class NativeProvider(Provider):
 
         if not dry_run:
             await cleanup.sweep(self._run)
-        found = await asyncio.to_thread(self._found)
+        found = await asyncio.to_thread(self._machine_facts)
         groups = await asyncio.to_thread(cleanup.sweep_groups, found.cgroups, dry_run=dry_run)
         drafts = await asyncio.to_thread(self._images.sweep, dry_run=dry_run)
         try:
@@ -420,14 +424,14 @@ class NativeProvider(Provider):
         return tuple(Leftover(kind=kind, name=name) for kind, names in swept.items() for name in names)
 
     async def close(self) -> None:
-        await self._guards.close()
+        await self._watchdogs.close()
         spawners, self._spawners = self._spawners, {}
         for each in spawners.values():
             await each.close()
         trees, self._trees = self._trees, {}
-        # A spawner that was killed leaves its groups, one of them perhaps not yet written down anywhere.
+        # A killed spawner leaves its groups, perhaps one that no record names yet.
         kept = [tree for tree in trees.values() if not tree.close()]
-        if kept or self._inherited or any(each.lost_one for each in spawners.values()):
+        if kept or self._ended_foreign_boxes or any(each.lost_spawner for each in spawners.values()):
             await self.sweep()
 
 

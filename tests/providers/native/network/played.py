@@ -31,7 +31,7 @@ from hutch.providers.native.instance import OFFLINE
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 KNOCK = f"""python3 -c '
 import socket, sys
 for address in sys.argv[1:]:
@@ -77,7 +77,7 @@ ONLINE = "connected No route to host 192.0.2.55"
 
 
 def names_held() -> set[str]:
-    """Of the porters that live on this machine."""
+    """The uplink names that network worker_processes on this machine hold."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return {line.split()[-1] for line in lines if "@hutch-uplink" in line}
 
@@ -95,7 +95,7 @@ def until_nothing_is_left(place: House) -> None:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not true():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(0.02)
@@ -126,7 +126,7 @@ def on() -> None:
 
 @scene
 def private_ranges() -> None:
-    """Boxes that may reach different private ranges have the same spawner, porter and pasta."""
+    """Boxes that may reach different private ranges have the same spawner, helper and pasta."""
 
     async def act(place: House) -> None:
         async with place.opened() as hutch:
@@ -139,7 +139,7 @@ def private_ranges() -> None:
                         assert found.stdout == "connected Permission denied "
                 async with hutch.box(network="on") as other:
                     assert (await other.exec(KNOCK + "192.168.77.7 10.9.9.9")).stdout == "Permission denied " * 2
-                assert len(porters(descendants(os.getpid()))) == 1
+                assert len(network_helpers(descendants(os.getpid()))) == 1
                 stats = [Path(f"/proc/{pid}/stat").read_text() for pid in spawners_of(os.getpid())]
                 living = [stat for stat in stats if ") Z " not in stat]  # those of the probe may not be reaped yet
                 assert len(living) <= 2, "one for the boxes with a network, one for the others"
@@ -154,7 +154,7 @@ def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = r
 
     async def act() -> None:
         dead = names_held()
-        assert dead, "the porter has gone with its spawner"
+        assert dead, "the helper has gone with its spawner"
         async with place.opened() as hutch:
             box = await hutch.attach(box_id, takeover=True)
             assert await look(box) == ONLINE
@@ -162,7 +162,7 @@ def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = r
                 assert await reached(other) == ONLINE
             assert await reached(box) == ONLINE
             await box.destroy()
-            until(lambda: not names_held() & dead, "the porter of the dead spawner has ended")
+            until(lambda: not names_held() & dead, "the helper of the dead spawner has ended")
         async with place.opened():
             pass  # the next keeper sweeps
 
@@ -172,7 +172,7 @@ def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = r
 
 @scene
 def killed_keeper() -> None:
-    """Its spawner ends in good order, and leaves the porter to the box."""
+    """Its spawner ends in good order, and leaves the helper to the box."""
     with house() as place:
         keeper = holder(place)
         box_id = make(keeper, network="on")
@@ -207,7 +207,7 @@ def running(pid: int) -> bool:
         return False
 
 
-def porters(among: list[int]) -> list[int]:
+def network_helpers(among: list[int]) -> list[int]:
     """Those who hold the name of an uplink themselves."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     names = {f"socket:[{line.split()[6]}]" for line in lines if "@hutch-uplink" in line}
@@ -221,10 +221,10 @@ def open_files(pid: int) -> set[str]:
         return set()
 
 
-def helpers(porter: int) -> list[int]:
-    """The porter's runner, and pasta where it carries: what a new one is made of when it dies."""
-    until(lambda: len(descendants(porter)) == (1 if routed() else 2), "nobody else is there any more")
-    return descendants(porter)
+def worker_processes(helper: int) -> list[int]:
+    """The helper's worker, and pasta where it carries: what a new one is made of when it dies."""
+    until(lambda: len(descendants(helper)) == (1 if routed() else 2), "nobody else is there any more")
+    return descendants(helper)
 
 
 def kill(pid: int) -> None:
@@ -233,26 +233,26 @@ def kill(pid: int) -> None:
 
 
 async def reached_soon(box: Box) -> str:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := await reached(box)) != ONLINE and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return found
 
 
 @scene
-def killed_helpers() -> None:
+def killed_workers() -> None:
     """One after the other, while a keeper has the box, and when nobody has it."""
 
     async def act(place: House) -> None:
         async with place.opened() as hutch, hutch.box(network="on") as box:
             assert await reached(box) == ONLINE
-            (porter,) = porters(descendants(os.getpid()))
-            for number in range(len(helpers(porter))):
-                kill(helpers(porter)[number])
+            (helper,) = network_helpers(descendants(os.getpid()))
+            for number in range(len(worker_processes(helper))):
+                kill(worker_processes(helper)[number])
                 assert await reached_soon(box) == ONLINE
             async with hutch.box(network="on") as other:
                 assert await reached(other) == ONLINE
-            assert porters(descendants(os.getpid())) == [porter]
+            assert network_helpers(descendants(os.getpid())) == [helper]
             assert not [event for event in await hutch.events() if event.kind == "warning"]
         until_nothing_is_left(place)
 
@@ -261,15 +261,15 @@ def killed_helpers() -> None:
     with house() as place:
         keeper = holder(place)
         box_id = make(keeper, network="on")
-        (porter,) = porters(descendants(keeper.pid))
+        (helper,) = network_helpers(descendants(keeper.pid))
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
-        for victim in reversed(helpers(porter)):
+        for victim in reversed(worker_processes(helper)):
             os.kill(victim, signal.SIGKILL)
         adopted(place, box_id, reached_soon)
 
 
 @scene
-def killed_porter() -> None:
+def killed_helper() -> None:
     """Nobody is left to mend it: the box is told of it in every way there is, and new boxes are online."""
 
     async def act(place: House) -> None:
@@ -277,11 +277,11 @@ def killed_porter() -> None:
             assert (await box.info()).reason != OFFLINE
             failed = await box.exec("exit 3")
             assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, "")
-            (porter,) = porters(descendants(os.getpid()))
-            (spawner,) = [each for each in spawners_of(os.getpid()) if porter in descendants(each)]
-            doomed = [porter, *helpers(porter)]
-            os.kill(porter, signal.SIGKILL)
-            until(lambda: not any(map(running, doomed)), "runner and pasta have gone with it")
+            (helper,) = network_helpers(descendants(os.getpid()))
+            (spawner,) = [each for each in spawners_of(os.getpid()) if helper in descendants(each)]
+            doomed = [helper, *worker_processes(helper)]
+            os.kill(helper, signal.SIGKILL)
+            until(lambda: not any(map(running, doomed)), "worker and pasta have gone with it")
 
             failed = await box.exec(ASK)
             assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, OFFLINE)
@@ -301,7 +301,7 @@ def killed_porter() -> None:
             return [name for name in link.links() if re.fullmatch(r"hv[0-9a-f]{6}-\d+", name)]
 
     async def told(hutch: Hutch) -> list[Event]:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             found = [event for event in await hutch.events() if event.kind == "warning" and event.reason == OFFLINE]
             if found:
@@ -321,14 +321,14 @@ async def prune_all(place: House) -> list[Leftover]:
 
 @scene
 def pruned() -> None:
-    """Nobody comes for the box: it ends by its own clock, its porter with it, and prune removes the rest."""
+    """Nobody comes for the box: it ends by its own clock, its helper with it, and prune removes the rest."""
 
     with house() as place:
         keeper, other = holder(place, grace=0.5), holder(place)
         make(keeper, network="on")
         living = make(other, network="on")
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
-        until(lambda: len(names_held()) == 1, "the porter of the dead spawner has ended")
+        until(lambda: len(names_held()) == 1, "the helper of the dead spawner has ended")
         swept = asyncio.run(prune_all(place))
         kinds = [left.kind for left in swept if left.name.startswith("hutch_")]
         assert kinds == (["network"] if routed() else []), swept
@@ -356,7 +356,7 @@ def left_by_the_command_line() -> None:
         box_id = hutch(place, "box", "create", "--net", "on")
         assert hutch(place, "box", "exec", box_id, "--", "sh", "-c", CONNECT) == "connected"
         hutch(place, "box", "destroy", box_id)
-        until(lambda: not names_held(), "the porter has ended")
+        until(lambda: not names_held(), "the helper has ended")
         hutch(place, "prune")
         assert left_on_the_machine() == []
 
@@ -367,7 +367,7 @@ def talking() -> None:
     with house() as place:
         talked = hutch(place, "run", "--net", "on", "--timeout", "200", "--", "sh", "-c", TALK)
         assert talked == " ".join(["whole"] * 8)
-        until(lambda: not names_held(), "the porter has ended")
+        until(lambda: not names_held(), "the helper has ended")
         hutch(place, "prune")
 
 
@@ -384,7 +384,7 @@ def tried() -> None:
     kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
     with house() as place:
         assert doctors_word(place)["state"] == "ok"
-        until(lambda: not names_held(), "the porter has ended")
+        until(lambda: not names_held(), "the helper has ended")
         assert left_on_the_machine() == []
         assert orphans() == [], orphans()
 
@@ -404,7 +404,7 @@ def tried_in_vain() -> None:
         refused = command(place, "run", "--net", "on", "--", "true")
         assert refused.returncode != 0 and "would not come through" in refused.stderr, refused
         assert hutch(place, "run", "--", "echo", "still") == "still"
-        until(lambda: not names_held(), "the porter has ended")
+        until(lambda: not names_held(), "the helper has ended")
         assert left_on_the_machine() == []
 
 
@@ -417,7 +417,7 @@ def run_by_the_command_line() -> None:
         for options in ((), ("--net", "off")):
             reached = hutch(place, "run", *options, "--", "sh", "-c", f"{KNOCK} {OUTSIDE}")
             assert reached == "Network is unreachable", reached
-        until(lambda: not names_held(), "the porter has ended")
+        until(lambda: not names_held(), "the helper has ended")
         hutch(place, "prune")
         assert left_on_the_machine() == []
 

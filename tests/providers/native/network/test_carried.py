@@ -1,4 +1,4 @@
-"""The uplink through a junction of our own, with pasta to carry it: as root, and as an ordinary user."""
+"""The uplink in a network namespace of our own, with pasta: as root, and as an ordinary user."""
 
 import os
 import select
@@ -15,8 +15,8 @@ from tests.providers.native.network.name_server import NameServer, answer, query
 from tests.providers.native.network.world import (
     MACHINE,
     OUTSIDE,
-    PATIENCE,
     PRIVATE,
+    TIMEOUT,
     World,
     ask,
     box_namespace,
@@ -29,13 +29,13 @@ from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import firewall, uplink_name
 from hutch.providers.native.network.availability import available
-from hutch.providers.native.network.helper import Porter
+from hutch.providers.native.network.helper import NetworkHelper
 from hutch.providers.native.network.namespaces import in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, leave_machine_network
 
 NOBODY = 65534
 SECOND = "198.51.100.7"
-"""Another address of the machine, one that pasta does not copy into the junction."""
+"""Another address of the machine, one that pasta does not copy into our namespace."""
 
 pytestmark = pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)")
 
@@ -60,12 +60,12 @@ def add_address(world: World, address: str) -> None:
 
 def open_uplink(*, resolv_conf: str = "/dev/null") -> Uplink:
     """As a spawner does it: one that is not root first leaves the machine's network."""
-    porter = leave_machine_network() if os.geteuid() else None
-    return Uplink(porter=porter, resolv_conf=resolv_conf)
+    helper = leave_machine_network() if os.geteuid() else None
+    return Uplink(helper=helper, resolv_conf=resolv_conf)
 
 
-def in_junction(uplink: Uplink, script: str) -> None:
-    with uplink._in_junction():
+def apply_in_namespace(uplink: Uplink, script: str) -> None:
+    with uplink._in_namespace():
         firewall.apply(script)
 
 
@@ -74,7 +74,7 @@ def test_a_box_reaches_the_outside_and_the_machine_does_not_forward(still_world:
         plan = available()
         uplink = open_uplink()
         box = box_namespace()
-        uplink.wire(box)
+        uplink.connect(box)
         reached = connect(box, OUTSIDE)
         uplink.close()
         return [plan.how, reached]
@@ -90,10 +90,10 @@ def test_the_machine_is_refused_at_every_address(still_world: World, uid: int) -
     def scenario() -> list[str]:
         uplink = open_uplink()
         box = box_namespace()
-        wired = uplink.wire(box)
-        lift_routes(box, wired)
-        facts = [connect(box, each) for each in (MACHINE, SECOND, wired.gateway, OUTSIDE)]
-        in_junction(uplink, f"flush set inet {firewall.table(uplink.tag)} machine\n")
+        box_link = uplink.connect(box)
+        lift_routes(box, box_link)
+        facts = [connect(box, each) for each in (MACHINE, SECOND, box_link.gateway, OUTSIDE)]
+        apply_in_namespace(uplink, f"flush set inet {firewall.table(uplink.tag)} machine\n")
         facts.append(connect(box, SECOND))
         uplink.close()
         return facts
@@ -111,12 +111,12 @@ def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, ui
     def scenario() -> list[Any]:
         uplink = open_uplink()
         box = box_namespace()
-        uplink.wire(box)
+        uplink.connect(box)
         os.write(told, b"1")
         os.read(added, 1)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while connect(box, late) == "connected" and time.monotonic() < deadline:
-            time.sleep(0.02)  # the porter hears of it from the kernel, as soon as it runs
+            time.sleep(0.02)  # the helper hears of it from the kernel, as soon as it runs
         facts = [connect(box, late), connect(box, OUTSIDE), uplink.handle()]
         uplink.close()
         return facts
@@ -147,13 +147,13 @@ def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int)
     def scenario() -> list[Any]:
         uplink = open_uplink()
         box, other = box_namespace(), box_namespace()
-        wired, neighbour = uplink.wire(box, ["10.9.0.0/16"]), uplink.wire(other)
+        box_link, neighbour = uplink.connect(box, ["10.9.0.0/16"]), uplink.connect(other)
         targets = [*PRIVATE[1:], neighbour.address]
         by_routes = {connect(box, each) for each in targets}
-        lift_routes(box, wired)
+        lift_routes(box, box_link)
         by_firewall = {connect(box, each) for each in targets}
         allowed = connect(box, PRIVATE[0])
-        in_junction(uplink, f"flush set inet {firewall.table(uplink.tag)} refused\n")
+        apply_in_namespace(uplink, f"flush set inet {firewall.table(uplink.tag)} refused\n")
         control = connect(box, PRIVATE[1])
         uplink.close()
         return [list(by_routes), list(by_firewall), allowed, control]
@@ -163,15 +163,15 @@ def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int)
 
 
 def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, resolv_conf: Path) -> None:
-    """As systemd-resolved: reached by the porter, who stayed on the machine's network, and by no box."""
+    """As systemd-resolved: reached by the helper, which stayed on the machine's network, and by no box."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> bool:
         uplink = open_uplink(resolv_conf=str(resolv_conf))
         box = box_namespace()
-        wired = uplink.wire(box)
-        assert wired.resolv_conf == f"nameserver {wired.nameserver}\n"
-        right = ask(box, wired.nameserver, query("example.test")) == answer(query("example.test"))
+        box_link = uplink.connect(box)
+        assert box_link.resolv_conf == f"nameserver {box_link.nameserver}\n"
+        right = ask(box, box_link.nameserver, query("example.test")) == answer(query("example.test"))
         uplink.close()
         return right
 
@@ -184,41 +184,41 @@ def children(pid: int) -> list[int]:
 
 
 def is_pasta(pid: int) -> bool:
-    """No other process of the runner's, and none that has ended."""
+    """No other process of the worker's, and none that has ended."""
     return b"pasta" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-class Staff(NamedTuple):
+class HelperProcesses(NamedTuple):
     """The processes of an uplink."""
 
-    porter: int
-    runner: int
+    helper: int
+    worker: int
     pasta: int
 
     @classmethod
-    def of(cls, owner: int) -> "Staff":
-        """Once they are all there: a dead runner may not be replaced yet, nor the anchor gone that pasta comes in by.
-        The pasta of a dead runner carries for a moment more, so that being connected does not tell."""
-        deadline = time.monotonic() + PATIENCE
+    def of(cls, owner: int) -> "HelperProcesses":
+        """Once they are all there: a dead worker may not be replaced yet, nor the anchor gone that pasta comes in by.
+        The pasta of a dead worker carries for a moment more, so that being connected does not tell."""
+        deadline = time.monotonic() + TIMEOUT
         while True:
             with suppress(FileNotFoundError, ProcessLookupError, ValueError):
-                (porter,) = [each for each in children(owner) if children(each)]
-                (runner,) = children(porter)
-                (pasta,) = children(runner)
+                (helper,) = [each for each in children(owner) if children(each)]
+                (worker,) = children(helper)
+                (pasta,) = children(worker)
                 if is_pasta(pasta):
-                    return cls(porter, runner, pasta)
+                    return cls(helper, worker, pasta)
             assert time.monotonic() < deadline, "they never came"
             time.sleep(0.01)
 
 
-def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
+def test_helper_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
     """Nothing is left after kill -9: not even where a box holds a copy of the owner's descriptors."""
     ready, told = os.pipe()
 
     def owner() -> None:
         def scenario() -> None:
             uplink = open_uplink()
-            box = in_fork(lambda: time.sleep(uplink.fileno() and PATIENCE * 2))
+            box = in_fork(lambda: time.sleep(uplink.fileno() and TIMEOUT * 2))
             os.write(told, f"{os.getpid()} {box}".encode())
             signal.pause()
 
@@ -227,10 +227,10 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
     outer = in_fork(owner)
     pid, box = map(int, os.read(ready, 100).split())
     try:
-        watched = [os.pidfd_open(each) for each in Staff.of(pid)]
+        watched = [os.pidfd_open(each) for each in HelperProcesses.of(pid)]
         os.kill(pid, signal.SIGKILL)
         for each in watched:
-            assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
+            assert select.select([each], [], [], TIMEOUT)[0], "it outlived its owner"
             os.close(each)
     finally:
         for each in (pid, box):  # in this order: `outer` holds the owner's pid for as long as the box lives
@@ -242,7 +242,7 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
 
 def until_connected(box: int) -> str:
     """Whoever connects in the moment without pasta is refused; the last refusal, if it never works again."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := connect(box, OUTSIDE)) != "connected" and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
@@ -252,31 +252,31 @@ def kill(pid: int) -> None:
     """Returns when it has ended, buried or not."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([pidfd], [], [], PATIENCE)[0]
+    assert select.select([pidfd], [], [], TIMEOUT)[0]
     os.close(pidfd)
 
 
-@pytest.mark.parametrize("killed", ["runner", "pasta"])
-def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
+@pytest.mark.parametrize("killed", ["worker", "pasta"])
+def test_a_killed_worker_is_replaced_and_boxes_are_online_again(
     still_world: World, uid: int, killed: str, resolv_conf: Path
 ) -> None:
-    """Lesson 34: a box that is offline without a word is the worst. Twice, for old boxes and for new ones."""
+    """A box that is offline without a word is the worst. Twice, for old boxes and for new ones (lesson 34)."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> list[Any]:
         uplink = open_uplink(resolv_conf=str(resolv_conf))
         old = box_namespace()
-        wired = uplink.wire(old)
+        box_link = uplink.connect(old)
         facts: list[Any] = []
         for _ in range(2):
-            before = Staff.of(os.getpid())
+            before = HelperProcesses.of(os.getpid())
             kill(getattr(before, killed))
             facts.append(until_connected(old))
-            facts.append(ask(old, wired.nameserver, query("example.test")) == answer(query("example.test")))
-            after = Staff.of(os.getpid())
-            facts.append((after.porter == before.porter, after.runner == before.runner, after.pasta == before.pasta))
+            facts.append(ask(old, box_link.nameserver, query("example.test")) == answer(query("example.test")))
+            after = HelperProcesses.of(os.getpid())
+            facts.append((after.helper == before.helper, after.worker == before.worker, after.pasta == before.pasta))
         new = box_namespace()
-        uplink.wire(new)
+        uplink.connect(new)
         facts += [connect(new, OUTSIDE), connect(new, SECOND), connect(old, MACHINE)]
         uplink.close()
         return facts
@@ -288,16 +288,16 @@ def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
 
 
 def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_world: World, uid: int) -> None:
-    """What the dead runner knew is not believed: the machine's addresses are refused before anything is carried."""
+    """What the dead worker knew is not believed: the machine's addresses are refused before anything is carried."""
 
     def scenario() -> list[str]:
         uplink = open_uplink()
         box = box_namespace()
-        uplink.wire(box)
-        # As if the last runner had died before it heard of this address.
-        in_junction(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
+        uplink.connect(box)
+        # As if the last worker had died before it heard of this address.
+        apply_in_namespace(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
         facts = [connect(box, SECOND)]
-        kill(Staff.of(os.getpid()).runner)
+        kill(HelperProcesses.of(os.getpid()).worker)
         facts += [until_connected(box), connect(box, SECOND)]
         uplink.close()
         return facts
@@ -305,14 +305,14 @@ def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_wor
     assert run_apart(still_world, scenario, uid=uid) == ["connected", "connected", "EHOSTUNREACH"]
 
 
-def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: World) -> None:
+def test_a_helper_whose_workers_all_fail_gives_up_and_says_why(still_world: World) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
         tag = uplink.tag
         facts: list[Any] = [uplink_name.stands(tag)]
         os.unlink("/dev/net/tun")
-        kill(Staff.of(os.getpid()).pasta)
-        facts.append(bool(select.select([uplink], [], [], PATIENCE)[0]))
+        kill(HelperProcesses.of(os.getpid()).pasta)
+        facts.append(bool(select.select([uplink], [], [], TIMEOUT)[0]))
         facts += [uplink.handle(), uplink_name.stands(tag), uplink.broken]
         uplink.close()
         return facts
@@ -322,21 +322,21 @@ def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: Worl
     assert "pasta ended with status 1" in broken and "tun" in broken
 
 
-def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> None:
+def test_a_killed_helper_is_noticed_and_reported(still_world: World, uid: int) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
-        kill(Staff.of(os.getpid()).porter)
-        heard = bool(select.select([uplink], [], [], PATIENCE)[0])
+        kill(HelperProcesses.of(os.getpid()).helper)
+        heard = bool(select.select([uplink], [], [], TIMEOUT)[0])
         alive = uplink.handle()
         try:
-            uplink.wire(box_namespace())
+            uplink.connect(box_namespace())
         except NetworkUnavailable as error:
             return [heard, alive, str(error)]
-        return ["wired"]
+        return ["box_link"]
 
     heard, alive, message = run_apart(still_world, scenario, uid=uid)
     assert (heard, alive) == (True, False)
-    assert "the network porter was killed" in message
+    assert "the network helper was killed" in message
 
 
 def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: int) -> None:
@@ -345,9 +345,9 @@ def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: in
 
     def scenario() -> str:
         uplink = open_uplink()
-        wired = uplink.wire(box_namespace())
+        box_link = uplink.connect(box_namespace())
         uplink.close()
-        return wired.address
+        return box_link.address
 
     assert IPv4Address(run_apart(still_world, scenario, uid=uid)) in IPv4Network("198.19.0.0/16")
 
@@ -355,6 +355,6 @@ def test_a_machine_that_uses_the_pool_keeps_its_part(still_world: World, uid: in
 def test_a_spawner_that_has_not_left_never_touches_the_machines_forwarding(still_world: World) -> None:
     with in_namespace(still_world.machine):
         with pytest.raises(NetworkUnavailable, match="has not left"):
-            Uplink(porter=Porter.fork())
+            Uplink(helper=NetworkHelper.fork())
         with open("/proc/sys/net/ipv4/ip_forward") as file:
             assert file.read() == "0\n"

@@ -14,9 +14,9 @@ import pytest
 from tests.providers.native.network.world import (
     MACHINE,
     OUTSIDE,
-    PATIENCE,
     PORT,
     PRIVATE,
+    TIMEOUT,
     World,
     connect,
     lift_routes,
@@ -29,16 +29,16 @@ from hutch.linux.netlink import Netlink
 from hutch.providers.native.network import addresses as ranges
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import available
-from hutch.providers.native.network.links import Wired
+from hutch.providers.native.network.links import BoxLink
 from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep
 
 
-def lift_route(box: int, wired: Wired, *networks: str) -> None:
+def lift_route(box: int, box_link: BoxLink, *networks: str) -> None:
     """Take the refusal inside the box away, as nobody in a box could."""
     with in_namespace(box), Netlink() as link:
         for each in networks:
-            link.ask(netlink.route_via(IPv4Network(each), IPv4Address(wired.gateway)))
+            link.ask(netlink.route_via(IPv4Network(each), IPv4Address(box_link.gateway)))
 
 
 def all_refused() -> list[str]:
@@ -46,34 +46,34 @@ def all_refused() -> list[str]:
 
 
 def test_a_box_reaches_the_outside_behind_the_machines_address(world: World) -> None:
-    """DESIGN 6: `on` is outbound NAT."""
+    """`on` is outbound NAT."""
     with world.uplink() as uplink:
         box = world.namespace()
-        uplink.wire(box)
+        uplink.connect(box)
         assert connect(box, OUTSIDE) == "connected"
         peer = world.server.accept()[1]
     assert peer[0] == MACHINE
 
 
 def test_private_and_metadata_ranges_are_refused_twice(world: World) -> None:
-    """Lesson 28: by routes inside, and by the firewall alone; with both lifted the same connection succeeds."""
+    """By routes inside, and by the firewall alone; with both lifted the same connection succeeds (lesson 28)."""
     with world.uplink() as uplink:
         box = world.namespace()
-        wired = uplink.wire(box)
+        box_link = uplink.connect(box)
         assert {connect(box, each) for each in PRIVATE} == {"EACCES"}
-        lift_route(box, wired, *all_refused())
+        lift_route(box, box_link, *all_refused())
         assert {connect(box, each) for each in PRIVATE} == {"EHOSTUNREACH"}
         world.nft(f"flush set inet {firewall.table(uplink.tag)} refused\n")
         assert {connect(box, each) for each in PRIVATE} == {"connected"}
 
 
 def test_the_machine_itself_is_refused(world: World) -> None:
-    """Lesson 28: the sandbox could reach the control port."""
+    """The sandbox could reach the control port (lesson 28)."""
     with world.uplink() as uplink:
         box = world.namespace()
-        wired = uplink.wire(box)
-        lift_route(box, wired, *all_refused())
-        addresses = (MACHINE, wired.gateway, wired.nameserver)
+        box_link = uplink.connect(box)
+        lift_route(box, box_link, *all_refused())
+        addresses = (MACHINE, box_link.gateway, box_link.nameserver)
         assert {connect(box, each) for each in addresses} == {"EHOSTUNREACH"}
         world.nft(f"flush chain inet {firewall.table(uplink.tag)} to_us\n")
         assert {connect(box, each) for each in addresses} == {"connected"}
@@ -83,18 +83,18 @@ def test_the_machines_loopback_is_not_the_boxs(world: World) -> None:
     assert connect(world.machine, "127.0.0.1") == "connected"
     with world.uplink() as uplink:
         box = world.namespace()
-        uplink.wire(box)
+        uplink.connect(box)
         assert connect(box, "127.0.0.1") == "ECONNREFUSED"
 
 
 def test_two_boxes_cannot_reach_one_another(world: World) -> None:
-    """Lesson 31: one sandbox drove another. Routes inside, then the firewall, then neither."""
+    """One sandbox drove another. Routes inside, then the firewall, then neither (lesson 31)."""
     with world.uplink() as uplink:
         one, other = world.namespace(), world.namespace()
-        wired, neighbour = uplink.wire(one), uplink.wire(other)
+        box_link, neighbour = uplink.connect(one), uplink.connect(other)
         world.listen(other)
         assert connect(one, neighbour.address) == "EACCES"
-        for box, link in ((one, wired), (other, neighbour)):
+        for box, link in ((one, box_link), (other, neighbour)):
             lift_route(box, link, *all_refused())
         assert connect(one, neighbour.address) == "EHOSTUNREACH"
         world.nft(f"flush chain inet {firewall.table(uplink.tag)} passing\n")
@@ -102,12 +102,12 @@ def test_two_boxes_cannot_reach_one_another(world: World) -> None:
 
 
 def test_boxes_of_two_instances_are_apart(world: World) -> None:
-    """Lesson 10: two keepers on one machine never touch what is the other's."""
+    """Two keepers on one machine never touch what is the other's (lesson 10)."""
     with world.uplink() as uplink, world.uplink() as second:
         one, other = world.namespace(), world.namespace()
-        wired, neighbour = second.wire(one), uplink.wire(other)
+        box_link, neighbour = second.connect(one), uplink.connect(other)
         world.listen(other)
-        assert wired.nameserver != neighbour.nameserver
+        assert box_link.nameserver != neighbour.nameserver
         assert connect(one, neighbour.address) in ("EACCES", "EHOSTUNREACH")
         assert connect(one, OUTSIDE) == connect(other, OUTSIDE) == "connected"
 
@@ -115,30 +115,30 @@ def test_boxes_of_two_instances_are_apart(world: World) -> None:
 def test_nobody_outside_can_call_a_box(world: World) -> None:
     with world.uplink() as uplink:
         box = world.namespace()
-        wired = uplink.wire(box)
-        lift_route(box, wired, *all_refused())
+        box_link = uplink.connect(box)
+        lift_route(box, box_link, *all_refused())
         world.listen(box)
         with in_namespace(world.outside), Netlink() as link:
             link.ask(netlink.route_via(ranges.POOL, IPv4Address(MACHINE)))
-        assert connect(world.outside, wired.address) == "EHOSTUNREACH"
+        assert connect(world.outside, box_link.address) == "EHOSTUNREACH"
         world.nft(f"flush chain inet {firewall.table(uplink.tag)} passing\n")
-        assert connect(world.outside, wired.address) == "connected"
+        assert connect(world.outside, box_link.address) == "connected"
 
 
 def test_an_allowed_range_is_reached_and_its_neighbours_are_not(world: World) -> None:
     """Also where they overlap; and to the one box they are allowed to, not to its neighbour nor its successor."""
     with world.uplink() as uplink:
         box, neighbour = world.namespace(), world.namespace()
-        wired = uplink.wire(box, ["10.9.0.0/16", "10.9.9.0/24", "203.0.113.0/24"])
-        other = uplink.wire(neighbour, ["192.168.0.0/16"])
+        box_link = uplink.connect(box, ["10.9.0.0/16", "10.9.9.0/24", "203.0.113.0/24"])
+        other = uplink.connect(neighbour, ["192.168.0.0/16"])
         assert connect(box, "10.9.9.9") == "connected"
         assert connect(box, "192.168.77.7") == "EACCES"
         assert connect(box, MACHINE) == "EHOSTUNREACH", "the machine's own address stays refused"
         assert connect(neighbour, "192.168.77.7") == "connected"
         lift_routes(neighbour, other)
         assert connect(neighbour, "10.9.9.9") == "EHOSTUNREACH", "by the firewall alone"
-        uplink.unwire(wired)
-        lift_routes(box, wired)
+        uplink.disconnect(box_link)
+        lift_routes(box, box_link)
         assert connect(box, "10.9.9.9") == "EHOSTUNREACH", "a later box with its address"
 
 
@@ -151,14 +151,14 @@ def send(namespace: int, source: str, payload: bytes) -> None:
 def test_a_forged_source_address_is_dropped(world: World) -> None:
     with world.uplink() as uplink:
         box, other = world.namespace(), world.namespace()
-        wired, neighbour = uplink.wire(box), uplink.wire(other)
+        box_link, neighbour = uplink.connect(box), uplink.connect(other)
         with in_namespace(box), Netlink() as link:
             link.ask(netlink.add_address(1, IPv4Address(neighbour.address), 32))
         with in_namespace(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
             receiver.bind((OUTSIDE, PORT))
-            receiver.settimeout(PATIENCE)
+            receiver.settimeout(TIMEOUT)
             send(box, neighbour.address, b"forged")
-            send(box, wired.address, b"honest")
+            send(box, box_link.address, b"honest")
             assert receiver.recv(100) == b"honest"
             world.nft(f"flush chain inet {firewall.table(uplink.tag)} arriving\n")
             send(box, neighbour.address, b"forged")
@@ -169,10 +169,10 @@ def test_a_box_has_no_ipv6(world: World) -> None:
     """No address by itself; and with one given by hand, nothing gets through."""
     with world.uplink() as uplink:
         box = world.namespace()
-        wired = uplink.wire(box)
+        box_link = uplink.connect(box)
         with in_namespace(box), open("/proc/thread-self/net/if_inet6") as file:
             assert {line.split()[-1] for line in file} <= {"lo"}
-        nearby = ((world.machine, wired.interface, "fe80::1"), (box, "eth0", "fe80::2"))
+        nearby = ((world.machine, box_link.interface, "fe80::1"), (box, "eth0", "fe80::2"))
         for namespace, interface, address in nearby:
             with in_namespace(namespace), Netlink() as link:
                 index = link.index_of(interface)
@@ -180,7 +180,7 @@ def test_a_box_has_no_ipv6(world: World) -> None:
                 link.ask(_ipv6_address(index, packed))
         with in_namespace(world.machine), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
             receiver.bind(("::", PORT))
-            receiver.settimeout(PATIENCE)
+            receiver.settimeout(TIMEOUT)
             _send_to_all_nodes(box, b"dropped")
             world.nft(f"flush chain inet {firewall.table(uplink.tag)} arriving\n")
             world.nft(f"flush chain inet {firewall.table(uplink.tag)} to_us\n")
@@ -215,8 +215,8 @@ def remembered(world: World) -> int:
 def test_one_box_cannot_fill_the_machines_connection_table(world: World) -> None:
     with world.uplink() as uplink:
         box, other = world.namespace(), world.namespace()
-        uplink.wire(box)
-        uplink.wire(other)
+        uplink.connect(box)
+        uplink.connect(other)
         many = firewall.MOST_FLOWS + 1000
         send_to_many_ports(box, many)
         assert firewall.MOST_FLOWS - 100 < remembered(world) < firewall.MOST_FLOWS + 100
@@ -234,22 +234,22 @@ def state_of(world: World) -> tuple[list[str], set[str], list[str]]:
 def test_closing_leaves_nothing_behind(world: World) -> None:
     before = state_of(world)
     with world.uplink() as uplink:
-        wired = [uplink.wire(world.namespace()) for _ in range(3)]
+        box_link = [uplink.connect(world.namespace()) for _ in range(3)]
         assert state_of(world) != before
-        for each in wired:
-            uplink.unwire(each)
+        for each in box_link:
+            uplink.disconnect(each)
     assert state_of(world) == before
 
 
 def killed_with_a_box(world: World, box: int) -> str:
-    """The tag of an uplink whose spawner wired `box` and was killed."""
+    """The tag of an uplink whose spawner box_link `box` and was killed."""
     read, write = os.pipe()
     pid = os.fork()
     if pid == 0:
         try:
             kernel.setns(world.machine, kernel.CLONE_NEWNET)
             uplink = Uplink(resolv_conf="/dev/null")
-            uplink.wire(box)
+            uplink.connect(box)
             os.write(write, uplink.tag.encode())
             os.kill(os.getpid(), signal.SIGKILL)
         finally:
@@ -261,8 +261,8 @@ def killed_with_a_box(world: World, box: int) -> str:
 
 
 def until_swept(world: World, expected: set[str]) -> None:
-    """The kernel takes the namespaces of the dead down when it likes, and the porter goes after that."""
-    deadline = time.monotonic() + PATIENCE
+    """The kernel takes the namespaces of the dead down when it likes, and the helper goes after that."""
+    deadline = time.monotonic() + TIMEOUT
     swept: set[str] = set()
     while swept != expected and time.monotonic() < deadline:
         with in_namespace(world.machine):
@@ -272,7 +272,7 @@ def until_swept(world: World, expected: set[str]) -> None:
 
 
 def test_a_dead_uplink_is_swept_when_its_last_box_has_ended_and_never_a_live_one(world: World) -> None:
-    """Lesson 10: boxes that outlive a killed spawner stay joined and filtered; then all is removed, and only theirs."""
+    """Boxes that outlive a killed spawner stay connected and filtered; then only theirs is removed (lesson 10)."""
     before = state_of(world)
     box = new_namespace()
     dead = firewall.table(killed_with_a_box(world, box))
@@ -284,9 +284,9 @@ def test_a_dead_uplink_is_swept_when_its_last_box_has_ended_and_never_a_live_one
         assert connect(box, MACHINE) == "EHOSTUNREACH"
         os.close(box)
         until_swept(world, {dead})
-        wired = alive.wire(live_box)
+        box_link = alive.connect(live_box)
         assert connect(live_box, OUTSIDE) == "connected"
-        alive.unwire(wired)
+        alive.disconnect(box_link)
     assert state_of(world) == before
 
 
@@ -294,7 +294,7 @@ def test_a_dry_run_names_what_it_would_remove(world: World) -> None:
     box = new_namespace()
     dead = firewall.table(killed_with_a_box(world, box))
     os.close(box)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     with in_namespace(world.machine):
         while sweep(dry_run=True) != (dead,):
             assert time.monotonic() < deadline
@@ -309,31 +309,31 @@ def test_links_are_bounded_and_come_back(world: World) -> None:
         uplink = Uplink(pool=IPv4Network("198.18.0.0/29"), resolv_conf="/dev/null")
         try:
             boxes = [new_namespace() for _ in range(3)]
-            wired = [uplink.wire(box) for box in boxes]
+            box_link = [uplink.connect(box) for box in boxes]
             with pytest.raises(NetworkUnavailable, match="all 3 links"):
-                uplink.wire(world.namespace())
-            for box, link in zip(boxes, wired, strict=True):
+                uplink.connect(world.namespace())
+            for box, link in zip(boxes, box_link, strict=True):
                 os.close(box)
-                uplink.unwire(link)
+                uplink.disconnect(link)
             again = world.namespace()
-            deadline = time.monotonic() + PATIENCE
-            while not _wired(uplink, again) and time.monotonic() < deadline:
+            deadline = time.monotonic() + TIMEOUT
+            while not _connects(uplink, again) and time.monotonic() < deadline:
                 time.sleep(0.02)  # the kernel takes dead namespaces down when it likes
             assert connect(again, OUTSIDE) == "connected"
         finally:
             uplink.close()
 
 
-def _wired(uplink: Uplink, box: int) -> bool:
+def _connects(uplink: Uplink, box: int) -> bool:
     try:
-        uplink.wire(box)
+        uplink.connect(box)
     except NetworkUnavailable:
         return False
     return True
 
 
 def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_remedy(world: World) -> None:
-    """Lesson 34: the obstacle and the exact fix, never an obscure error, and never a sysctl of ours."""
+    """The obstacle and the exact fix, never an obscure error, and never a sysctl of ours (lesson 34)."""
     world.set_forwarding("0")
 
     def scenario() -> list[str]:
@@ -388,4 +388,4 @@ def test_loopback_comes_up(world: World) -> None:
         bring_loopback_up()
         with Netlink() as link:
             assert "eth0" not in link.links()
-        socket.create_connection(("127.0.0.1", PORT), PATIENCE).close()
+        socket.create_connection(("127.0.0.1", PORT), TIMEOUT).close()

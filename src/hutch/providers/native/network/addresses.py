@@ -1,9 +1,9 @@
-"""Which addresses a box may reach, and which ones are ours to give to boxes. Pure arithmetic."""
+"""Address arithmetic: which addresses a box may reach, and which ones are given to boxes."""
 
 from collections.abc import Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, collapse_addresses
 
-# Benchmarking space (RFC 2544): nobody routes it, and it is not among the private ranges that people use.
+# The benchmarking range (RFC 2544), which nobody routes, and which is not among the private ranges that people use.
 POOL = IPv4Network("198.18.0.0/15")
 # One instance's share: 4,096 links, and sixteen instances in one network namespace.
 SHARE_PREFIX = 19
@@ -30,14 +30,14 @@ class RangesFull(Exception):
 
 
 def parse(allow_private: Iterable[str]) -> tuple[IPv4Network, ...]:
-    """The allowed ranges as networks, no two of which overlap; ValueError names the one that is none."""
+    """Parse the allowed ranges into networks that do not overlap. ValueError names one that is not valid."""
     return tuple(collapse_addresses(IPv4Network(text) for text in allow_private))
 
 
 def refused(pool: IPv4Network, allowed: Sequence[IPv4Network]) -> list[IPv4Network]:
-    """The ranges to refuse; one that lies wholly inside an allowed range is dropped.
+    """The ranges to refuse, without those that lie wholly inside an allowed range.
 
-    The pool is always refused, whatever is allowed: it is where the other boxes live.
+    The pool is always refused, whatever is allowed, because it holds the addresses of other boxes.
     """
     kept = [each for each in REFUSED if not any(each.subnet_of(free) for free in allowed)]
     return [*kept, pool]
@@ -51,7 +51,7 @@ def exceptions(refused_ranges: Sequence[IPv4Network], allowed: Sequence[IPv4Netw
 
 
 def shares(pool: IPv4Network, tag: str, taken: Sequence[IPv4Network]) -> list[IPv4Network]:
-    """The free shares of `pool`, in an order that differs from instance to instance."""
+    """The free shares of `pool`, in an order that depends on the tag."""
     candidates = list(pool.subnets(new_prefix=max(SHARE_PREFIX, pool.prefixlen)))
     start = int(tag, 16) % len(candidates)
     turned = candidates[start:] + candidates[:start]
@@ -70,6 +70,6 @@ def capacity(share: IPv4Network) -> int:
 
 
 def link(share: IPv4Network, slot: int) -> tuple[IPv4Address, IPv4Address]:
-    """The two ends of link `slot`: ours, the box's. The first pair belongs to the nameserver."""
+    """The addresses of link `slot`: our end, the box's end. The first pair belongs to the name server."""
     near = share.network_address + 2 * (slot + 1)
     return near, near + 1

@@ -1,4 +1,4 @@
-"""Whether boxes can have a network on this machine, by which means, and what stands in the way."""
+"""Finds out whether boxes can have a network on this machine, by which means, and what is missing."""
 
 import os
 from collections.abc import Callable
@@ -15,7 +15,7 @@ _CAP_NET_ADMIN, _CAP_SYS_ADMIN, _CAP_MKNOD = 12, 21, 27
 
 
 class Availability(NamedTuple):
-    """Whether boxes can have a network here, how, and if not, what would help."""
+    """Whether boxes can have a network here, how, and if not, why and what would help."""
 
     usable: bool
     how: str
@@ -24,7 +24,7 @@ class Availability(NamedTuple):
 
 
 def available() -> Availability:
-    """How an uplink of this process would work. To be asked before `leave_machine_network`."""
+    """How an uplink of this process would work. Call it before `leave_machine_network`."""
     if firewall.find_program("nft") is None:
         return Availability(False, ROUTED, "nft is not installed", "install the package nftables")
     if not privileged():
@@ -41,12 +41,12 @@ def available() -> Availability:
 
 
 def own_tun_possible() -> bool:
-    """Whether the porter can make a tun device of its own for the ordinary user that pasta becomes."""
+    """Whether the network helper can make a tun device that pasta, as an ordinary user, may open."""
     return _holds(_CAP_SYS_ADMIN, _CAP_MKNOD)
 
 
 def privileged() -> bool:
-    """Whether the machine's own links and tables are ours to change."""
+    """Whether this process may change the machine's own links and tables."""
     return _holds(_CAP_NET_ADMIN, _CAP_SYS_ADMIN)
 
 
@@ -80,7 +80,7 @@ def _pasta_available(tun_opens: Callable[[], bool]) -> Availability:
 
 
 def _has_default_route() -> bool:
-    """The kernel lists it first, however many others there are."""
+    """Look for a default route, which the kernel lists first, however many others there are."""
     with open("/proc/self/net/route", encoding="ascii") as routes:
         return any(line.split()[1] == line.split()[7] == "00000000" for line in routes)
 

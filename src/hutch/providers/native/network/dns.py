@@ -1,8 +1,8 @@
-"""A DNS forwarder: boxes ask us, we ask the machine's resolvers, and nothing else passes.
+"""A DNS forwarder between boxes and the machine's resolvers, which passes only plain queries.
 
-It hangs on a selector and never blocks. Threats it answers: a forged reply (random id and source port for each
-question, connected sockets, the question compared), a box that floods (bounds for each box and in all), and a box
-that wants a tunnel to the resolver (only ordinary queries with one question are passed on).
+It runs on a selector and never blocks. It defends against forged replies (random id and source port for each query,
+connected sockets, the question compared), a box that floods (limits for each box and in all), and a box that tunnels
+to the resolver (only ordinary queries with one question are passed on).
 """
 
 import contextlib
@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network
 
 PORT = 53
-_PATIENCE = 3.0
-"""Seconds until the next resolver is tried; the stub resolver in a box waits five."""
+_RESOLVER_TIMEOUT = 3.0
+"""Seconds until the next resolver is tried. The stub resolver in a box waits five."""
 _MOST = 512
 _MOST_PER_BOX = 48
 _SERVFAIL = 2
@@ -46,7 +46,7 @@ class Resolvers:
                 with open(self._path, encoding="utf-8", errors="replace") as file:
                     self._found = _parse_resolvers(file.read())
                 self._stamp = stamp
-        except OSError:  # being replaced, or not ours to read: what was known holds, and at first the default
+        except OSError:  # it is being replaced, or closed to us: keep what was known, or else the default
             self._found = self._found or _parse_resolvers("")
         return self._found
 
@@ -63,7 +63,7 @@ def _parse_resolvers(text: str) -> list[Resolver]:
             continue
         family = socket.AF_INET if version == 4 else socket.AF_INET6
         found.append((family, (words[1], PORT)))
-    # No name server at all means the local one (resolv.conf(5)).
+    # A file without a name server means the local one (resolv.conf(5)).
     return found or [(socket.AF_INET, ("127.0.0.1", PORT))]
 
 
@@ -81,7 +81,7 @@ def question(packet: bytes) -> bytes | None:
 def _asked(packet: bytes) -> bytes | None:
     at = 12
     while at < len(packet) and packet[at]:
-        if packet[at] > 63:  # a compression pointer has nothing to point at here
+        if packet[at] > 63:  # a compression pointer, which makes no sense in a question
             return None
         at += 1 + packet[at]
     end = at + 5
@@ -100,7 +100,7 @@ def _answers(packet: bytes, identity: int, asked: bytes) -> bool:
 
 
 def _sent(resolver: Resolver, packet: bytes) -> socket.socket | None:
-    """A new socket, from a port the kernel picks at random, that has sent `packet`; None if it could not."""
+    """Send `packet` from a new socket, whose port the kernel picks at random; None if that fails."""
     family, address = resolver
     with contextlib.ExitStack() as undo:
         try:
@@ -108,7 +108,7 @@ def _sent(resolver: Resolver, packet: bytes) -> socket.socket | None:
             upstream = undo.enter_context(socket.socket(family, kind))
             upstream.connect(address)
             upstream.send(packet)
-        except OSError:  # unreachable just now, or no descriptor left: the next one may do
+        except OSError:  # it is unreachable, or no descriptor is left: the next resolver may work
             return None
         undo.pop_all()
         return upstream
@@ -122,7 +122,7 @@ def _failure(query: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class _Query:
-    """One question of a box that came by UDP, on its way to a resolver."""
+    """One UDP query of a box that waits for a resolver's answer."""
 
     box: str
     client: tuple[str, int]
@@ -171,7 +171,7 @@ class Forwarder:
                 self._try_next(late)
 
     def enter(self, query: "_Query | _Stream") -> bool:
-        """Count a new query or connection; False if the box, or all together, have too many."""
+        """Count a new query or connection; False if the box has too many, or all boxes together."""
         if len(self._queries) >= _MOST or self._busy[query.box] >= _MOST_PER_BOX:
             return False
         self._queries.add(query)
@@ -190,7 +190,7 @@ class Forwarder:
     def _ask(self) -> None:
         try:
             packet, client = self._datagrams.recvfrom(4096)
-        except OSError:  # a datagram with a wrong checksum wakes us, and is gone when we look
+        except OSError:  # a datagram with a wrong checksum wakes us, and is dropped when we read
             return
         asked = question(packet)
         if asked is None or not self._knows(client[0]):
@@ -210,7 +210,7 @@ class Forwarder:
             if upstream is None:
                 continue
             query.upstream = upstream
-            query.deadline = time.monotonic() + _PATIENCE
+            query.deadline = time.monotonic() + _RESOLVER_TIMEOUT
             self.selector.register(upstream, selectors.EVENT_READ, lambda: self._answer(query))
             return
         self._reply(query, _failure(query.packet))
@@ -237,14 +237,14 @@ class Forwarder:
             query.upstream = None
 
     def _reply(self, query: _Query, packet: bytes) -> None:
-        # A full buffer, or a box that has just gone: a datagram may be lost, the forwarder must not be.
+        # The buffer is full, or the box has just ended. A datagram may be lost; the forwarder must go on.
         with contextlib.suppress(OSError):
             self._datagrams.sendto(packet, query.client)
 
     def _accept(self) -> None:
         try:
             client, address = self._listener.accept()
-        except OSError:  # gone again before we looked, or no descriptor left: the next one may do better
+        except OSError:  # the client has gone, or no descriptor is left
             return
         client.setblocking(False)
         stream = _Stream(self, client, address[0])
@@ -255,7 +255,7 @@ class Forwarder:
 
 
 class _Stream:
-    """One TCP connection of a box: a query, its answer, the next query, one at a time."""
+    """One TCP connection of a box, with one query at a time."""
 
     def __init__(self, forwarder: Forwarder, client: socket.socket, box: str) -> None:
         self.box = box
@@ -274,7 +274,7 @@ class _Stream:
         self._watch(self._client, selectors.EVENT_READ, self._read_query)
 
     def give_up(self) -> None:
-        """Late, or failed: another resolver if we wait for one, else the end."""
+        """Handle a timeout or failure: try another resolver if we wait for one, else close."""
         if self._upstream is None:
             self._close()
             return
@@ -287,7 +287,7 @@ class _Stream:
         self._unwatch()
         self._forwarder.selector.register(sock, events, lambda: self._guard(step))
         self._watched = sock
-        self.deadline = time.monotonic() + _PATIENCE
+        self.deadline = time.monotonic() + _RESOLVER_TIMEOUT
 
     def _unwatch(self) -> None:
         if self._watched is not None:
@@ -313,7 +313,7 @@ class _Stream:
             self._upstream = None
 
     def _frame(self) -> bytes | None:
-        """The first whole message received (length prefix and all), taken out of the buffer."""
+        """Take the first whole message, with its length prefix, out of the receive buffer."""
         size = 2 + int.from_bytes(self._received[:2], "big")
         if len(self._received) < max(size, 3):
             return None

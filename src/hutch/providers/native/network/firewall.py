@@ -1,8 +1,8 @@
-"""The one nftables table of an uplink: what may leave a box, and what may reach one.
+"""The nftables table of an uplink: what may leave a box, and what may reach one.
 
 Rules match interfaces by the prefix of their name, so a new box needs no change here, unless it may reach ranges that
-others may not: these are elements of a set, by the box's address. An `accept` in this table does
-not overrule another table's drop: the machine's own firewall keeps the last word.
+others may not: these are elements of a set, by the box's address. An `accept` in this table does not overrule a drop in
+another table, so the machine's own firewall still applies.
 """
 
 import json
@@ -15,8 +15,8 @@ from ipaddress import IPv4Address, IPv4Network
 from hutch.linux import kernel
 from hutch.providers.native.network.namespaces import NetworkNamespace
 
-# The connections the kernel remembers for one box. Its table is the machine's own, and small: a box that sends a
-# datagram to each of a million ports must not push out the connections of everybody else.
+# Most connections that the kernel tracks for one box. The table of connections is the machine's own, and small: a box
+# that sends a datagram to each of a million ports must not push out the connections of others.
 MOST_FLOWS = 2048
 
 _CAP_NET_ADMIN = 12
@@ -29,7 +29,7 @@ class FirewallError(Exception):
 
 
 def find_program(name: str) -> str | None:
-    """`name` on PATH or in a system directory: an ordinary user's PATH often lacks the sbin ones."""
+    """Find `name` on PATH or in a system directory, because an ordinary user's PATH often lacks the sbin ones."""
     for directory in (*os.environ.get("PATH", "").split(":"), *_SYSTEM_DIRECTORIES):
         path = f"{directory}/{name}"
         if directory.startswith("/") and os.access(path, os.X_OK):
@@ -42,11 +42,11 @@ def table(tag: str) -> str:
 
 
 def carrier(tag: str) -> str:
-    """The interface of pasta, in a junction of ours.
+    """The name of pasta's interface in a network namespace of ours.
 
     The pasta of Debian 12 (2023-03-09) updates its window in a segment without flags while something is not yet
-    acknowledged. To the kernel that is part of no connection: it is not translated, and answered with a reset by the
-    junction itself, after which pasta drops the connection. Unheard, it does no harm.
+    acknowledged. The kernel takes that segment for part of no connection: it is not translated, and our namespace
+    answers it with a reset, after which pasta drops the connection. So the rules drop such segments.
     """
     return f"hv{tag}up"
 
@@ -97,19 +97,19 @@ table inet {table(tag)} {{
 
 
 def machine_addresses(tag: str, addresses: Sequence[IPv4Address]) -> str:
-    """Replace the machine's own addresses, which a carrier outside our namespace would happily connect to."""
+    """Replace the set of the machine's own addresses, to which pasta would connect."""
     name = f"inet {table(tag)} machine"
     fill = f"add element {name} {{ {', '.join(map(str, addresses))} }}\n" if addresses else ""
     return f"flush set {name}\n{fill}"
 
 
 def allowing(tag: str, box: IPv4Address, allowed: Sequence[IPv4Network]) -> str:
-    """Let the box at this address reach these ranges, of which no two overlap."""
+    """Let the box at this address reach these ranges, which must not overlap."""
     return f"add element {_allowances(tag, box, allowed)}"
 
 
 def disallowing(tag: str, box: IPv4Address, allowed: Sequence[IPv4Network]) -> str:
-    """Take that back, before another box gets the address."""
+    """Revoke `allowing`, before another box gets the address."""
     return f"delete element {_allowances(tag, box, allowed)}"
 
 
@@ -127,12 +127,12 @@ def _elements(networks: Sequence[IPv4Network]) -> str:
 
 
 def apply(script: str) -> None:
-    """Run `script` in the caller's network namespace, whole or not at all (about 8 ms)."""
+    """Run `script` in the caller's network namespace, as one transaction (about 8 ms)."""
     _nft(["-f", "-"], script)
 
 
 def apply_from(enter: Callable[[], None], script: str) -> None:
-    """The same in another namespace: `enter` moves the child there, before it becomes nft."""
+    """Run `script` in another namespace: `enter` moves the child there before it executes nft."""
 
     def prepare() -> None:
         enter()
@@ -171,7 +171,7 @@ def tags() -> set[str]:
 
 
 def closed_forward_chain() -> str | None:
-    """The name of a foreign chain that drops forwarded packets unless told otherwise, as Docker's does."""
+    """The name of a foreign chain whose policy drops forwarded packets, as Docker's does; None if there is none."""
     listing = json.loads(_nft(["-j", "list", "chains"], ""))
     for entry in listing.get("nftables", []):
         chain = entry.get("chain", {})
@@ -181,9 +181,9 @@ def closed_forward_chain() -> str | None:
 
 
 def _keep_net_admin() -> None:
-    """An exec takes every capability from a user other than root, but the ambient ones (capabilities(7))."""
+    """Keep CAP_NET_ADMIN over execve(2), which drops all but ambient capabilities of an ordinary user."""
     mask = 1 << _CAP_NET_ADMIN
-    kernel.make([kernel.setting_capabilities(mask, inheritable=mask)])
+    kernel.run_calls([kernel.capset_call(mask, inheritable=mask)])
     kernel.prctl(kernel.PR_CAP_AMBIENT, _AMBIENT_RAISE, _CAP_NET_ADMIN)
 
 

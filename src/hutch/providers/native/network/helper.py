@@ -1,12 +1,11 @@
-"""The spawner's handle on its porter, the process of an uplink that stays on the machine's own network.
+"""The spawner's handle on its network helper, a process that stays on the machine's own network.
 
-The porter forwards DNS, keeps pasta where pasta carries the traffic, and tells which addresses the machine has; what of
-that can crash is done by a child that it replaces (runner.py).
+The helper forwards DNS, runs pasta where pasta carries the traffic, and reports the machine's addresses. Whatever can
+crash is done by its worker, a child that it replaces (helper_worker.py).
 
-It is a process of its own, and not part of the spawner's loop, for three reasons. It parses what boxes send, and the
-spawner may be root. A rootless spawner has left the machine's network namespace for good, while resolvers such as
-127.0.0.53 answer only there; so the porter is forked before the spawner leaves. And boxes outlive their keeper, with
-whom the spawner goes: the porter stays until the last of its boxes has ended.
+It is a separate process for three reasons. It parses what boxes send, and the spawner may be root. A rootless spawner
+has left the machine's network namespace for good, while resolvers such as 127.0.0.53 answer only there, so the helper
+is forked before that. And boxes outlive their keeper and spawner: the helper stays until its last box has ended.
 """
 
 import contextlib
@@ -26,36 +25,36 @@ _REPLY_SECONDS = 20.0
 _END_SECONDS = 5.0
 
 
-class PorterGone(Exception):
-    """The porter ended, or has given up; the message says why, if that is known."""
+class HelperGone(Exception):
+    """The helper has ended or given up; the message says why, if that is known."""
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    """What the machine's network namespace looked like a moment ago."""
+class NetworkSurvey:
+    """The state of the machine's network namespace a moment ago."""
 
     tag: str
-    """Six hexadecimal digits that no other uplink there has: an interface name holds fifteen characters."""
+    """Six hexadecimal digits that no other uplink there has, short enough for names of interfaces (15 characters)."""
     addresses: list[IPv4Address]
     routes: list[IPv4Network]
-    """Those that overlap the pool; a machine may have a hundred thousand others."""
+    """The routes that overlap the pool. A machine may have a hundred thousand others."""
     namespace: int
 
 
-class Porter:
-    """The spawner's handle on its porter."""
+class NetworkHelper:
+    """The spawner's handle on its network helper."""
 
     def __init__(self, pidfd: int, channel: socket.socket) -> None:
         self._pidfd = pidfd
         self._channel = channel
 
     @classmethod
-    def fork(cls) -> "Porter":
+    def fork(cls) -> "NetworkHelper":
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            helper_process.live(theirs.detach(), parent)
+            helper_process.run_helper(theirs.detach(), parent)
         theirs.close()
         ours.settimeout(_REPLY_SECONDS)
         return cls(os.pidfd_open(pid), ours)
@@ -63,19 +62,18 @@ class Porter:
     def fileno(self) -> int:
         return self._channel.fileno()
 
-    def survey(self, pool: IPv4Network) -> Survey:
+    def survey(self, pool: IPv4Network) -> NetworkSurvey:
         self._send({"do": "survey", "pool": str(pool)})
         return _survey_of(self._receive()[0])
 
     def make_namespace(self) -> tuple[int, int]:
-        """A network namespace in a user namespace of the porter's own id: a descriptor, and a pid that is in it."""
+        """Have the helper make user and network namespaces; returns a descriptor of the latter, and a pid in it."""
         self._send({"do": "namespace"})
         message, descriptors = self._receive()
         return descriptors[0], int(message["pid"])
 
     def open_target(self) -> tuple[socket.socket, IPv4Address | None]:
-        """A listening socket on the machine's loopback, and the machine's gateway, in whose place `proving` shows it;
-        None: it has none."""
+        """A listening socket on the machine's loopback, and the machine's gateway, if any (connection_test.py)."""
         self._send({"do": "target"})
         message, descriptors = self._receive()
         gateway = message["gateway"]
@@ -89,22 +87,22 @@ class Porter:
         resolv_conf: str,
         carry: int | None,
         *,
-        proving: bool = False,
+        testing: bool = False,
     ) -> None:
-        """Answer the boxes of `share` on the two listeners, UDP and TCP. Returns when that works.
+        """Have the helper answer the boxes of `share` on the two listeners, UDP and TCP. Returns when that works.
 
-        `links`: two route sockets of the place where the links of boxes end; while there are any, the porter outlives
-        the spawner. `carry`: a process in the namespace whose traffic pasta is to carry. The addresses that the machine
-        had at the survey are refused there; the porter sees to those of later. `proving`: see `proof`.
+        `links` are two route sockets of the namespace with the links of boxes: while there are any, the helper outlives
+        the spawner. `carry` is a process in the namespace whose traffic pasta is to carry. The machine's addresses of
+        the survey are refused there already; the helper refuses later ones. `testing`: see connection_test.py.
         """
         message = {
-            "do": "serve", "share": str(share), "resolv_conf": resolv_conf, "carry": carry, "proving": proving,
+            "do": "serve", "share": str(share), "resolv_conf": resolv_conf, "carry": carry, "testing": testing,
         }  # fmt: skip
         self._send(message, [each.fileno() for each in (*listeners, *links)])
         self._receive()
 
     def listen(self) -> None:
-        """Raise what the porter has told since, which can only be its end. Never blocks."""
+        """Raise HelperGone if the helper has ended. Never blocks."""
         self._channel.setblocking(False)
         try:
             self._receive()
@@ -114,12 +112,12 @@ class Porter:
             self._channel.settimeout(_REPLY_SECONDS)
 
     def end(self) -> None:
-        """End the porter, and pasta with it; the descriptor stays, for the loop that still watches it."""
+        """End the helper, and pasta with it. The channel stays open, because the loop still watches it."""
         if self._pidfd < 0:
             return
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
-            if not select.select([self._pidfd], [], [], _END_SECONDS)[0]:  # somebody has stopped it
+            if not select.select([self._pidfd], [], [], _END_SECONDS)[0]:  # it may be stopped
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):  # the spawner's loop may have reaped it
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
@@ -127,7 +125,7 @@ class Porter:
         self._pidfd = -1
 
     def leave(self) -> None:
-        """Let it live on, if it does, for the boxes that are still joined."""
+        """Leave the helper running for the boxes that are still connected."""
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
@@ -143,14 +141,14 @@ class Porter:
     def _receive(self) -> tuple[dict[str, Any], list[int]]:
         data, descriptors = helper_process.receive(self._channel)
         if not data:
-            raise PorterGone("the network porter was killed")
+            raise HelperGone("the network helper was killed")
         message: dict[str, Any] = json.loads(data)
         if "error" in message:
-            raise PorterGone(message["error"])
+            raise HelperGone(message["error"])
         return message, descriptors
 
 
-def _survey_of(message: dict[str, Any]) -> Survey:
+def _survey_of(message: dict[str, Any]) -> NetworkSurvey:
     addresses = [IPv4Address(text) for text in message["addresses"]]
     routes = [IPv4Network(text) for text in message["routes"]]
-    return Survey(message["tag"], addresses, routes, int(message["namespace"]))
+    return NetworkSurvey(message["tag"], addresses, routes, int(message["namespace"]))

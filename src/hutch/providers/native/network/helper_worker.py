@@ -1,8 +1,8 @@
-"""The porter's runner: the child that does the work of an uplink, and that the porter replaces when it ends.
+"""The worker of a network helper: a child that answers DNS queries and runs pasta, and that the helper replaces.
 
-It answers the boxes' questions and has pasta at its side: whatever can crash of an uplink crashes here. Descriptors
-that must outlive it (the sockets that boxes ask, the way into the namespace) are the porter's, and the next runner has
-them too. Boxes lose the connections that pasta carried and the answers that were under way, and are online again.
+Whatever can crash, crashes here. Descriptors that must outlive a worker (the sockets that boxes query, the namespaces)
+belong to the helper, and the next worker inherits them. When a worker is replaced, boxes lose the connections that
+pasta carried and the answers that were under way, and are online again.
 """
 
 import contextlib
@@ -28,19 +28,19 @@ _PASTA_SECONDS = 10.0
 _GONE_SECONDS = 2.0
 _RTMGRP_IPV4_IFADDR = 0x10
 
-# No port of the box is opened on the machine, and none of the machine's in the box.
+# No port of a box is opened on the machine, and no port of the machine in a box.
 _PASTA = ("--foreground", "--quiet", "--ipv4-only", "--config-net",
           "-t", "none", "-u", "none", "-T", "none", "-U", "none")  # fmt: skip
 _NO_LOOPBACK = "--no-map-gw"
-"""Or the gateway's address would mean "the machine's loopback"."""
+"""Without it, the gateway's address would mean the machine's loopback."""
 
 
-class RunnerFailed(Exception):
-    """A runner could not begin; the message is what it said."""
+class WorkerFailed(Exception):
+    """A worker could not start; the message is its report."""
 
 
-class Work(NamedTuple):
-    """What every runner of an uplink gets."""
+class WorkerInputs(NamedTuple):
+    """The inputs of every worker of an uplink."""
 
     tag: str
     share: IPv4Network
@@ -48,34 +48,38 @@ class Work(NamedTuple):
     datagrams: socket.socket
     listener: socket.socket
     namespace: NetworkNamespace | None
-    """Where pasta is to carry; None: the machine forwards."""
-    proving: bool = False
-    """Whether pasta shows the machine's loopback in the place of the gateway (`proof`)."""
+    """The namespace whose traffic pasta carries; None if the machine forwards packets itself."""
+    testing: bool = False
+    """Whether pasta shows the machine's loopback at the gateway's address (connection_test.py)."""
 
 
-class Runner:
-    """The porter's handle on it."""
+class Worker:
+    """The helper's handle on its worker."""
 
-    def __init__(self, work: Work, refused: list[IPv4Address] | None) -> None:
-        """Returns when it works; raises RunnerFailed. `refused`: the machine's addresses that the namespace already
-        refuses, if that is known."""
+    def __init__(self, work: WorkerInputs, refused: list[IPv4Address] | None) -> None:
+        """Fork the worker and return when it works; else raise WorkerFailed.
+
+        `refused` are the machine's addresses that the namespace already refuses, or None if that is not known.
+        """
         self._words, told = os.pipe()
         parent = os.getpid()
         self._pid = os.fork()
         if self._pid == 0:
-            _live(work, refused, told, parent)
+            _run_worker(work, refused, told, parent)
         os.close(told)
         self.pidfd = os.pidfd_open(self._pid)
         self.began = time.monotonic()
         first = os.read(self._words, len(READY))
         if first != READY:
-            raise RunnerFailed(self.end(first))
+            raise WorkerFailed(self.end(first))
 
     def end(self, words: bytes = b"") -> str:
-        """End it, if it has not ended by itself; its last words, after those that were read. Pasta goes with it, and is
-        reaped here: the process that would get it otherwise may be a keeper, which knows nothing of it."""
+        """End the worker, unless it has ended by itself, and return its report, which begins with `words`.
+
+        Pasta ends with it and is reaped here: the process that would inherit it may be a keeper, unaware of it.
+        """
         os.kill(self._pid, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # it was killed before it had a group
+        with contextlib.suppress(ProcessLookupError):  # it was killed before it had a process group
             os.killpg(self._pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
         with contextlib.suppress(ChildProcessError):
@@ -84,33 +88,35 @@ class Runner:
         with open(self._words, "rb") as file:
             words += file.read()
         os.close(self.pidfd)
-        return words.decode(errors="replace").strip() or f"the runner of the network ended with status {status}"
+        return words.decode(errors="replace").strip() or f"the network worker ended with status {status}"
 
 
-def seated(enter: Callable[[], None]) -> tuple[int, socket.socket]:
-    """A child that sits in other namespaces, where `enter` leads, so that pasta finds them by its pid; and a route
-    socket of that place. `unseat` ends it."""
+def start_namespace_holder(enter: Callable[[], None]) -> tuple[int, socket.socket]:
+    """Fork a child that stays in the namespaces which `enter` enters, so that pasta finds them by its pid.
+
+    Returns the pid and a route socket of its network namespace. `end_namespace_holder` ends it.
+    """
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     parent = os.getpid()
     pid = os.fork()
     if pid == 0:
-        _sit(enter, theirs, parent)
+        _hold_namespace(enter, theirs, parent)
     theirs.close()
     with ours:
         answer, descriptors, _, _ = socket.recv_fds(ours, 4096, 1, socket.MSG_CMSG_CLOEXEC)
     if answer != READY:
-        unseat(pid)
-        raise OSError(0, answer.decode() or "the process that was to sit there died")
+        end_namespace_holder(pid)
+        raise OSError(0, answer.decode() or "the process that holds the namespaces died")
     return pid, socket.socket(fileno=descriptors[0])
 
 
-def unseat(pid: int) -> None:
+def end_namespace_holder(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
 
 
-def _sit(enter: Callable[[], None], told: socket.socket, parent: int) -> NoReturn:
-    """Say "ready", or what was refused, and sleep until killed."""
+def _hold_namespace(enter: Callable[[], None], told: socket.socket, parent: int) -> NoReturn:
+    """Enter the namespaces, report "ready" or the refusal, and sleep until killed."""
     try:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # or /proc/self/uid_map is root's, and pasta may not look in
@@ -119,25 +125,25 @@ def _sit(enter: Callable[[], None], told: socket.socket, parent: int) -> NoRetur
             socket.send_fds(told, [READY], [place.fileno()])
         kernel.close_from(3)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        while os.getppid() == parent:  # else it died before we could ask for its death's signal
+        while os.getppid() == parent:  # else it died before PR_SET_PDEATHSIG took effect
             signal.pause()
     except OSError as error:
         told.send(str(error).encode())
-    finally:  # whatever happens: above us stand the functions of the process we were forked from
+    finally:  # never return into the code of the process we were forked from
         os._exit(1)
 
 
-def _live(work: Work, refused: list[IPv4Address] | None, told: int, parent: int) -> NoReturn:
+def _run_worker(work: WorkerInputs, refused: list[IPv4Address] | None, told: int, parent: int) -> NoReturn:
     status = 1
     try:
-        os.setpgid(0, 0)  # by its group the porter finds what we leave behind
+        os.setpgid(0, 0)  # by this group the helper finds what we leave behind
         kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        # The porter's name and its channel would outlive it in us.
+        # The helper's name and channel would stay open in this process after the helper's end.
         kept = (told, work.datagrams.fileno(), work.listener.fileno(), *(work.namespace or ()))
-        kernel.close_but(kept)
+        kernel.close_all_but(kept)
         if os.getppid() == parent:
-            _Running(work, refused).run(told)
+            _WorkerProcess(work, refused).run(told)
         status = 0
     except BaseException as error:  # the process boundary: reported, then the end
         reason = str(error) if isinstance(error, _Failed) else f"network, {type(error).__name__}: {error}"
@@ -148,13 +154,13 @@ def _live(work: Work, refused: list[IPv4Address] | None, told: int, parent: int)
 
 
 class _Failed(Exception):
-    """Nothing is carried any more; the message says why."""
+    """The worker can do its work no more; the message says why."""
 
 
-class _Running:
-    """One selector for questions, pasta's end and the machine's addresses."""
+class _WorkerProcess:
+    """The event loop: DNS queries, the end of pasta, and changes of the machine's addresses."""
 
-    def __init__(self, work: Work, refused: list[IPv4Address] | None) -> None:
+    def __init__(self, work: WorkerInputs, refused: list[IPv4Address] | None) -> None:
         self._work = work
         self._selector = selectors.DefaultSelector()
         self._network = Netlink()
@@ -175,21 +181,21 @@ class _Running:
             self._forwarder.expire()
 
     def _carry(self, namespace: NetworkNamespace) -> None:
-        """Start pasta; returns when it carries."""
+        """Start pasta, and return when it carries traffic."""
         program = find_program("pasta")
         if program is None:
             raise _Failed("pasta is not installed")
         interface = carrier(self._work.tag)
-        anchor, place = seated(namespace.enter)
+        anchor, place = start_namespace_holder(namespace.enter)
         try:
             with Netlink(place) as there:
-                # The pasta of a runner that has just died is on its way out.
+                # The pasta of a worker that has just died may still be ending.
                 _until(lambda: interface not in there.links(), _GONE_SECONDS, "an earlier pasta did not end")
-                options = _PASTA if self._work.proving else (*_PASTA, _NO_LOOPBACK)
+                options = _PASTA if self._work.testing else (*_PASTA, _NO_LOOPBACK)
                 self._start_pasta([program, *options, "--ns-ifname", interface, str(anchor)])
                 _until(lambda: self._carries(there), _PASTA_SECONDS, "pasta gave no route")
         finally:
-            unseat(anchor)
+            end_namespace_holder(anchor)
 
     def _start_pasta(self, argv: list[str]) -> None:
         self._pasta_words = os.memfd_create("pasta")
@@ -215,18 +221,18 @@ class _Running:
         raise _Failed(f"pasta ended with status {status}: {words}")
 
     def _watch_addresses(self) -> None:
-        """Pasta connects from the machine, so an address the machine gets later must be refused from then on."""
+        """Watch for new addresses of the machine, which must be refused because pasta connects from the machine."""
         events = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE)
         events.setblocking(False)
         events.bind((0, _RTMGRP_IPV4_IFADDR))
         self._selector.register(events, selectors.EVENT_READ, lambda: self._addresses_changed(events))
 
     def _addresses_changed(self, events: socket.socket) -> None:
-        with contextlib.suppress(OSError):  # more has happened than the kernel kept: we look ourselves
+        with contextlib.suppress(OSError):  # the kernel may have dropped events; the addresses are listed below anyway
             events.recv(65536)
         try:
             self._address_filter.update(self._network.addresses())
-        except (OSError, FirewallError) as error:  # better no way out than one to the machine itself
+        except (OSError, FirewallError) as error:  # no network is better than one that reaches the machine itself
             raise _Failed(f"the machine's new address could not be refused: {error}") from error
 
 

@@ -21,25 +21,25 @@ _ETHTOOL_GLINK = 0xA
 
 
 @dataclass(frozen=True, slots=True)
-class Wired:
-    """One box's link. It ends with the box's namespace; only the slot has to be given back."""
+class BoxLink:
+    """One box's link. The kernel removes it with the box's namespace; only the slot has to be given back."""
 
     slot: int
     interface: str
-    """Our end's name."""
+    """The name of our end."""
     address: str
     """The box's own address."""
     gateway: str
     nameserver: str
     allowed: tuple[IPv4Network, ...] = ()
-    """Ranges that this box may reach and others may not."""
+    """Private ranges that this box may reach and others may not."""
 
     @property
     def resolv_conf(self) -> str:
         return f"nameserver {self.nameserver}\n"
 
 
-def wire_box(
+def connect_box(
     ours: Netlink,
     netns: int,
     interface: str,
@@ -48,9 +48,9 @@ def wire_box(
     refused: Sequence[IPv4Network],
     exceptions: Sequence[IPv4Network],
 ) -> None:
-    """Join the box's namespace to ours, and tell it where it may not go.
+    """Connect the box's namespace with ours, and add prohibit routes for what it may not reach.
 
-    The prohibit routes are not the defence (the firewall on our side is): they turn a refusal into an immediate
+    The prohibit routes are not the defence, which is the firewall on our side. They turn a refusal into an immediate
     EACCES, and they hold where a mistake on our side would not. Nobody in a box has CAP_NET_ADMIN to remove them.
     """
     near, far = ends
@@ -71,7 +71,7 @@ def wire_box(
 
 
 def _await_carrier(interface: str) -> None:
-    """Have the kernel notice that the cable is in, which it else does some time later, in a work queue.
+    """Have the kernel notice the link's carrier now, instead of later in a work queue.
 
     Until then the end that came up first drops what it should send, and a box's first connection takes the second
     that TCP waits before it tries again.
@@ -82,17 +82,17 @@ def _await_carrier(interface: str) -> None:
         fcntl.ioctl(any_socket, _SIOCETHTOOL, request)
 
 
-def joined(tag: str, links: Iterable[str]) -> bool:
-    """Whether one of `links`, by name, leads to a box of the uplink `tag`: they end with the box."""
+def has_box_links(tag: str, links: Iterable[str]) -> bool:
+    """Whether one of `links`, by name, leads to a box of the uplink `tag`. Such a link ends with its box."""
     return any(re.fullmatch(rf"hv{tag}-\d+", name) for name in links)
 
 
-def anchor(ours: Netlink, interface: str, group: int, address: IPv4Address, share: IPv4Network) -> bool:
-    """Claim `share` for us and give our namespace the nameserver's address; False if another was faster.
+def claim_share(ours: Netlink, interface: str, group: int, address: IPv4Address, share: IPv4Network) -> bool:
+    """Claim `share` and give our namespace the name server's address; False if another uplink has the share.
 
-    A veth pair stands in for a dummy interface, which not every kernel has. The route makes the claim atomic (the
-    kernel takes a prefix once), keeps packets for boxes that are gone from leaving by the default route, and goes
-    with the interface.
+    A veth pair is used as a dummy interface, which not every kernel has. The route makes the claim atomic, because the
+    kernel accepts a prefix once. It also keeps packets for ended boxes from leaving by the default route, and goes with
+    the interface.
     """
     ours.ask(netlink.add_veth(interface, group, interface.removesuffix("dns") + "end"))
     index = ours.index_of(interface)

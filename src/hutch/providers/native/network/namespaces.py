@@ -30,7 +30,7 @@ def bring_loopback_up() -> None:
     """Bring the loopback of the calling process's namespace up."""
     any_socket = kernel.syscall(*OPEN_SOCKET)
     try:
-        kernel.make([loopback_up_call(any_socket)])
+        kernel.run_calls([loopback_up_call(any_socket)])
     finally:
         os.close(any_socket)
 

@@ -1,8 +1,8 @@
-"""Whether an uplink still stands: a name in the machine's network namespace, freed by the kernel with its last holder.
+"""Tells whether an uplink is alive, by a name in the machine's network namespace that the kernel frees with its holder.
 
-Names of abstract Unix sockets belong to a network namespace, just as links and tables do: who asks about a tag found
-there asks in the right place, whatever directories its owner used. Anybody on the machine could take a name, and would
-gain that the links and the table of a dead uplink stay: they filter, and lead nowhere.
+Names of abstract Unix sockets belong to a network namespace, as links and tables do, so a tag that was found there is
+looked up in the right namespace. Anybody on the machine could take a name, and would gain only that the links and the
+table of a dead uplink stay: they filter, and lead nowhere. A file of its own, because every keeper imports it.
 """
 
 import errno
@@ -10,9 +10,9 @@ import socket
 
 
 def stands(tag: str) -> bool:
-    """Whether somebody holds the name of the uplink `tag`, in the namespace we stand in (some 10 µs).
+    """Whether a process holds the name of the uplink `tag` in our network namespace (this takes some 10 µs).
 
-    Only the kernel's clear word says no: without a descriptor to ask with, or the right to, nothing is known.
+    Only a refused connection means no. Any other error, such as a lack of descriptors, proves nothing.
     """
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as asking:
@@ -22,7 +22,7 @@ def stands(tag: str) -> bool:
 
 
 def hold(tag: str) -> socket.socket | None:
-    """Hold the name of the uplink `tag`, in the namespace we stand in; None if somebody else does."""
+    """Hold the name of the uplink `tag` in our network namespace; None if another process does."""
     name = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
     try:
         name.bind(_name(tag))

@@ -1,4 +1,4 @@
-"""What a box's root is made of: an image reference becomes directories for the overlay.
+"""Resolves an image reference into the directories of a box's overlay.
 
 `host` is this machine's /usr under a minimal /etc; `dir:PATH` any unpacked root; `tar:PATH` is unpacked once, into a
 directory named by its digest; `oci:NAME` is an image of the store, one directory for each of its layers.
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
     from hutch.images.manifests import Stored
 
 _ROOTS, _SKELETONS = "images", "skeletons"
-"""Below the cache: archives as they were unpacked, and what every root has besides."""
+"""Directories below the cache: unpacked archives, and skeletons."""
 _USR_LINKS = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 
 
 class Image(NamedTuple):
-    """See `root.Shape` for the fields."""
+    """The image's part of a `root.BoxTemplate`, which describes the fields."""
 
     lowers: tuple[str, ...]
     binds: tuple[tuple[str, str], ...] = ()
     is_machine: bool = False
     pin: tuple[int, int] | None = None
-    """Device and inode of the lowest directory, if it is one of the caller's."""
+    """Device and inode of the lowest directory, if it belongs to the caller."""
 
 
 class Images:
-    """Resolves references, remembering what was prepared."""
+    """Resolves image references and remembers what was prepared."""
 
     def __init__(self, cache: str, home: str = "", settings: ImageSettings | None = None) -> None:
         self._cache = cache
@@ -45,17 +45,17 @@ class Images:
         self._known: dict[str, Image] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._loaded: dict[str, tuple[Image, ImageDefaults]] = {}
-        """Images of the store by the digest of their manifest."""
+        """Images of the store, by the digest of their manifest."""
 
     async def resolve(self, reference: str, place: CheckedMount | None = None) -> Image:
-        """`place` is the directory or archive as policy has allowed it."""
+        """Resolve a `host`, `dir:` or `tar:` image. `place` is the directory or archive as policy has allowed it."""
         if place is not None:
             reference = f"{reference.partition(':')[0]}:{place.real}"
             _check_same(reference, place)
         known = self._known.get(reference)
         if known is not None and (place is None or known.pin in (None, (place.dev, place.ino))):
             return known
-        self._known.pop(reference, None)  # another directory has taken its place since
+        self._known.pop(reference, None)  # the directory was replaced since
         async with self._lock(reference):  # one preparation for each reference
             if reference not in self._known:
                 self._known[reference] = await asyncio.to_thread(self._prepare, reference, place)
@@ -64,7 +64,7 @@ class Images:
     # --- images of the store ---------------------------------------------------------------------------------
 
     async def defaults(self, reference: str) -> ImageDefaults | None:
-        """What the image says about its commands. It is pulled now if the settings say so, else NotFound."""
+        """The image's defaults for commands. A missing image is pulled if the settings say so, else NotFound."""
         kind, _, name = reference.partition(":")
         if kind != "oci":
             return None
@@ -74,7 +74,7 @@ class Images:
         return await asyncio.to_thread(lambda: self._load(self._store().find(name))[1])
 
     async def needs_pull(self, reference: str) -> bool:
-        """Whether `defaults` would pull it, because the store has it not."""
+        """Whether `defaults` would pull the image, because the store does not have it."""
         if self._settings.pull not in ("missing", "always"):
             return False
         try:
@@ -83,29 +83,29 @@ class Images:
             return True
         return False
 
-    async def stand(self, reference: str, box_id: str, places: tuple[str, ...]) -> Image:
-        """For this box, which from now on holds it: nobody removes its layers while one of `places` is there."""
-        return await asyncio.to_thread(self._stand, reference.partition(":")[2], box_id, places)
+    async def hold_for_box(self, reference: str, box_id: str, places: tuple[str, ...]) -> Image:
+        """Resolve an image of the store, and keep its layers from removal while one of the paths `places` exists."""
+        return await asyncio.to_thread(self._hold_for_box, reference.partition(":")[2], box_id, places)
 
-    def leave(self, box_id: str) -> None:
-        """The box is gone. Most boxes stand on no image of the store, and this must not cost them an import."""
+    def release(self, box_id: str) -> None:
+        """Release the box's image. Most boxes use no image of the store, and this must not cost them an import."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(os.path.join(self._home, "uses", f"{box_id}.json"))
 
     def sweep(self, *, dry_run: bool = False) -> tuple[str, ...]:
-        """What keepers that were killed left half-made; its paths."""
+        """Remove what killed keepers left unfinished, and return the paths."""
         from hutch.providers.native.rootfs import prepared
 
         places = (os.path.join(self._cache, name) for name in (_ROOTS, _SKELETONS))
         return tuple(path for place in places for path in prepared.sweep(place, dry_run=dry_run))
 
-    def _stand(self, name: str, box_id: str, places: tuple[str, ...]) -> Image:
+    def _hold_for_box(self, name: str, box_id: str, places: tuple[str, ...]) -> Image:
         from hutch.images import uses
         from hutch.images.manifests import Stored
 
         store = self._store()
         with store.lock_shared():
-            # A box that comes back stands on what it stood on, whatever the name means by now.
+            # A restored box keeps the image it had, whatever the name refers to by now.
             held = uses.find(store, box_id)
             stored = Stored(name=held.name, manifest=held.image) if held else store.find(name)
             image = self._load(stored)[0]
@@ -192,7 +192,7 @@ class Images:
         return skeleton.make(content, os.path.join(self._cache, _SKELETONS))
 
     def _empty(self) -> str:
-        """An image without layers is a root with nothing in it."""
+        """An empty directory, which serves as the root of an image without layers."""
         path = os.path.join(self._cache, "empty")
         os.makedirs(path, 0o755, exist_ok=True)
         return path

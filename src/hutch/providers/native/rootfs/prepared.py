@@ -1,6 +1,7 @@
-"""A directory that is prepared once and never changed: filled under another name, and there in one step.
+"""Directories that are prepared once and never changed: filled under another name, then renamed in one step.
 
-Whoever fills one holds a lock on it, which the kernel drops with the process: what can be locked is a dead one's.
+The process that fills one holds a lock on it, which the kernel releases with the process. So a directory that can be
+locked was left by a dead process.
 """
 
 import contextlib
@@ -16,8 +17,10 @@ _DRAFT = ".making-"
 
 @contextmanager
 def prepared(final: str) -> Iterator[str]:
-    """An empty directory to fill; afterwards it is at `final`, unless another keeper was faster. What fails half-way
-    leaves nothing behind; what a killed keeper left goes now."""
+    """Yield an empty directory to fill, and rename it to `final` afterwards, unless another keeper did so first.
+
+    A failure leaves nothing behind. What a killed keeper left is removed first.
+    """
     parent = os.path.dirname(final)
     sweep(parent)
     draft, lock = _begun(parent)
@@ -36,18 +39,18 @@ def prepared(final: str) -> Iterator[str]:
 
 
 def sweep(parent: str, *, dry_run: bool = False) -> tuple[str, ...]:
-    """Remove the drafts below `parent` that nobody fills any more; their names."""
+    """Remove the drafts below `parent` that no process fills any more, and return their paths."""
     gone: list[str] = []
     for name in _names(parent):
         path = os.path.join(parent, name)
-        with contextlib.suppress(FileNotFoundError):  # it has just been finished
+        with contextlib.suppress(FileNotFoundError):  # it has just been renamed
             lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 continue  # its keeper lives
             else:
-                # Finished between the listing and the lock: what was opened now stands under its final name.
+                # If it was renamed between the listing and the lock, it is finished and stays.
                 if not _is_at(path, lock):
                     continue
                 if not dry_run:
@@ -66,7 +69,7 @@ def _names(parent: str) -> list[str]:
 
 
 def _begun(parent: str) -> tuple[str, int]:
-    """A new draft and the lock on it. Between the two a sweeper may take it for a dead one's: then it is made again."""
+    """Make a draft and lock it. A sweep in between may remove it as a leftover: then it is made again."""
     while True:
         draft = os.path.join(parent, f"{_DRAFT}{os.urandom(8).hex()}")
         os.mkdir(draft, 0o700)

@@ -1,11 +1,11 @@
-"""The file system of a box: what it is made of, and the parts of making it that have to decide something.
+"""The root file system of a box: its template, and the mount operations that need more than one fixed call.
 
 The mount namespace's root is the *base*: `0` (the upper layer, with the own workspace), `w` (overlay's work
 directory), `l0`, `l1`, ... (the image, topmost first) and `m`, the merged view. Guest and users are chrooted into `m`,
-so that layers can be switched from outside, by whoever enters the base, without their help.
+so that a process which enters the base from outside can switch layers without their help.
 
-A read-only root is a read-only *mount* of the same overlay, with its writable places bound onto themselves: all that a
-box writes lies in one store. Standard library only.
+A read-only root is a read-only *mount* of the same overlay, with its writable directories bound onto themselves: all
+that a box writes lies in one store. Standard library only.
 """
 
 import errno
@@ -57,8 +57,8 @@ WORKSPACE = "workspace"
 HOME = "home/user"
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 
-# What of /proc tells about the host or steers it. Most is closed to a box's user by owner anyway; a mask also holds
-# where a kernel forgot to ask. Files show /dev/null, directories an empty one.
+# Entries of /proc that reveal or control the host. Most are closed to a box's user by their owner anyway; a mask also
+# holds where a kernel forgot to check. A masked file shows /dev/null, a masked directory is empty.
 _MASKED = (
     "acpi", "asound", "bus", "cmdline", "config.gz", "driver", "fs", "interrupts", "iomem", "ioports", "irq",
     "kallsyms", "kcore", "key-users", "keys", "kmsg", "kpagecgroup", "kpagecount", "kpageflags", "latency_stats",
@@ -66,49 +66,49 @@ _MASKED = (
     "vmallocinfo",
 )  # fmt: skip
 SPILL = "spill"
-"""Of a box's directory on the host: output that does not fit in its guests' memory."""
+"""The name, in a box's directory on the host, of the directory for output that does not fit in its guests' memory."""
 READ_ONLY = ("sys",)
-"""What of /proc can be read but not written."""
+"""Entries of /proc that can be read but not written."""
 
 QUIET_ATTRIBUTES = MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV
 _DETACHED = OPEN_TREE_CLONE | AT_RECURSIVE
 
 
-class Shape(NamedTuple):
-    """All of a box's root that does not depend on the one order: boxes of one shape can be begun ahead."""
+class BoxTemplate(NamedTuple):
+    """Everything about a box's root that several orders can share: children can be prestarted from a template."""
 
     lowers: tuple[str, ...]
     """Directories of the image, topmost first."""
     binds: tuple[tuple[str, str], ...]
-    """Host directories shown read-only inside, (source, name below the root): the machine's own /usr."""
+    """Host directories that are mounted read-only, as (source, name below the root), such as the machine's /usr."""
     overlays: tuple[tuple[str, str], ...]
-    """Like `binds`, but with an upper layer of the box."""
+    """Like `binds`, but with a writable upper layer of the box."""
     read_only: bool
     own_workspace: bool
     """Whether /workspace is a writable part of the box's own store."""
     network: str
     pin: tuple[int, int] | None
-    """Device and inode that the lowest directory of the image must have; None: it is our own."""
+    """Device and inode that the lowest directory of the image must have; None if it is our own."""
     store: str | None = None
-    """A persistent box's directory; None: a tmpfs."""
-    shown: tuple[tuple[str, str], ...] = ()
-    """Like `binds`, but in the box's own workspace: its skills."""
+    """A persistent box's directory; None for a tmpfs."""
+    workspace_binds: tuple[tuple[str, str], ...] = ()
+    """Like `binds`, but in the box's own workspace, for its skills."""
     allowed: tuple[str, ...] = ()
     """Private ranges that the box may reach, if it has a network."""
 
     @staticmethod
-    def parse(values: list[Any]) -> "Shape":
-        """From JSON, which has no tuples; the order is that of the fields."""
-        lowers, binds, overlays, read_only, own_workspace, network, pin, store, shown, allowed = values
-        pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays, shown)]
-        return Shape(
+    def parse(values: list[Any]) -> "BoxTemplate":
+        """Parse values from JSON, which has no tuples, in the order of the fields."""
+        lowers, binds, overlays, read_only, own_workspace, network, pin, store, workspace_binds, allowed = values
+        pairs = [tuple((source, name) for source, name in each) for each in (binds, overlays, workspace_binds)]
+        return BoxTemplate(
             tuple(lowers), pairs[0], pairs[1], read_only, own_workspace, network, tuple(pin) if pin else None, store,
             pairs[2], tuple(allowed),
         )  # fmt: skip
 
 
-class Extra(NamedTuple):
-    """A host directory or file to show inside; device and inode say which one was meant when it was allowed."""
+class HostMount(NamedTuple):
+    """A host directory or file to mount in a box. Device and inode say which one policy has allowed."""
 
     source: str
     target: str
@@ -116,30 +116,30 @@ class Extra(NamedTuple):
     device: int
     inode: int
     public: bool = False
-    """Its files need not seem the box's own: others may read them."""
+    """Whether everybody may read its files, so that they need not seem the box's own."""
 
 
 Source = tuple[str, bool, tuple[int, int] | None, bool]
 """A host directory, whether it stays writable, the device and inode it must have, and whether it is a layer."""
 
 LAYERS_TAKE_IDS = tuple(map(int, uname().release.replace("+", "-").split("-")[0].split(".")[:2])) >= (5, 19)
-"""Whether overlay takes idmapped mounts as layers; EINVAL before."""
+"""Whether overlay accepts idmapped mounts as layers (EINVAL before Linux 5.19)."""
 
 
-def shape_sources(shape: Shape) -> list[Source]:
-    """The host directories a shape is made of, in the order in which a root is built of them."""
-    layers: list[Source] = [(shape.store, True, None, True)] if shape.store else []
-    layers += [(path, False, None, True) for path in shape.lowers]
-    layers[-1] = (shape.lowers[-1], False, shape.pin, True)
-    layers += [(path, False, None, True) for path, _ in shape.overlays]
-    return [*layers, *((path, False, None, False) for path, _ in (*shape.binds, *shape.shown))]
+def template_sources(template: BoxTemplate) -> list[Source]:
+    """The host directories of a template, in the order in which `RootBuilder` uses them."""
+    layers: list[Source] = [(template.store, True, None, True)] if template.store else []
+    layers += [(path, False, None, True) for path in template.lowers]
+    layers[-1] = (template.lowers[-1], False, template.pin, True)
+    layers += [(path, False, None, True) for path, _ in template.overlays]
+    return [*layers, *((path, False, None, False) for path, _ in (*template.binds, *template.workspace_binds))]
 
 
 def detach(source: Source, userns: int | None) -> int:
-    """A private copy of the mount tree at `source`, seen through the ids of `userns` where the file system can."""
+    """A private copy of the mount at `source`, idmapped through `userns` where the file system supports it."""
     path, writable, pin, is_layer = source
     if is_layer and not LAYERS_TAKE_IDS:
-        userns = None  # owners then show as nobody, rights do not change
+        userns = None  # owners then show as nobody, but permissions do not change
     fd = open_tree(AT_FDCWD, path, _DETACHED)
     try:
         facts = fstat(fd)
@@ -152,33 +152,35 @@ def detach(source: Source, userns: int | None) -> int:
 
 
 def detach_spill(path: str) -> int:
-    """The directory for spilled output, as a mount that is never attached: whoever holds the descriptor reaches the
-    files in it, and by `..` nothing else, while a descriptor of the host's own mount leads up to the host's root."""
+    """The directory for spilled output, as a mount that is never attached.
+
+    Threat: `..` from a descriptor of the host's own mount leads up to the host's root. From this one it leads nowhere.
+    """
     return detach((path, True, None, False), None)
 
 
 def restrict(tree: int, *, writable: bool, userns: int | None) -> int:
     attributes = QUIET_ATTRIBUTES | (0 if writable else MOUNT_ATTR_RDONLY)
     flags = AT_EMPTY_PATH | AT_RECURSIVE
-    private = MS_PRIVATE  # or what the host mounts there later would appear in the box
+    private = MS_PRIVATE  # otherwise, what the host mounts there later would appear in the box
     if userns is not None:
         try:
             idmap = attributes | MOUNT_ATTR_IDMAP
             mount_setattr(tree, b"", flags, add=idmap, propagation=private, userns=userns)
             return tree
         except OSError:
-            pass  # a file system without idmapped mounts: owners then show as nobody, rights do not change
+            pass  # without idmapped mounts, owners show as nobody, but permissions do not change
     mount_setattr(tree, b"", flags, add=attributes, propagation=private)
     return tree
 
 
-def detach_extra(extra: Extra, seen_by: Callable[[stat_result], AbstractContextManager[int]] | None) -> int:
+def detach_host_mount(extra: HostMount, seen_by: Callable[[stat_result], AbstractContextManager[int]] | None) -> int:
     """Like `detach`, for a mount that policy has allowed: it must still be the same file.
 
-    `seen_by` gives the user namespace for the file that was found. It must not look the path up again: whoever may
-    rename on it could show it another file, and have root's id mapped into the box.
+    `seen_by` gives the user namespace for the file that was found. It must not look the path up again. Threat: whoever
+    may rename a part of it could put another file there, and have root's id mapped into the box.
     """
-    # The allowed path is canonical, so that a symbolic link on it was put there since.
+    # The allowed path is canonical, so a symbolic link on it was put there since.
     resolve = RESOLVE_NO_SYMLINKS | RESOLVE_NO_MAGICLINKS
     fd = openat2(AT_FDCWD, extra.source, O_PATH, resolve)
     try:
@@ -201,7 +203,7 @@ Mask = tuple[str, bool]
 
 
 def masks() -> tuple[Mask, ...]:
-    """What of `_MASKED` this kernel has; asked once, in the spawner."""
+    """The entries of `_MASKED` that this kernel has. The spawner calls this once."""
     found: list[Mask] = []
     for name in _MASKED:
         try:
@@ -212,26 +214,26 @@ def masks() -> tuple[Mask, ...]:
 
 
 def open_source(path: str, writable: bool, pin: tuple[int, int] | None, is_layer: bool) -> int:
-    """`detach` for an ordinary user's child, which opens its own image."""
+    """Call `detach` in an ordinary user's child, which opens its own image."""
     return detach((path, writable, pin, is_layer), None)
 
 
-def open_extra(*values: Any) -> int:
-    """`detach_extra` for an ordinary user's child; the descriptor is the lowest that was free."""
-    tree = detach_extra(Extra(*values), None)
+def open_host_mount(*values: Any) -> int:
+    """Call `detach_host_mount` in an ordinary user's child, and return the lowest free descriptor."""
+    tree = detach_host_mount(HostMount(*values), None)
     lowest = dup(tree)
     close(tree)
     return lowest
 
 
 def ensure_directory(path: str, mode: int) -> None:
-    """It is there already in a persistent store that has lived before."""
+    """Make a directory, which may exist already in the store of a persistent box."""
     with suppress(FileExistsError):
         mkdir(path, mode)
 
 
 def ensure_place(parent: str, name: str, mode: int, owner: int) -> None:
-    """A writable place of a persistent store, made in its first life."""
+    """Make a writable directory in a persistent store, if the box starts for the first time."""
     if parent:
         ensure_directory(f"0/{parent}", 0o755)
         check_no_link(parent, "0")
@@ -244,9 +246,9 @@ def ensure_place(parent: str, name: str, mode: int, owner: int) -> None:
 
 
 def check_no_link(name: str, top: str = "m") -> None:
-    """Followed before the pivot, a link below the store or the merged view would lead to the host's own files.
+    """Refuse a symbolic link: followed before the pivot, it would lead to the host's own files.
 
-    Asked of persistent stores only: a new box has our skeleton on top of whatever its image holds.
+    Only persistent stores need this check: a new box has our skeleton on top of whatever its image holds.
     """
     path = top
     for part in name.split("/"):
@@ -255,8 +257,8 @@ def check_no_link(name: str, top: str = "m") -> None:
             raise OSError(errno.ELOOP, "a symbolic link stands where the box needs a directory of its own", name)
 
 
-def attach_extra(merged: int, target: str, tree: int) -> None:
-    """Mount inside the box, following links as processes in the box would, never out of it."""
+def attach_host_mount(merged: int, target: str, tree: int) -> None:
+    """Mount inside the box, resolving links as processes in the box would, never out of it."""
     is_directory = S_ISDIR(fstat(tree).st_mode)
     point = _make_target(merged, target.strip("/"), is_directory)
     move_mount(tree, point, b"")
@@ -281,8 +283,11 @@ def _make_target(merged: int, path: str, is_directory: bool) -> int:
 
 
 def _make_point(parent: int, name: str, is_directory: bool) -> None:
-    """A mount of the machine's files knows their owner alone: for everybody else, the box's root too, creating there is
-    EOVERFLOW (mount_setattr(2), idmapped mounts), so that it is done as the owner."""
+    """Create a mount point, as the owner of the directory if need be.
+
+    An idmapped mount of host files maps only their owner: for every other user, also the box's root, creating a file
+    there fails with EOVERFLOW (mount_setattr(2)).
+    """
     try:
         _create(parent, name, is_directory)
         return
@@ -295,7 +300,7 @@ def _make_point(parent: int, name: str, is_directory: bool) -> None:
     try:
         _create(parent, name, is_directory)
     finally:
-        # All other ids stayed as they were, so that the way back is open, and the capabilities come back with it.
+        # The real ids did not change, so this is permitted, and the kernel restores the capabilities with the id.
         seteuid(getuid())
         setegid(getgid())
 

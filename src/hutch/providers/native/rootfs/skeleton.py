@@ -1,7 +1,7 @@
 """The topmost read-only layer of every box: mount points, and for the machine's own image a minimal /etc.
 
-Made once for each content, named by its digest, and never changed afterwards, so that any number of boxes and
-keepers may use it at the same time.
+A skeleton is made once for each content, named by its digest, and never changed afterwards, so that any number of boxes
+and keepers may use it at the same time.
 """
 
 import os
@@ -13,8 +13,8 @@ from hutch.linux.identity import USER
 from hutch.model.ids import digest
 from hutch.providers.native.rootfs.root import DEVICES, HOME
 
-# Nothing that a box writes to: of a directory that is in the upper layer alone overlay needs no marks to rename what
-# lies in it, and before Linux 6.6 a tmpfs has no place for them (rename(2) is EXDEV then).
+# No directory that a box writes to is among them. To rename an entry of a directory that exists in a lower layer too,
+# overlay needs extended attributes, which a tmpfs does not have before Linux 6.6 (rename(2) is EXDEV then).
 _DIRECTORIES = ("dev", "dev/pts", "dev/shm", "etc", "home", "proc", "sys", "var")
 _DEVICE_LINKS = {
     "dev/fd": "/proc/self/fd",
@@ -35,7 +35,7 @@ nogroup:x:65534:
 """
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files dns\nservices: files\nprotocols: files\n"
 
-# What programs of the machine's /usr expect in /etc. Nothing here is secret, and nothing names the machine.
+# Files of /etc that programs of the machine's /usr expect. None of them is secret or names the machine.
 _COPIED = (
     "ImageMagick-6", "ImageMagick-7", "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf",
     "debian_version", "fonts", "inputrc", "java-11-openjdk", "java-17-openjdk", "java-21-openjdk", "ld.so.cache",
@@ -46,7 +46,7 @@ _COPIED = (
 
 
 class Content:
-    """A tree in memory: files by name, links, directories, and what of the host to copy."""
+    """The content of a skeleton: directories, files, links, and the host files to copy."""
 
     __slots__ = ("ages", "copied_links", "copies", "directories", "files", "links")
 
@@ -55,15 +55,18 @@ class Content:
         self.files: dict[str, bytes] = {}
         self.links = dict(_DEVICE_LINKS)
         self.copies: dict[str, str] = {}
-        """From a name to a file of the host."""
+        """From a name to the host file to copy."""
         self.copied_links: dict[str, str] = {}
-        """The same for links: a machine has hundreds, and they are read only when the content is made."""
+        """From a name to the host link to copy. The hundreds of links are read only to make it."""
         self.ages: dict[str, int] = {}
-        """When the directories changed that `copied_links` lie in."""
+        """Modification times of the directories that contain `copied_links`."""
 
     def digest(self) -> str:
-        """Host files count by place, size and time of change: they change with the machine's packages. A link has no
-        content that could change: whoever replaces it changes its directory."""
+        """The digest that names the skeleton.
+
+        Host files count by path, size and modification time, because they change with the machine's packages. Links
+        count by their directories, because replacing a link changes its directory.
+        """
         made = (sorted(self.directories), sorted(self.files.items()), sorted(self.links.items()))
         copied = []
         for target, source in sorted(self.copies.items()):
@@ -74,7 +77,7 @@ class Content:
 
 
 def plain() -> Content:
-    """Over an unpacked image: mount points, and the files of /etc that Hutch writes for each box."""
+    """The content over any image: mount points, and the files of /etc that Hutch writes for each box."""
     content = Content()
     content.files.update({f"dev/{name}": b"" for name in DEVICES})
     content.files.update({"etc/hosts": b"", "etc/resolv.conf": b""})
@@ -82,12 +85,12 @@ def plain() -> Content:
 
 
 def over(image: str) -> Content:
-    """Over an unpacked image, which may not know the box's user."""
+    """The content over an unpacked image, whose /etc/passwd may lack the box's user."""
     return _knowing_user(lambda name: _read_inside(image, name))
 
 
 def over_layers(layers: tuple[str, ...]) -> Content:
-    """The same over an image of several layers, topmost first."""
+    """The content over an image of several layers, topmost first."""
     from hutch.images.layers import merged_view  # with decompressors, which few need
 
     return _knowing_user(lambda name: merged_view.read(layers, name))
@@ -108,7 +111,7 @@ def _knowing_user(read: Callable[[str], str]) -> Content:
 
 
 def _read_inside(image: str, name: str) -> str:
-    """A small file of the image; its links lead where they would inside, never to the machine's own file."""
+    """Read a small file of the image. Its links are resolved inside the image, never to the machine's own files."""
     top = os.open(image, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         resolve = kernel.RESOLVE_IN_ROOT | kernel.RESOLVE_NO_MAGICLINKS
@@ -124,7 +127,7 @@ def _read_inside(image: str, name: str) -> str:
 
 
 def of_machine(root: str = "/") -> Content:
-    """Over the machine's own /usr."""
+    """The content over the machine's own /usr."""
     content = plain()
     content.directories += ["root", "usr", "opt", "mnt", "srv"]
     content.files |= {
@@ -142,7 +145,7 @@ def of_machine(root: str = "/") -> Content:
 
 
 def _add(content: Content, source: str, name: str) -> None:
-    """What is at `source`, under `name`. This runs in every keeper before its first box: hundreds of entries."""
+    """Add what is at `source` under `name`. Every keeper does this before its first box, for hundreds of entries."""
     if not os.path.lexists(source):
         return
     parent = os.path.dirname(name)
@@ -173,12 +176,12 @@ def _add_tree(content: Content, source: str, name: str) -> None:
 
 
 def _for_everybody(facts: os.stat_result) -> bool:
-    """What is not for everybody is not for boxes."""
+    """Whether everybody may read the file. Others are not shown to boxes."""
     return bool(facts.st_mode & 0o004)
 
 
 def make(content: Content, parent: str) -> str:
-    """The directory with this content below `parent`; made if it is not there yet."""
+    """The directory with this content below `parent`, which is made if it does not exist."""
     final = os.path.join(parent, content.digest())
     if os.path.isdir(final):
         return final

@@ -1,6 +1,6 @@
-"""Unpack an image archive once, into a directory named by the archive's digest.
+"""Unpacks an image archive once, into a directory named by the archive's digest.
 
-How a stranger's archive is kept from doing harm is said in `hutch.images.layers.unpack`.
+`hutch.images.layers.unpack` says how an untrusted archive is kept from doing harm.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import os
 from typing import BinaryIO
 
 from hutch.errors import Invalid
-from hutch.host_files import opened, opened_by_user
+from hutch.host_files import open_as_user, open_checked
 from hutch.images.layers import unpack as unpacking
 from hutch.images.layers.decompression import DecompressedStream
 from hutch.images.settings import Bounds
@@ -17,19 +17,22 @@ from hutch.providers.native.rootfs.prepared import prepared
 
 
 def unpack(archive: str, cache: str, bounds: Bounds | None = None, place: CheckedMount | None = None) -> str:
-    """The directory; unpacked if it is not there yet. `place`: the archive as policy has allowed it to a caller."""
-    with opened_by_user(archive) if place is None else opened(place) as tree, os.fdopen(tree.open(), "rb") as file:
+    """Unpack the archive unless that was done before, and return its directory.
+
+    `place` is the archive as policy has allowed it to a caller.
+    """
+    with open_as_user(archive) if place is None else open_checked(place) as tree, os.fdopen(tree.open(), "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         final = os.path.join(cache, digest[:32])
         if os.path.isdir(final):
             return final
-        # Closed to others: on the host a set-user-id file of the archive would be just that.
+        # Threat: on the host, a set-user-id file of the archive would be effective, so others may not enter.
         os.makedirs(cache, 0o700, exist_ok=True)
         bounds = bounds or Bounds()
         packed = _Digested(file)
         try:
             with prepared(final) as draft:
-                # `docker export` writes no deletions: a file that is called like one is just a file.
+                # `docker export` writes no whiteouts, so a file with such a name is an ordinary file.
                 unpacking.unpack(DecompressedStream(packed, bounds), draft, bounds, layered=False)
                 packed.check(digest)
         except Invalid as error:
@@ -38,8 +41,10 @@ def unpack(archive: str, cache: str, bounds: Bounds | None = None, place: Checke
 
 
 class _Digested:
-    """A file that is hashed while it is read. Somebody who writes it meanwhile, a box perhaps, would else have content
-    of his choice kept under the digest of another's archive."""
+    """A file that is hashed while it is read.
+
+    Threat: somebody who writes it meanwhile, perhaps a box, would have content stored under another archive's digest.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         file.seek(0)

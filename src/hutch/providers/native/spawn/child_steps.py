@@ -1,7 +1,7 @@
-"""From a clone to a guest: what the child does, in this order, until it has no privilege left and serves.
+"""The steps of a child from its clone to a guest without privileges, as programs that the spawner writes.
 
-Three programs, written by the spawner: to *enter* what is its own, to *begin* all that needs no order, and to *finish*
-what an order asks for. A child that was begun ahead (a stem) waits for the third. The child's side is `birth`.
+There are three programs: *enter* joins the child's own control groups, *begin* does all that needs no order, and
+*finish* does what an order asks for. A prestarted child waits for the third. The child performs them (`child`).
 Standard library only.
 """
 
@@ -12,7 +12,7 @@ from resource import RLIMIT_NOFILE, RLIMIT_NPROC
 from typing import Any, NamedTuple
 
 from hutch.guest.main import Guest
-from hutch.linux.identity import USER, becoming, becoming_root, dropping_bounding_set
+from hutch.linux.identity import USER, become_root_calls, become_user_calls, drop_bounding_set_calls
 from hutch.linux.kernel import (
     AT_EMPTY_PATH,
     AT_FDCWD,
@@ -29,131 +29,144 @@ from hutch.linux.kernel import (
 from hutch.linux.landlock import Domain
 from hutch.linux.seccomp import Filter
 from hutch.providers.native.network.namespaces import OPEN_SOCKET, loopback_up_call
-from hutch.providers.native.rootfs.build import Building
+from hutch.providers.native.rootfs.build import RootBuilder
 from hutch.providers.native.rootfs.root import (
     QUIET_ATTRIBUTES,
-    Extra,
+    BoxTemplate,
+    HostMount,
     Mask,
-    Shape,
-    attach_extra,
-    open_extra,
+    attach_host_mount,
+    open_host_mount,
     open_source,
-    shape_sources,
+    template_sources,
 )
-from hutch.providers.native.spawn.accounts import Bound, limiting, limiting_processes
-from hutch.providers.native.spawn.prefault import touch
-from hutch.providers.native.spawn.program import Writer, prepare_guest
+from hutch.providers.native.spawn.kernel_limits import Sysctl, process_rlimit_calls, rlimit_call
+from hutch.providers.native.spawn.prefault import prefault_pages
+from hutch.providers.native.spawn.program import ProgramWriter, prepare_guest
 
 STREAMS = (0, 1, 2)
 OWN = 3
-"""The zygote's own socket; a child has other uses for the number."""
+"""The descriptor of the zygote's own socket. A child uses the number for something else."""
 SOCK, LISTENER, SPILL = 4, 5, 6
-"""A child's connection with the spawner, its guest's listening socket, and the directory for output that memory cannot
-hold (`root.detach_spill`)."""
+"""A child's connection with the spawner, its guest's listening socket, and the directory for output that does not fit
+in memory (`root.detach_spill`)."""
 OOM = OWN
-"""The guest's own oom_score_adj."""
+"""The descriptor of the guest's own oom_score_adj."""
 _HELD = (*STREAMS, OOM, SOCK, LISTENER, SPILL)
-"""What a child has open for good, beside its guest's own."""
+"""The descriptors that a child keeps, beside those of its guest."""
 _SPARED_FILES = 2048
-"""What a box of our own user may have open less than we: its limit bounds the descriptors that it has in flight, a
-message more for each of its processes, and ours those of the user in all, or we can send none (ETOOMANYREFS)."""
+"""The open files of an ordinary user's box are limited to this many less than ours. The kernel lets a process send
+descriptors only while all of the user's descriptors in flight stay below its own limit (ETOOMANYREFS), so a box with
+our limit could keep us from sending any."""
 
 
-class Setting(NamedTuple):
-    """What is the same for every box of one spawner."""
+class SpawnerSettings(NamedTuple):
+    """Everything that is the same for every box of one spawner."""
 
     run: str
-    """Where each box's directory is."""
-    ranged: bool
+    """The directory that holds each box's directory."""
+    has_id_ranges: bool
     last_capability: int
     filter: Filter
     domain: Domain
     command_line: CommandLine
     masks: tuple[Mask, ...]
     without: frozenset[str]
-    """What is left out, by name: defences by the attack suite, which then sees its attack succeed, and optimisations by
-    the ablation bench, which measures what each of them saves."""
-    bounds: tuple[Bound, ...]
-    """Of each box's namespaces; none: the attack suite has left out all that `accounts` holds a box to."""
+    """Names of what is left out: defences by the attack suite, which then sees its attack succeed, and optimisations
+    by the ablation bench, which measures what each of them saves."""
+    sysctls: tuple[Sysctl, ...]
+    """The sysctls of each box's namespaces; empty if the attack suite has left out all of `kernel_limits`."""
     own_accounts: bool
-    """Whether the kernel charges what a box does to an id of the box's own, and not to the spawner's user."""
+    """Whether the kernel charges what a box uses to an id of the box, and not to the spawner's user."""
 
 
-class Claim(NamedTuple):
-    """What one order adds to a shape."""
+class BoxParameters(NamedTuple):
+    """The parameters of a box that are not part of its template."""
 
     size: int
     inodes: int
     open_files: int
     processes: int
-    """RLIMIT_NPROC, where no control group counts processes; 0: not set."""
-    extras: tuple[Extra, ...]
+    """RLIMIT_NPROC where no control group counts processes; 0 leaves it unset."""
+    host_mounts: tuple[HostMount, ...]
 
     @staticmethod
-    def parse(values: list[Any]) -> "Claim":
-        """From JSON; the order is that of the fields."""
-        size, inodes, open_files, processes, extras = values
-        return Claim(size, inodes, open_files, processes, tuple(Extra(*extra) for extra in extras))
+    def parse(values: list[Any]) -> "BoxParameters":
+        """Parse values from JSON, in the order of the fields."""
+        size, inodes, open_files, processes, host_mounts = values
+        return BoxParameters(size, inodes, open_files, processes, tuple(HostMount(*extra) for extra in host_mounts))
 
 
-class Given(NamedTuple):
-    """What comes with an order as descriptors: what the guest is told, and the keeper, connected already."""
+class OrderDescriptors(NamedTuple):
+    """The descriptors of an order: the guest's options, and its connection to the keeper."""
 
     options: int
     keeper: int
 
 
-class Stages:
-    """The programs of one spawner's children."""
+class ChildPrograms:
+    """Writes the programs of one spawner's children."""
 
-    writer = Writer
+    writer = ProgramWriter
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    def __init__(self, settings: SpawnerSettings) -> None:
+        self._settings = settings
         self.enter = lru_cache(16)(self._enter)
         self.begin = lru_cache(16)(self._begin)
         self._apply = lru_cache(16)(self._applying)
 
     def _enter(self, entrances: int) -> bytes:
-        """With it come the open files through which a process joins the box's control groups. The host's files no
-        longer know the child's user, and the kernel asks who has opened them."""
+        """Join the control groups, through open files that come with the program.
+
+        The child's user means nothing to the host's files, but the kernel checks who opened them.
+        """
         writer = self.writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
-        groups = writer.foresee(entrances)
+        groups = writer.reserve_fds(entrances)
         writer.part("start")
         writer.close(OWN)
-        writer.open("/dev/null", O_RDWR)  # or the first of the image's mounts would have this number
-        if not self._setting.ranged:
-            # The host's directory, in which this process stands, becomes a mount of its own (`root.detach_spill`).
+        writer.open("/dev/null", O_RDWR)  # keeps the number OWN from the first of the image's mounts
+        if not self._settings.has_id_ranges:
+            # The working directory, on the host, becomes a mount of its own (`root.detach_spill`).
             writer.close(SPILL)
-            writer.asking(open_source, ".", True, None, False)  # is SPILL
-        writer.make(self._setting.command_line.showing("hutch-guest"))
+            writer.invoke_fd(open_source, ".", True, None, False)  # is SPILL
+        writer.calls(self._settings.command_line.show_calls("hutch-guest"))
         writer.call("setsid", answer=1)
         writer.part("join the control group")
         for group in groups:
             writer.call("write", group, b"0", 1, answer=1)
             writer.close(group)
-        return writer.written()
+        return writer.to_bytes()
 
-    def _begin(self, shape: Shape, extras: tuple[Extra, ...] = ()) -> bytes:
-        """All that needs no order, for a child whose ids are mapped. With it comes the shape's image as seen through
-        them; an ordinary user's child opens it itself, and `extras` too, before it leaves the host's mounts."""
-        setting = self._setting
+    def _begin(self, template: BoxTemplate, host_mounts: tuple[HostMount, ...] = ()) -> bytes:
+        """Do all that needs no order, in a child whose ids are mapped.
+
+        The mounts of the image, seen through those ids, come with the program. An ordinary user's child opens them
+        itself, and `host_mounts` too, before it leaves the host's mounts.
+        """
+        settings = self._settings
         writer = self.writer((*STREAMS, OWN, SOCK, LISTENER, SPILL))
-        sources = shape_sources(shape)
-        trees = writer.foresee(len(sources) if setting.ranged else 0)
+        sources = template_sources(template)
+        trees = writer.reserve_fds(len(sources) if settings.has_id_ranges else 0)
         writer.part("take the box's identity")
-        if setting.ranged:
-            writer.make(becoming_root())
+        if settings.has_id_ranges:
+            writer.calls(become_root_calls())
         else:
-            for extra in extras:
-                writer.asking(open_extra, *extra)
-            trees = [writer.asking(open_source, *source) for source in sources]
-        if "cgroup namespace" not in setting.without:
-            # Not at the clone: the namespace's root is the group that its first process is in.
+            for extra in host_mounts:
+                writer.invoke_fd(open_host_mount, *extra)
+            trees = [writer.invoke_fd(open_source, *source) for source in sources]
+        if "cgroup namespace" not in settings.without:
+            # Not at the clone, because the namespace's root is the group that its first process is in.
             writer.call("unshare", CLONE_NEWCGROUP)
         writer.part("build the root")
-        Building(writer, shape, trees, ranged=setting.ranged, masks=setting.masks, bounds=setting.bounds).write()
-        # The working directory stays the base, outside the new root, until the order is finished.
+        RootBuilder(
+            writer,
+            template,
+            trees,
+            has_id_ranges=settings.has_id_ranges,
+            masks=settings.masks,
+            sysctls=settings.sysctls,
+        ).write()
+        # The working directory stays the base, outside the new root, until `finish`.
         writer.call("chroot", b"m")
         writer.close(OWN)
         writer.open("/proc/self/oom_score_adj", O_RDWR)  # is OOM
@@ -161,111 +174,117 @@ class Stages:
         for number in STREAMS:
             writer.call("dup3", null, number, 0, answer=number)
         writer.close(null)
-        if "network namespace" not in setting.without:
+        if "network namespace" not in settings.without:
             writer.part("bring the loopback up")
-            any_socket = writer.opening(*OPEN_SOCKET)
-            writer.make([loopback_up_call(any_socket)])
+            any_socket = writer.call_fd(*OPEN_SOCKET)
+            writer.calls([loopback_up_call(any_socket)])
             writer.close(any_socket)
-        if "capabilities" not in setting.without:
+        if "capabilities" not in settings.without:
             writer.part("drop the bounding set")
-            writer.make(dropping_bounding_set(setting.last_capability))
+            writer.calls(drop_bounding_set_calls(settings.last_capability))
         writer.part("prepare the guest")
-        writer.ask(prepare_guest, LISTENER, SPILL, OOM, True)
-        writer.foresee(Guest.DESCRIPTORS)
-        return writer.written()
+        writer.invoke(prepare_guest, LISTENER, SPILL, OOM, True)
+        writer.reserve_fds(Guest.DESCRIPTORS)
+        return writer.to_bytes()
 
     def wait(self) -> bytes:
-        """For a stem, after `begin`."""
+        """Have a prestarted child prefault its pages while it waits for an order, after `begin`."""
         writer = self._begun(())
-        writer.part("copy what a box writes to")
-        writer.ask(touch)
-        return writer.written()
+        writer.part("prefault pages")
+        writer.invoke(prefault_pages)
+        return writer.to_bytes()
 
-    def name_servers(self, resolv_conf: str, extras: tuple[Extra, ...] = ()) -> bytes:
-        """For a box with a network, after `begin`."""
-        writer = self._begun(extras)
-        writer.part("name the servers")
-        writer.write_anew("resolv.conf", resolv_conf)
+    def name_servers(self, resolv_conf: str, host_mounts: tuple[HostMount, ...] = ()) -> bytes:
+        """Write resolv.conf of a box with a network, after `begin`."""
+        writer = self._begun(host_mounts)
+        writer.part("write resolv.conf")
+        writer.write_new("resolv.conf", resolv_conf)
         writer.bind("resolv.conf", "m/etc/resolv.conf")
-        return writer.written()
+        return writer.to_bytes()
 
-    def finish(self, shape: Shape, claim: Claim, hostname: str) -> bytes:
-        """Apply the order, give up every privilege, and serve. With it comes what is given, and the trees of the extra
-        mounts that are not open yet."""
-        writer, _ = self._ordered(claim)
+    def finish(self, template: BoxTemplate, parameters: BoxParameters, hostname: str) -> bytes:
+        """Apply the order, drop every privilege, and serve.
+
+        The order's descriptors come with the program, and the host mounts that are not open yet.
+        """
+        writer, _ = self._ordered(parameters)
         writer.part("name the box")
         name = hostname.encode()
         writer.call("sethostname", name, len(name))
-        writer.write_anew("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
-        # Orders differ in nothing else, usually.
-        return writer.written(self._apply(shape, claim))
+        writer.write_new("hosts", f"127.0.0.1\tlocalhost {hostname}\n::1\tlocalhost\n")
+        # The rest is usually the same for all orders, and cached.
+        return writer.to_bytes(self._apply(template, parameters))
 
-    def _ordered(self, claim: Claim) -> tuple[Writer, list[int]]:
-        """For a child that has got an order; and the descriptors that came with it."""
-        writer = self._begun(claim.extras)
-        return writer, writer.foresee(len(Given._fields) + len(claim.extras) - len(self._early(claim.extras)))
+    def _ordered(self, parameters: BoxParameters) -> tuple[ProgramWriter, list[int]]:
+        """A writer for a child that has got an order, and the descriptors that came with it."""
+        writer = self._begun(parameters.host_mounts)
+        return writer, writer.reserve_fds(
+            len(OrderDescriptors._fields) + len(parameters.host_mounts) - len(self._early(parameters.host_mounts))
+        )
 
-    def _applying(self, shape: Shape, claim: Claim) -> bytes:
-        setting = self._setting
-        writer, (options, keeper, *late) = self._ordered(claim)
+    def _applying(self, template: BoxTemplate, parameters: BoxParameters) -> bytes:
+        settings = self._settings
+        writer, (options, keeper, *late) = self._ordered(parameters)
         writer.part("finish the root")
-        self._finish_root(writer, shape, claim, [*self._early(claim.extras), *late])
-        if "mount flags" in setting.without:
+        self._finish_root(writer, template, parameters, [*self._early(parameters.host_mounts), *late])
+        if "mount flags" in settings.without:
             writer.set_mount(AT_FDCWD, "m", AT_RECURSIVE, remove=QUIET_ATTRIBUTES)
         base = writer.open(".", O_PATH)
         writer.chdir("/")
         writer.part("set limits")
-        spared = 0 if setting.ranged else _SPARED_FILES
-        writer.make([limiting(RLIMIT_NOFILE, claim.open_files, spared)])
-        if setting.bounds:
-            writer.make(limiting_processes())
-        if claim.processes:
-            writer.make([limiting(RLIMIT_NPROC, claim.processes)])
-        return writer.written((options, keeper, self._confine(writer, base)))
+        spared = 0 if settings.has_id_ranges else _SPARED_FILES
+        writer.calls([rlimit_call(RLIMIT_NOFILE, parameters.open_files, spared)])
+        if settings.sysctls:
+            writer.calls(process_rlimit_calls())
+        if parameters.processes:
+            writer.calls([rlimit_call(RLIMIT_NPROC, parameters.processes)])
+        return writer.to_bytes((options, keeper, self._confine(writer, base)))
 
-    def _finish_root(self, writer: Writer, shape: Shape, claim: Claim, trees: Sequence[int]) -> None:
-        if shape.store is None:
-            options = f"size={claim.size},nr_inodes={claim.inodes}"
+    def _finish_root(
+        self, writer: ProgramWriter, template: BoxTemplate, parameters: BoxParameters, trees: Sequence[int]
+    ) -> None:
+        if template.store is None:
+            options = f"size={parameters.size},nr_inodes={parameters.inodes}"
             writer.mount(None, ".", None, MS_REMOUNT | MS_NOSUID | MS_NODEV, options)
-        if not claim.extras:
+        if not parameters.host_mounts:
             return
         merged = writer.open("m", O_PATH)
-        if shape.read_only:
-            # Nobody else runs in the box yet; the targets of the mounts may have to be made.
+        if template.read_only:
+            # The targets of the mounts may have to be made. Nothing else runs in the box yet.
             writer.set_mount(merged, "", AT_EMPTY_PATH, remove=MOUNT_ATTR_RDONLY)
-        for extra, tree in zip(claim.extras, trees, strict=True):
-            writer.ask(attach_extra, merged, extra.target, tree)
+        for extra, tree in zip(parameters.host_mounts, trees, strict=True):
+            writer.invoke(attach_host_mount, merged, extra.target, tree)
             writer.close(tree)
-        if shape.read_only:
+        if template.read_only:
             writer.set_mount(merged, "", AT_EMPTY_PATH, add=MOUNT_ATTR_RDONLY)
         writer.close(merged)
 
-    def _confine(self, writer: Writer, base: int) -> int:
-        """The descriptor on which the filter asks; -1 without a filter."""
-        setting = self._setting
+    def _confine(self, writer: ProgramWriter, base: int) -> int:
+        """Drop every privilege. Returns the descriptor on which the filter asks, or -1 without a filter."""
+        settings = self._settings
         writer.part("give up privileges")
-        if "capabilities" not in setting.without:
-            writer.make(becoming(USER, ranged=setting.ranged))
-        if "no_new_privs" not in setting.without:
+        if "capabilities" not in settings.without:
+            writer.calls(become_user_calls(USER, has_id_ranges=settings.has_id_ranges))
+        if "no_new_privs" not in settings.without:
             writer.call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        if "landlock" not in setting.without and setting.domain.enforced:
+        if "landlock" not in settings.without and settings.domain.enforced:
             writer.part("enter the Landlock domain")
-            ruleset = writer.opening(*setting.domain.creating())
-            writer.make(setting.domain.entering(ruleset, (base, SPILL)))
+            ruleset = writer.call_fd(*settings.domain.create_call())
+            writer.calls(settings.domain.enter_calls(ruleset, (base, SPILL)))
             writer.close(ruleset)
         writer.close(base)
         writer.part("load the system call filter")
-        asking = writer.opening(*setting.filter.loading()) if "seccomp" not in setting.without else -1
-        writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in setting.without else 0)
+        asking = writer.call_fd(*settings.filter.load_call()) if "seccomp" not in settings.without else -1
+        writer.call("prctl", PR_SET_DUMPABLE, 1 if "dumpable" in settings.without else 0)
         return asking
 
-    def _begun(self, extras: tuple[Extra, ...]) -> Writer:
-        """For a child that has begun."""
-        writer = self.writer((*_HELD, *self._early(extras)))
-        writer.foresee(Guest.DESCRIPTORS)
+    def _begun(self, host_mounts: tuple[HostMount, ...]) -> ProgramWriter:
+        """A writer for a child that has performed `begin`."""
+        writer = self.writer((*_HELD, *self._early(host_mounts)))
+        writer.reserve_fds(Guest.DESCRIPTORS)
         return writer
 
-    def _early(self, extras: tuple[Extra, ...]) -> range:
-        """The descriptors of those mounts that a child has opened itself, which was the first thing it did."""
+    def _early(self, host_mounts: tuple[HostMount, ...]) -> range:
+        """The descriptors of the mounts that an ordinary user's child opened itself as its first step."""
         first = max(_HELD) + 1
-        return range(first, first + (0 if self._setting.ranged else len(extras)))
+        return range(first, first + (0 if self._settings.has_id_ranges else len(host_mounts)))

@@ -1,4 +1,4 @@
-"""The keeper's end of its spawners: starting them when they are first needed, asking them, noticing their death."""
+"""The keeper's clients of its spawner processes: starting them on first use, sending requests, noticing their end."""
 
 import asyncio
 import errno
@@ -14,15 +14,15 @@ from hutch.providers.native.spawn import launch, wire
 _START_TIMEOUT = 20.0
 
 
-class Begun:
-    """A box on its way: `facts` when its process exists, `failure` if it does not become a guest; an error ends both.
+class PendingRequest:
+    """A request to a spawner. `facts` is set when the box's process exists, `failure` if it does not become a guest.
 
-    That it has become one is heard from the guest itself. Whoever was answered by this closes it.
+    An error sets both. The guest itself reports that it has started. The caller closes the request.
     """
 
     __slots__ = ("_all", "_number", "facts", "failure")
 
-    def __init__(self, number: int, others: "dict[int, Begun]", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, number: int, others: "dict[int, PendingRequest]", loop: asyncio.AbstractEventLoop) -> None:
         self.facts: asyncio.Future[wire.Message] = loop.create_future()
         self.failure: asyncio.Future[wire.Message] = loop.create_future()
         self._number = number
@@ -36,39 +36,39 @@ class Begun:
             self.failure.set_result(message)
 
     def close(self) -> None:
-        """No more is awaited from the spawner."""
+        """Ignore further answers of the spawner to this request."""
         self._all.pop(self._number, None)
 
 
-class Spawner:
-    """One spawner process."""
+class SpawnerClient:
+    """The connection to one spawner process."""
 
     def __init__(self, options: dict[str, Any], controllers: frozenset[str]) -> None:
-        """`controllers`: the control groups that the grades of its boxes promise."""
+        """`controllers` are the cgroup controllers that the grades of its boxes promise."""
         self._options = options
         self._controllers = controllers
-        self._process: launch.Launched | None = None
+        self._process: launch.SpawnerProcess | None = None
         self._sock: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._begun: dict[int, Begun] = {}
+        self._pending: dict[int, PendingRequest] = {}
         self._number = 0
         self._started: asyncio.Future[wire.Message] | None = None
 
     @property
     def load(self) -> int:
-        return len(self._begun)
+        return len(self._pending)
 
     @property
-    def dead(self) -> bool:
+    def has_ended(self) -> bool:
         return self._started is not None and self._sock is None
 
     def begin(self) -> None:
-        """Tell it what it needs to know, and do not wait until it is ready."""
+        """Start the process and send its options, without waiting until it is ready."""
         if self._started is None:
             self._launch()
 
     async def start(self) -> wire.Message:
-        """What it found out about its own rights; started once, however many ask."""
+        """Start the process unless it runs, and return its first message, which says what it may use."""
         self.begin()
         assert self._started is not None
         if not self._started.done():
@@ -76,15 +76,15 @@ class Spawner:
                 await asyncio.shield(self._started)
         answer = self._started.result()
         if "error" in answer:
-            self._end()
+            self._handle_end()
             if "remedy" in answer:
                 raise Unavailable(answer["error"], op="create", remedy=answer["remedy"])
             log("native").error("a spawner did not start", why=answer["error"])
             reason = answer["error"].strip().rpartition("\n")[2]  # the last line of what may be a traceback
             raise EngineError(f"the spawner did not start: {reason}", op="create", remedy="run `hutch doctor`")
         if missing := self._controllers.difference(answer["controllers"]):
-            self._end()
-            raise _limitless(missing, answer["reason"])
+            self._handle_end()
+            raise _missing_limits(missing, answer["reason"])
         return answer
 
     def _launch(self) -> None:
@@ -97,55 +97,57 @@ class Spawner:
         self._sock = ours
         self._loop.add_reader(ours.fileno(), self._read)
 
-    async def create(self, message: wire.Message, fds: list[int]) -> Begun:
-        """Ask for a box, with descriptors of its guest's options and of its keeper's end. Sent when this returns."""
+    async def create(self, message: wire.Message, fds: list[int]) -> PendingRequest:
+        """Ask for a box, with descriptors of its guest's options and of its connection. Returns when it is sent."""
         return await self._ask({"op": "create", **message}, fds)
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
-        """Ask for a deputy in a box."""
-        return await self._answered({"op": "enter", **message}, [options])
+        """Ask for a root guest in a box (`spawn.enter`)."""
+        return await self._request({"op": "enter", **message}, [options])
 
     async def show(self, message: wire.Message) -> wire.Message:
-        """Ask for a mount in a box that lives."""
-        return await self._answered({"op": "show", **message}, [])
+        """Ask for a mount in a running box."""
+        return await self._request({"op": "show", **message}, [])
 
-    async def _answered(self, message: wire.Message, fds: list[int]) -> wire.Message:
-        begun = await self._ask(message, fds)
+    async def _request(self, message: wire.Message, fds: list[int]) -> wire.Message:
+        pending = await self._ask(message, fds)
         try:
-            return await asyncio.shield(begun.facts)
+            return await asyncio.shield(pending.facts)
         finally:
-            begun.close()
+            pending.close()
 
-    async def _ask(self, message: wire.Message, fds: list[int]) -> Begun:
+    async def _ask(self, message: wire.Message, fds: list[int]) -> PendingRequest:
         await self.start()
         assert self._loop is not None
         self._number += 1
-        begun = Begun(self._number, self._begun, self._loop)
+        pending = PendingRequest(self._number, self._pending, self._loop)
         try:
             await self._send({"n": self._number, **message}, fds)
         except BaseException:
-            begun.close()
+            pending.close()
             raise
-        return begun
+        return pending
 
     async def _send(self, message: wire.Message, fds: list[int]) -> None:
         while True:
             if self._sock is None:
-                raise _gone()
+                raise _spawner_ended()
             try:
                 return wire.send(self._sock, message, fds)
             except BlockingIOError:
-                await asyncio.sleep(0.001)  # a full queue: hundreds of requests are on their way
+                await asyncio.sleep(0.001)  # the queue is full of requests
             except OSError as error:
                 if error.errno == errno.EMSGSIZE:
-                    raise EngineError(f"the order is too large: {error}", op="create") from error
+                    raise EngineError(f"the request is too large: {error}", op="create") from error
                 if error.errno == errno.ETOOMANYREFS:
                     return self._send_past_soft_limit(message, fds)
-                self._end()
+                self._handle_end()
 
     def _send_past_soft_limit(self, message: wire.Message, fds: list[int]) -> None:
-        """The user has more descriptors in flight between processes than this one may have open, which is all that the
-        kernel asks (unix(7)): boxes of an ordinary user count for him too. They have less than the hard limit."""
+        """Send although the user has more descriptors in flight than this process may have open (unix(7)).
+
+        The boxes of an ordinary user count too, but their limit is below our hard limit, which is used for this call.
+        """
         assert self._sock is not None
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -167,14 +169,14 @@ class Spawner:
             while True:
                 received = wire.receive(self._sock)
                 if received is None:
-                    return self._end()
-                self._take(received[0])
+                    return self._handle_end()
+                self._handle(received[0])
         except BlockingIOError:
             return None
         except OSError:
-            return self._end()
+            return self._handle_end()
 
-    def _take(self, message: wire.Message) -> None:
+    def _handle(self, message: wire.Message) -> None:
         number = message["n"]
         if number == 0:
             if self._started is not None and not self._started.done():
@@ -185,24 +187,24 @@ class Spawner:
                 reason = message.get("ending") or message.get("error")
                 log("native").warning("a spawner ends, its boxes go on", why=reason)
             return
-        if begun := self._begun.get(number):
-            begun.take(message)
+        if pending := self._pending.get(number):
+            pending.take(message)
 
-    def _end(self) -> None:
-        """It is gone, or of no use: whoever waits is told, its boxes live on."""
+    def _handle_end(self) -> None:
+        """Fail all pending requests, because the process has ended or is of no use. Its boxes go on running."""
         if self._sock is None:
             return
         self.close()
         died = {"step": "spawner", "error": "the spawner process has ended", "errno": ""}
         if self._started is not None and not self._started.done():
             self._started.set_result(died)
-        for begun in self._begun.values():
-            begun.take(died)
+        for pending in self._pending.values():
+            pending.take(died)
         if self._loop is not None:
             self._loop.run_in_executor(None, self.wait)
 
     def close(self) -> None:
-        """End of file ends the spawner; it removes its stems and goes."""
+        """Close the connection. End of file makes the spawner remove its prestarted children and end."""
         if self._sock is None:
             return
         if self._loop is not None and not self._loop.is_closed():
@@ -211,41 +213,41 @@ class Spawner:
         self._sock = None
 
     def wait(self, timeout: float = 5.0) -> None:
-        """Blocks until the process has ended and is reaped."""
+        """Block until the process has ended and is reaped."""
         if self._process is not None:
             self._process.wait(timeout)
 
 
-def _gone() -> Unavailable:
+def _spawner_ended() -> Unavailable:
     return Unavailable("the spawner process has ended", op="create", remedy="try again: a new one is started")
 
 
-def _limitless(missing: frozenset[str], reason: str) -> EngineError:
-    """It looks for control groups itself, and may have found less than its keeper did."""
+def _missing_limits(missing: frozenset[str], reason: str) -> EngineError:
+    """The spawner detects control groups itself, and may have found fewer than its keeper."""
     return EngineError(
         f"boxes would have no limits: their spawner may not use {', '.join(sorted(missing))}: {reason}",
         op="create",
-        remedy="try again: a new one looks anew; if it finds the same, start Hutch anew, and its grades will tell",
+        remedy="try again: a new spawner looks again; if it fails too, restart Hutch, whose grades then show it",
     )
 
 
-class Spawners:
-    """As many as there are processors, two at most; the second is started when the first has much to do."""
+class SpawnerPool:
+    """Up to two spawners, and no more than processors. The second is started when the first is busy."""
 
     def __init__(self, options: dict[str, Any], controllers: frozenset[str]) -> None:
         self._options = options
         self._controllers = controllers
-        self._spawners: list[Spawner] = []
-        # An uplink takes processes of its own and a share of the machine's addresses: one is enough.
-        self._most = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
-        self.lost_one = False
-        """Whether one has ended before it was told to: something of it may be left."""
+        self._spawners: list[SpawnerClient] = []
+        # A spawner with a network also takes helper processes and a share of the machine's addresses: one is enough.
+        self._max_spawners = 1 if options["network"] else min(2, len(os.sched_getaffinity(0)))
+        self.lost_spawner = False
+        """Whether a spawner has ended unasked, and may have left something behind."""
 
     def begin(self) -> None:
-        """Have one ready soon, for a box that will be asked for."""
+        """Start a spawner early, for a box that will be asked for."""
         self._pick().begin()
 
-    async def create(self, message: wire.Message, fds: list[int]) -> Begun:
+    async def create(self, message: wire.Message, fds: list[int]) -> PendingRequest:
         return await self._pick().create(message, fds)
 
     async def enter(self, message: wire.Message, options: int) -> wire.Message:
@@ -254,21 +256,21 @@ class Spawners:
     async def show(self, message: wire.Message) -> wire.Message:
         return await self._pick().show(message)
 
-    def _pick(self) -> Spawner:
-        self._bury()
+    def _pick(self) -> SpawnerClient:
+        self._drop_ended()
         best = min(self._spawners, key=lambda spawner: spawner.load, default=None)
-        if best is None or (best.load >= 2 and len(self._spawners) < self._most):
-            best = Spawner(self._options, self._controllers)
+        if best is None or (best.load >= 2 and len(self._spawners) < self._max_spawners):
+            best = SpawnerClient(self._options, self._controllers)
             self._spawners.append(best)
         return best
 
-    def _bury(self) -> None:
-        living = [spawner for spawner in self._spawners if not spawner.dead]
-        self.lost_one |= len(living) < len(self._spawners)
+    def _drop_ended(self) -> None:
+        living = [spawner for spawner in self._spawners if not spawner.has_ended]
+        self.lost_spawner |= len(living) < len(self._spawners)
         self._spawners = living
 
     async def close(self) -> None:
-        self._bury()
+        self._drop_ended()
         spawners, self._spawners = self._spawners, []
         for spawner in spawners:
             spawner.close()

@@ -1,7 +1,7 @@
-"""Starting the process of a spawner; early, if a command line already says that one will be needed.
+"""Starts the process of a spawner, and does so early if the command line shows that one will be needed.
 
-The spawner's start and the keeper's own imports take about as long and can go on side by side: `hutch run`
-calls `launch_early` before it imports anything heavy. Standard library only, and little of it.
+The spawner's start and the keeper's own imports take about equally long and can run side by side, so `hutch run` calls
+`launch_early` before it imports anything heavy. Standard library only, and little of it.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ import sys
 
 _SOURCE = os.path.abspath(__file__ + "/../../../../..")
 _SOCKET = 3
-# What can fail while the spawner starts is told on its socket: it has no terminal. It collects garbage while it
-# imports: what lives on lies closer together then, and each box has a tenth of a megabyte less of its own.
+# A failure at the start is reported on the socket, because the spawner has no terminal. The collector stays on during
+# the imports: what survives then lies closer together, and each box has a tenth of a megabyte less of its own.
 _BOOTSTRAP = f"""
 import os, sys
 sys.path.append(sys.argv[1])
@@ -22,21 +22,21 @@ try:
     os.chdir("/")
     from hutch.providers.native.spawn import spawner
     spawner.main({_SOCKET})
-    os._exit(0)  # all is closed; the interpreter's own teardown would keep the keeper waiting
+    os._exit(0)  # everything is closed; the interpreter's own teardown would keep the keeper waiting
 except Exception:
     import json, socket, traceback
     socket.socket(fileno={_SOCKET}).send(json.dumps({{"n": 0, "error": traceback.format_exc(-3)}}).encode())
 """
 
-_early: list["Launched"] = []
+_early: list["SpawnerProcess"] = []
 
 
-class Launched:
-    """A process that makes itself ready and waits for its options on `sock`. End of file ends it."""
+class SpawnerProcess:
+    """A spawner process that starts up and waits for its options on `sock`. End of file ends it."""
 
     def __init__(self) -> None:
         self.sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        # The interpreter behind a virtual environment: -I -S would not find that environment's packages anyway.
+        # Use the interpreter behind a virtual environment: -I -S would not find that environment's packages anyway.
         interpreter = getattr(sys, "_base_executable", None) or sys.executable
         nothing = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in (0, 1, 2)]
         with theirs:
@@ -51,8 +51,8 @@ class Launched:
             )
 
     def wait(self, timeout: float) -> None:
-        """Blocks until the process has ended; kills it if that takes too long."""
-        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # reaped by somebody else
+        """Block until the process has ended, and kill it if that takes too long."""
+        with contextlib.suppress(ProcessLookupError, ChildProcessError):  # something else has reaped it
             pidfd = os.pidfd_open(self.pid)
             try:
                 ended = select.poll()
@@ -65,9 +65,9 @@ class Launched:
 
 
 def launch_early() -> None:
-    """Begin now; whoever launches next in this process gets this one."""
-    _early.append(Launched())
+    """Start a spawner now. The next `launch` in this process returns it."""
+    _early.append(SpawnerProcess())
 
 
-def launch() -> Launched:
-    return _early.pop() if _early else Launched()
+def launch() -> SpawnerProcess:
+    return _early.pop() if _early else SpawnerProcess()

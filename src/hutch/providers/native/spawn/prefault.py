@@ -1,8 +1,8 @@
-"""What a stem does while it waits: it gets its own copy of each page of memory that every box writes to.
+"""Prefaulting: while it waits, a prestarted child copies each page of memory that every box writes to.
 
-A box shares its zygote's pages until it writes to them, and each copy takes the kernel some 3 µs. Those of a birth and
-of a first command are a millisecond together, which nobody need wait for. Which pages these are the zygote learns from
-a fork of itself that rehearses. Standard library only.
+A box shares its zygote's pages until it writes to them, and each copy takes the kernel some 3 µs. The copies of a
+child's last steps and of a first command take a millisecond together, which no order has to wait for. The zygote
+learns which pages these are from a fork of itself that runs a warm-up. Standard library only.
 """
 
 from collections.abc import Callable
@@ -13,17 +13,17 @@ from os import open as open_file
 from hutch.linux.kernel import NR, raw_syscall
 
 _MADVISE = NR.get("madvise", -1)
-_MADV_POPULATE_WRITE = 23  # since Linux 5.14; before that the call is refused, and boxes copy their pages themselves
+_MADV_POPULATE_WRITE = 23  # since Linux 5.14; before that the call is refused, and pages are copied when written to
 _ENTRY = 8
 _PRESENT, _SHARED, _EXCLUSIVE = 1 << 63, 1 << 61, 1 << 56
-"""Of an entry of /proc/self/pagemap: in memory; of a file, or of memory that is shared; nobody else has it mapped."""
+"""Bits of an entry of /proc/self/pagemap: in memory; of a file or of shared memory; mapped by no other process."""
 
 Area = tuple[int, int]
-"""Of memory: where it begins, and where it ends."""
+"""The first address of an area of memory, and the first after it."""
 
 
-class _Runs:
-    """Where the pages lie. Not on the heap, on which it would take the place of what children put there."""
+class _PageRanges:
+    """The addresses of the pages. They are not on the heap, where they would take space from what children allocate."""
 
     def __init__(self) -> None:
         self._table = memoryview(mmap(-1, 1 << 16)).cast("Q")
@@ -37,24 +37,24 @@ class _Runs:
             table[count], table[count + 1] = page, PAGESIZE
             self._count += 2
 
-    def touch(self) -> None:
+    def prefault(self) -> None:
         for number in range(0, self._count, 2):
             address, length = self._table[number : number + 2]
             raw_syscall(_MADVISE, address, length, _MADV_POPULATE_WRITE, None, None, None)
 
 
-_runs = _Runs()
+_page_ranges = _PageRanges()
 
 
-def touch() -> None:
-    """In a child. Where the kernel refuses, or a run is not there, nothing is lost but time."""
-    _runs.touch()
+def prefault_pages() -> None:
+    """Copy the pages, in a child. Where the kernel refuses, they are copied later, when they are written to."""
+    _page_ranges.prefault()
 
 
-def learn(perform: Callable[[], object]) -> None:
-    """In the zygote, when all else is done that writes to its memory."""
+def learn_pages(perform: Callable[[], object]) -> None:
+    """Note the pages that `perform` writes to. The zygote calls this last, after all else that writes to its memory."""
     areas = _writable_areas()
-    # Shared with the fork, which thereby has little to write to but what `perform` does.
+    # This memory is shared with the fork, so that the fork writes to little else than `perform` does.
     seen = mmap(-1, sum(end - start for start, end in areas) // PAGESIZE * _ENTRY)
     pid = fork()
     if pid == 0:
@@ -69,7 +69,7 @@ def learn(perform: Callable[[], object]) -> None:
     for start, end in areas:
         for page in range(start, end, PAGESIZE):
             if entries[number] & (_PRESENT | _SHARED | _EXCLUSIVE) == _PRESENT | _EXCLUSIVE:
-                _runs.add(page)
+                _page_ranges.add(page)
             number += 1
 
 

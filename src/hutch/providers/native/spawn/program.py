@@ -1,11 +1,11 @@
-"""Programs: kernel calls with their arguments, written by the spawner, performed by the child that becomes a box.
+"""Programs: lists of system calls with their arguments, which the spawner writes and a child performs.
 
-A child shares its zygote's memory page by page until it writes there, and Python writes to whatever it looks at. A
-loop over a list touches far fewer pages than the functions that wrote the list, so that a box needs less memory and is
-ready sooner.
+A child shares its zygote's memory page by page until it writes there, and Python writes to every object it uses. A loop
+over a list touches far fewer pages than the functions that wrote the list, so a box needs less memory and is ready
+sooner.
 
-A writer knows which number each descriptor of the child will have, because the kernel always gives the lowest that is
-free. What a call must answer is part of the program, and any other answer ends it. Standard library only.
+The writer knows which number each descriptor of the child will have, because the kernel always assigns the lowest that
+is free. The expected result of a call is part of the program, and any other result ends it. Standard library only.
 """
 
 from array import array
@@ -26,24 +26,24 @@ from hutch.linux.kernel import (
     MS_BIND,
     NR,
     Call,
+    last_error,
     mount_attributes,
     raw_syscall,
-    refused,
 )
 from hutch.providers.native.rootfs.root import (
-    attach_extra,
+    attach_host_mount,
     check_no_link,
     ensure_directory,
     ensure_place,
-    open_extra,
+    open_host_mount,
     open_source,
 )
-from hutch.providers.native.spawn.prefault import touch
+from hutch.providers.native.spawn.prefault import prefault_pages
 
 Step = tuple[int, int | None, tuple[Any, ...]]
-"""Which of `_FUNCTIONS`, what it must answer, and its arguments."""
+"""The index of a function in `_FUNCTIONS`, its expected result, and its arguments."""
 Part = tuple[str, tuple[Step, ...]]
-"""Steps, and in words what they are for: told when one of them fails."""
+"""Steps, and the name under which a failure of one of them is reported."""
 
 _prepared_guests: list[Guest] = []
 
@@ -58,93 +58,95 @@ def take_prepared_guest() -> Guest:
 
 
 _FUNCTIONS: tuple[Callable[..., Any], ...] = (
-    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_extra, attach_extra, touch,
-    prepare_guest,
+    raw_syscall, ensure_directory, ensure_place, check_no_link, open_source, open_host_mount, attach_host_mount,
+    prefault_pages, prepare_guest,
 )  # fmt: skip
 _SYSCALL = 0
 _MOST_ARGUMENTS = 6
 
-LARGEST = 1 << 17
-MOST_DESCRIPTORS = 253
-"""Of one message (SCM_MAX_FD). Each layer of an image is one."""
+MAX_PROGRAM_BYTES = 1 << 17
+MAX_DESCRIPTORS = 253
+"""Most descriptors of one message (SCM_MAX_FD). Each layer of an image is one."""
 _MESSAGE = Struct("@PIPNPNi")
-_RECVMSG = NR.get("recvmsg", -1)  # on a machine that is none of ours this can be imported
+_RECVMSG = NR.get("recvmsg", -1)  # the module can be imported on an unsupported machine
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
-_WRITE_ANEW = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW
+_WRITE_NEW = O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW
 
 
 def perform(steps: tuple[Step, ...]) -> None:
-    """In the child. Raises OSError at the first answer that was not foreseen."""
-    for function, foreseen, arguments in steps:
+    """Perform the steps in the child. Raises OSError at the first unexpected result."""
+    for function, expected, arguments in steps:
         answer = _FUNCTIONS[function](*arguments)
-        if answer != foreseen:
-            raise _surprise(answer, (function, foreseen, arguments))
+        if answer != expected:
+            raise _unexpected(answer, (function, expected, arguments))
 
 
-def _surprise(answer: object, step: Step) -> OSError:
-    function, foreseen, arguments = step
+def _unexpected(answer: object, step: Step) -> OSError:
+    function, expected, arguments = step
     name = _FUNCTIONS[function].__name__
     if function == _SYSCALL:
         name = next(name for name, number in NR.items() if number == arguments[0])
         arguments = tuple(value for value in arguments[1:] if value is not None)
     what = f"{name}({', '.join(map(repr, arguments))})"
     if answer == -1:
-        return refused(what)
-    return OSError(EPROTO, f"the answer was {answer} where {foreseen} was foreseen", what)
+        return last_error(what)
+    return OSError(EPROTO, f"the answer was {answer} where {expected} was expected", what)
 
 
 class Inbox:
-    """A child's place for the next program. Its memory is the zygote's, and shared until one comes."""
+    """A child's buffer for the next program. It is the zygote's memory, and shared until a program comes."""
 
     def __init__(self) -> None:
-        room = CMSG_SPACE(MOST_DESCRIPTORS * 4)
-        self.content = create_string_buffer(LARGEST)
+        room = CMSG_SPACE(MAX_DESCRIPTORS * 4)
+        self.content = create_string_buffer(MAX_PROGRAM_BYTES)
         self._control = create_string_buffer(room)
-        self._buffer = create_string_buffer(pack("@PN", addressof(self.content), LARGEST))
-        # struct msghdr, into which the kernel writes how much of the room was needed
+        self._buffer = create_string_buffer(pack("@PN", addressof(self.content), MAX_PROGRAM_BYTES))
+        # struct msghdr, into which the kernel writes how much of the ancillary buffer it used
         self._head = (0, 0, addressof(self._buffer), 1, addressof(self._control), room, 0)
         self._message = create_string_buffer(_MESSAGE.size)
         self._address = addressof(self._message)
 
     def receive(self, sock: int) -> int:
-        """Wait for a program and the descriptors that it needs; 0: nobody is there to send one."""
+        """Wait for a program and its descriptors, and return its size; 0 at end of file."""
         _MESSAGE.pack_into(self._message, 0, *self._head)
         size: int = raw_syscall(_RECVMSG, sock, self._address, _CLOSE_ON_EXEC, None, None, None)
         if size < 0:
-            raise refused("recvmsg")
+            raise last_error("recvmsg")
         return size
 
 
 def send(sock: SocketType, program: bytes, fds: Sequence[int] = ()) -> None:
-    """To a child, whose descriptors will have the numbers that `Writer.foresee` gave."""
-    if len(program) > LARGEST or len(fds) > MOST_DESCRIPTORS:
+    """Send a program to a child, whose descriptors get the numbers that `ProgramWriter.reserve_fds` gave."""
+    if len(program) > MAX_PROGRAM_BYTES or len(fds) > MAX_DESCRIPTORS:
         raise OSError(EMSGSIZE, f"a program of {len(program)} bytes and {len(fds)} descriptors is too large")
     sock.sendmsg([program], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else [])
 
 
-class Writer:
-    """Writes a program. `descriptors` are the numbers that are open when it begins."""
+class ProgramWriter:
+    """Writes a program. `descriptors` are the numbers that are open in the child when it begins."""
 
     def __init__(self, descriptors: Iterable[int]) -> None:
         self._open = set(descriptors)
         self._parts: list[tuple[str, list[Step]]] = []
 
-    def written(self, end: tuple[int, int, int] | bytes | None = None) -> bytes:
-        """For the child, which reads it with marshal; `end` comes with the last of its programs. Bytes are another
-        program, to go on with."""
+    def to_bytes(self, end: tuple[int, int, int] | bytes | None = None) -> bytes:
+        """The program for the child, which reads it with marshal. `end` is the result of the last program, or, as
+        bytes, another program that follows."""
         parts: tuple[Any, ...] = tuple((name, tuple(steps)) for name, steps in self._parts)
         return dumps((parts, end))
 
     def part(self, name: str) -> None:
-        """What the following steps are for."""
+        """Name the part that the following steps belong to."""
         self._parts.append((name, []))
 
-    def foresee(self, many: int) -> list[int]:
-        """The child's next descriptors: those that come with the program, which is to say so before it opens any
-        others, or those that one of our functions opens."""
+    def reserve_fds(self, many: int) -> list[int]:
+        """Reserve the child's next descriptors, for those that come with the program or that a function opens.
+
+        Descriptors that come with the program are reserved before it opens any others.
+        """
         return [self._next() for _ in range(many)]
 
-    def make(self, calls: Iterable[Call]) -> None:
+    def calls(self, calls: Iterable[Call]) -> None:
         for call in calls:
             self.call(*call)
 
@@ -152,24 +154,24 @@ class Writer:
         padding = (None,) * (_MOST_ARGUMENTS - len(arguments))
         self._add(_SYSCALL, answer, (NR[name], *arguments, *padding))
 
-    def opening(self, name: str, *arguments: Any) -> int:
-        """A call that gives a descriptor; returns its number."""
+    def call_fd(self, name: str, *arguments: Any) -> int:
+        """Add a call that opens a descriptor, and return its number."""
         number = self._next()
         self.call(name, *arguments, answer=number)
         return number
 
-    def ask(self, function: Callable[..., None], *arguments: Any) -> None:
-        """One of ours, where a call's answer decides about the next."""
+    def invoke(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Add one of `_FUNCTIONS`, where the result of one system call decides about the next."""
         self._add(_FUNCTIONS.index(function), None, arguments)
 
-    def asking(self, function: Callable[..., int], *arguments: Any) -> int:
-        """One of ours that gives a descriptor."""
+    def invoke_fd(self, function: Callable[..., int], *arguments: Any) -> int:
+        """Add one of `_FUNCTIONS` that opens a descriptor, and return its number."""
         number = self._next()
         self._add(_FUNCTIONS.index(function), number, arguments)
         return number
 
     def open(self, path: str, flags: int, mode: int = 0) -> int:
-        return self.opening("openat", AT_FDCWD, fsencode(path), flags | O_CLOEXEC, mode)
+        return self.call_fd("openat", AT_FDCWD, fsencode(path), flags | O_CLOEXEC, mode)
 
     def close(self, number: int) -> None:
         self.call("close", number)
@@ -180,8 +182,8 @@ class Writer:
         self.call("write", fd, content, len(content), answer=len(content))
         self.close(fd)
 
-    def write_anew(self, path: str, text: str) -> None:
-        self.write(path, _WRITE_ANEW, text.encode())
+    def write_new(self, path: str, text: str) -> None:
+        self.write(path, _WRITE_NEW, text.encode())
 
     def mkdir(self, path: str, mode: int) -> None:
         self.call("mkdirat", AT_FDCWD, fsencode(path), mode)
@@ -200,12 +202,12 @@ class Writer:
         self.mount(source, target, None, MS_BIND, None)
 
     def attach(self, tree: int, path: str) -> None:
-        """Mount a detached tree, and let go of it."""
+        """Attach a detached mount, and close its descriptor."""
         self.call("move_mount", tree, b"", AT_FDCWD, fsencode(path), MOVE_MOUNT_F_EMPTY_PATH)
         self.close(tree)
 
     def set_mount(self, directory: int, path: str, flags: int, *, add: int = 0, remove: int = 0) -> None:
-        """mount_setattr(2)."""
+        """Change attributes of a mount (mount_setattr(2))."""
         attributes = mount_attributes(add, remove)
         self.call("mount_setattr", directory, fsencode(path), flags, attributes, len(attributes))
 

@@ -1,7 +1,8 @@
-"""The spawner: a fork server for boxes. One thread, few imports, a clean environment, and an end when its keeper ends.
+"""The spawner: a fork server for boxes, with one thread, few imports and an empty environment.
 
-It never runs a user's code and never reads what a box wrote. It answers requests in any order: a box is begun at once
-and its outcome told later. While nothing is asked it keeps a few stems of the last shape. Standard library only.
+It ends with its keeper, never runs a user's code and never reads what a box wrote. It answers requests in any order: a
+box is started at once, and its outcome is reported later. While idle, it prestarts a few children of the last template.
+Standard library only.
 """
 
 import gc
@@ -15,60 +16,60 @@ from typing import TYPE_CHECKING, Any
 
 from hutch.guest.files import paths
 from hutch.linux import identity, kernel, landlock, processes, seccomp
-from hutch.linux.cgroups import Ceiling, Tree, detect
+from hutch.linux.cgroups import GroupLimits, Tree, detect
 from hutch.providers.native.rootfs import root
-from hutch.providers.native.spawn import accounts, wire
-from hutch.providers.native.spawn.child_steps import Claim, Given, Setting
-from hutch.providers.native.spawn.enter import Entry
-from hutch.providers.native.spawn.prestart import Nursery, Order, Stem
+from hutch.providers.native.spawn import kernel_limits, wire
+from hutch.providers.native.spawn.child_steps import BoxParameters, OrderDescriptors, SpawnerSettings
+from hutch.providers.native.spawn.enter import EntryRequest
+from hutch.providers.native.spawn.prestart import Child, Children, Order
 
 if TYPE_CHECKING:
     from hutch.providers.native.network.uplink import Uplink
 
-STEMS = 4
-"""How many stems wait; each costs about 1.7 MB, all that its box will need."""
-QUIET = 0.0005
-"""Seconds without any event before a stem is made where none is left: orders come first."""
-LULL = 0.02
-"""The same while some are left: whoever has just got a box runs a command in it, and has the processors to himself."""
-PATIENCE = 30.0
-"""Seconds without an order after which the stems go: an idle spawner costs nothing."""
+PRESTARTED_CHILDREN = 4
+"""How many prestarted children wait. Each takes about 1.7 MB, all that its box will need."""
+FIRST_PRESTART_DELAY = 0.0005
+"""Seconds without an event before a child is prestarted where none is left, so that orders come first."""
+NEXT_PRESTART_DELAY = 0.02
+"""The same while some are left. It is longer, so that the first command of a new box has the processors to itself."""
+PRESTART_TIMEOUT = 30.0
+"""Seconds without an order after which prestarted children are ended, so that an idle spawner costs nothing."""
 
 
 class Spawner:
-    """The loop: requests on one socket, news from children on theirs."""
+    """The event loop: requests of the keeper on one socket, reports of children on theirs."""
 
-    def __init__(self, sock: socket.socket, nursery: Nursery, uplink: "Uplink | None") -> None:
+    def __init__(self, sock: socket.socket, children: Children, uplink: "Uplink | None") -> None:
         self._sock = sock
         self._uplink = uplink
-        self._nursery = nursery
+        self._children = children
         self._epoll = select.epoll()
         self._epoll.register(sock.fileno(), select.EPOLLIN)
         if uplink is not None:
             self._epoll.register(uplink.fileno(), select.EPOLLIN)
-        self._alarm, alarm = socket.socketpair()
-        alarm.setblocking(False)
-        self._alarm.setblocking(False)
-        # A deputy becomes an orphan of the pid namespace that its surgeon came from: the machine's init, which may be
-        # slow to bury it, would hold up the end of its box, whose namespace waits for all of its dead.
+        self._wakeup_reader, wakeup_writer = socket.socketpair()
+        wakeup_writer.setblocking(False)
+        self._wakeup_reader.setblocking(False)
+        # A root guest becomes an orphan of our pid namespace, because the process that entered the box ends. The
+        # machine's init may be slow to reap it, and the box's pid namespace cannot end before that.
         kernel.prctl(kernel.PR_SET_CHILD_SUBREAPER, 1)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        signal.set_wakeup_fd(alarm.fileno(), warn_on_full_buffer=False)
-        self._alarm_end = alarm
-        self._epoll.register(self._alarm.fileno(), select.EPOLLIN)
-        self._busy: dict[int, Stem] = {}
-        """Children with an order, by pid, until we have seen that they serve.
+        signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
+        self._wakeup_writer = wakeup_writer
+        self._epoll.register(self._wakeup_reader.fileno(), select.EPOLLIN)
+        self._starting: dict[int, Child] = {}
+        """Children with an order, by pid, until we have seen that they became guests.
 
-        Nobody waits at their sockets: to be woken by each that is ready would cost it, and its keeper, the processor
-        that they need in this moment. One that fails ends, which is heard; the others are looked at in a lull.
+        The loop does not watch their sockets: being woken by each that is ready would take the processor from it and
+        from its keeper. A child that fails ends, which the loop notices. The others are checked while idle.
         """
         self._entering: dict[int, tuple[socket.socket, int]] = {}
-        """Surgeons under way, with the number of the request."""
-        self._waiting: list[Stem] = []
-        self._last: Order | None = None
-        """The newest that stems may be made for."""
-        self._worthwhile = False
-        self._used = 0.0
+        """Sockets of processes that enter a box, with the number of the request."""
+        self._prestarted: list[Child] = []
+        self._last_order: Order | None = None
+        """The newest order whose template children may be prestarted from."""
+        self._prestarting = False
+        self._last_order_at = 0.0
 
     def run(self) -> None:
         while True:
@@ -79,48 +80,50 @@ class Spawner:
                 if fd == self._sock.fileno():
                     if not self._take_request():
                         return
-                elif fd == self._alarm.fileno():
+                elif fd == self._wakeup_reader.fileno():
                     self._reap()
                 elif self._uplink is not None and fd == self._uplink.fileno():
                     if not self._uplink.handle():
-                        # Of no more use: the boxes stay, and the keeper starts another for those that come.
+                        # This spawner can connect no more boxes. Its boxes stay, and the keeper starts another one.
                         self._answer(0, {"ending": self._uplink.broken})
                         return
                 else:
-                    self._hear_surgeon(fd)
+                    self._receive_entry(fd)
 
     def close(self) -> None:
-        """Children that nobody can claim any more go; ready boxes stay."""
-        for stem in (*self._waiting, *self._busy.values()):
-            if not _serves(stem):
-                self._nursery.end(stem)
-        self._waiting.clear()
-        self._busy.clear()  # whoever waits for one hears of our end
-        self._reap()  # boxes that have just ended have no more use for the uplink
-        self._nursery.close()
+        """End the children that have not become guests. Boxes that are ready stay."""
+        for child in (*self._prestarted, *self._starting.values()):
+            if not _became_guest(child):
+                self._children.end(child)
+        self._prestarted.clear()
+        self._starting.clear()  # the keeper notices our end
+        self._reap()  # boxes that have just ended give their network links back
+        self._children.close()
 
     def _timeout(self) -> float:
-        if not self._worthwhile:
+        if not self._prestarting:
             return -1
-        if len(self._waiting) < STEMS:
-            return LULL if self._waiting else QUIET
-        return max(0.0, self._used + PATIENCE - time.monotonic())
+        if len(self._prestarted) < PRESTARTED_CHILDREN:
+            return NEXT_PRESTART_DELAY if self._prestarted else FIRST_PRESTART_DELAY
+        return max(0.0, self._last_order_at + PRESTART_TIMEOUT - time.monotonic())
 
     def _idle(self) -> None:
-        """Nobody asks: make one stem, or let them all go after a while."""
-        self._look_at_busy()
-        if self._busy:
-            return  # one that is on its way needs the processors more than one that nobody waits for
-        if time.monotonic() - self._used >= PATIENCE:
-            self._drop_stems()
-            self._worthwhile = False
-        elif len(self._waiting) < STEMS and self._last is not None:
+        """Prestart one child, or end them all after a long time without orders."""
+        self._check_starting()
+        if self._starting:
+            return  # a child that somebody waits for needs the processors more
+        if time.monotonic() - self._last_order_at >= PRESTART_TIMEOUT:
+            self._drop_prestarted()
+            self._prestarting = False
+        elif len(self._prestarted) < PRESTARTED_CHILDREN and self._last_order is not None:
             try:
-                self._waiting.append(self._nursery.begin_ahead(self._last.shape, self._last.ceiling))
-            except Exception as error:  # the task boundary: boxes are made without stems then
-                self._worthwhile = False
-                self._answer(0, {"trouble": f"it makes no boxes ahead: {str(error) or repr(error)}"})
-            self._tell_trouble()
+                self._prestarted.append(
+                    self._children.prestart(self._last_order.template, self._last_order.group_limits)
+                )
+            except Exception as error:  # the task boundary: boxes are then made without prestarted children
+                self._prestarting = False
+                self._answer(0, {"trouble": f"it can prestart no children: {str(error) or repr(error)}"})
+            self._report_trouble()
 
     def _take_request(self) -> bool:
         received = wire.receive(self._sock)
@@ -129,111 +132,112 @@ class Spawner:
         message, fds = received
         try:
             if message["op"] == "create":
-                self._create(message, Given(*fds))
+                self._create(message, OrderDescriptors(*fds))
             elif message["op"] == "enter":
                 self._enter(message, fds[0])
             elif message["op"] == "show":
                 process = processes.Identity(message["pid"], message["start"], message["boot"])
-                self._await_surgeon(self._nursery.show(process, root.Extra(*message["extra"])), message["n"])
+                self._await_entry(self._children.show(process, root.HostMount(*message["extra"])), message["n"])
             else:
                 raise ValueError(f"unknown operation {message['op']!r}")
         except Exception as error:  # the task boundary: whatever went wrong is the answer to this request
-            self._answer(message["n"], wire.told("begin", error))
+            self._answer(message["n"], wire.error_message("begin", error))
         finally:
             for fd in fds:
                 os.close(fd)
-        self._tell_trouble()
+        self._report_trouble()
         return True
 
-    def _create(self, message: wire.Message, given: Given) -> None:
-        order = _order(message, given)
-        stem = self._stem_for(order)
-        if stem is None:
-            stem = self._nursery.begin(order)
+    def _create(self, message: wire.Message, descriptors: OrderDescriptors) -> None:
+        order = _parse_order(message, descriptors)
+        child = self._prestarted_for(order)
+        if child is None:
+            child = self._children.begin(order)
         else:
             try:
-                self._nursery.claim(stem, order)
+                self._children.assign(child, order)
             except BaseException:
-                self._nursery.end(stem)
+                self._children.end(child)
                 raise
         try:
-            self._tell(stem)
+            self._report_created(child)
         except OSError:
-            # The keeper died after it had asked: of this box nobody knows, and whoever takes over has looked already.
-            self._nursery.end(stem)
+            # The keeper died after its request. Nobody knows of this box, and its successor may have listed boxes
+            # already.
+            self._children.end(child)
             raise
-        self._busy[stem.process.pid] = stem
-        self._used = time.monotonic()
-        if order.shape.store is not None:
+        self._starting[child.process.pid] = child
+        self._last_order_at = time.monotonic()
+        if order.template.store is not None:
             return
-        # A shape asked for once (`hutch run`) is not worth a stem.
-        repeated = self._last is not None and order.shape == self._last.shape
-        self._worthwhile = repeated and self._nursery.prestarts
-        if not self._worthwhile:
-            self._drop_stems()
-        self._last = order
+        # A template that was asked for only once (`hutch run`) is not worth a prestarted child.
+        repeated = self._last_order is not None and order.template == self._last_order.template
+        self._prestarting = repeated and self._children.prestarts
+        if not self._prestarting:
+            self._drop_prestarted()
+        self._last_order = order
 
     def _enter(self, message: wire.Message, options: int) -> None:
         process = processes.Identity(message["pid"], message["start"], message["boot"])
-        entry = Entry(process, message["directory"], message["door"], message["uid"], options)
-        self._await_surgeon(self._nursery.enter(entry, message["groups"]), message["n"])
+        entry = EntryRequest(process, message["directory"], message["socket_name"], message["uid"], options)
+        self._await_entry(self._children.enter(entry, message["groups"]), message["n"])
 
-    def _await_surgeon(self, sock: socket.socket, number: int) -> None:
+    def _await_entry(self, sock: socket.socket, number: int) -> None:
         self._entering[sock.fileno()] = (sock, number)
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _tell(self, stem: Stem) -> None:
-        """Told at once; that the child has become a guest the keeper hears from itself, and from us if it fails."""
-        assert stem.order is not None
-        facts = stem.facts()
-        if self._uplink is not None and stem.shape.network != "off":
+    def _report_created(self, child: Child) -> None:
+        """Answer at once that the process exists. The guest itself reports that it serves; we report if it fails."""
+        assert child.order is not None
+        facts = child.facts()
+        if self._uplink is not None and child.template.network != "off":
             facts["uplink"] = self._uplink.tag
-        self._answer(stem.order.number, {"box": facts})
+        self._answer(child.order.number, {"box": facts})
 
-    def _tell_trouble(self) -> None:
-        """Boxes are made all the same: nobody would hear of it otherwise."""
-        if trouble := self._nursery.take_trouble():
+    def _report_trouble(self) -> None:
+        """Report a problem that does not keep boxes from being made, and would go unnoticed otherwise."""
+        if trouble := self._children.take_trouble():
             self._answer(0, {"trouble": trouble})
 
-    def _stem_for(self, order: Order) -> Stem | None:
-        if order.shape.store or (order.claim.extras and not self._nursery.ranged):
-            return None  # an ordinary user's child must open its mounts before it leaves the host's
-        while self._waiting and self._waiting[0].shape == order.shape:
-            stem = self._waiting.pop(0)
-            if _alive(stem):
-                return stem
-            self._nursery.end(stem)
+    def _prestarted_for(self, order: Order) -> Child | None:
+        if order.template.store or (order.parameters.host_mounts and not self._children.has_id_ranges):
+            return None  # an ordinary user's child must open its mounts before it leaves the host's mounts
+        while self._prestarted and self._prestarted[0].template == order.template:
+            child = self._prestarted.pop(0)
+            if _is_silent(child):
+                return child
+            self._children.end(child)
         return None
 
-    def _drop_stems(self) -> None:
-        while self._waiting:
-            self._nursery.end(self._waiting.pop())
+    def _drop_prestarted(self) -> None:
+        while self._prestarted:
+            self._children.end(self._prestarted.pop())
 
-    def _look_at_busy(self) -> None:
-        """Who has become a guest is its keeper's, and no longer ours."""
-        for pid, stem in tuple(self._busy.items()):
-            if not _alive(stem):
-                del self._busy[pid]
-                self._hear(stem)
+    def _check_starting(self) -> None:
+        """Handle the children that have reported: as guests, or with a failure."""
+        for pid, child in tuple(self._starting.items()):
+            if not _is_silent(child):
+                del self._starting[pid]
+                self._finish_start(child)
 
-    def _hear(self, stem: Stem) -> bool:
-        """A child's last words: True if it had become a guest. If not its order is answered, and nothing of it left."""
-        received = _last_words(stem.sock)
+    def _finish_start(self, child: Child) -> bool:
+        """Read a child's report and return whether it became a guest. If not, remove it and answer its order."""
+        received = _read_report(child.sock)
         if received is not None and received[0].get("ready"):
-            stem.sock.close()
+            child.sock.close()
             return True
-        self._nursery.end(stem)
-        assert stem.order is not None
+        self._children.end(child)
+        assert child.order is not None
         died = {"step": "build", "error": "the box's first process died (perhaps out of memory)", "errno": ""}
-        self._answer(stem.order.number, received[0] if received else died)
+        self._answer(child.order.number, received[0] if received else died)
         return False
 
-    def _hear_surgeon(self, fd: int) -> None:
+    def _receive_entry(self, fd: int) -> None:
         sock, number = self._entering.pop(fd)
         self._epoll.unregister(fd)
-        received = _last_words(sock)
+        received = _read_report(sock)
         sock.close()
-        died = {"step": "enter", "error": "the surgeon died", "errno": ""}
+        died = {"step": "enter", "error": "the process that entered the box died", "errno": ""}
         self._answer(number, received[0] if received else died)
 
     def _answer(self, number: int, message: dict[str, Any]) -> None:
@@ -241,89 +245,89 @@ class Spawner:
 
     def _reap(self) -> None:
         try:
-            while self._alarm.recv(4096):
+            while self._wakeup_reader.recv(4096):
                 pass
         except BlockingIOError:
             pass
         try:
             while True:
-                # Look first: `end` waits for its own children, and a number must not be free before that.
+                # Look without reaping: `Children.end` reaps its own child, and the pid must not be reused before that.
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
                 if found is None:
                     return
-                self._bury(found.si_pid)
+                self._handle_exit(found.si_pid)
         except ChildProcessError:
             return
 
-    def _bury(self, pid: int) -> None:
-        for stem in self._waiting:
-            if stem.process.pid == pid:
-                self._waiting.remove(stem)
-                self._nursery.end(stem)
+    def _handle_exit(self, pid: int) -> None:
+        for child in self._prestarted:
+            if child.process.pid == pid:
+                self._prestarted.remove(child)
+                self._children.end(child)
                 return
-        if pid in self._busy and not self._hear(self._busy.pop(pid)):
+        if pid in self._starting and not self._finish_start(self._starting.pop(pid)):
             return
         os.waitpid(pid, 0)
-        self._nursery.buried(pid)
+        self._children.release(pid)
 
 
-def _last_words(sock: socket.socket) -> tuple[wire.Message, list[int]] | None:
+def _read_report(sock: socket.socket) -> tuple[wire.Message, list[int]] | None:
     for _ in range(2):
         try:
             return wire.receive(sock)
         except ConnectionResetError:
-            continue  # it died before it had read everything; the kernel says that once, and then what it had said
+            continue  # it died with unread input: the kernel reports that once, and then delivers its message
     return None
 
 
-def _alive(stem: Stem) -> bool:
+def _is_silent(child: Child) -> bool:
     poll = select.poll()
-    poll.register(stem.sock.fileno(), select.POLLIN)
+    poll.register(child.sock.fileno(), select.POLLIN)
     return not poll.poll(0)
 
 
-def _serves(stem: Stem) -> bool:
-    """Whether it has become a guest, though we have not heard it yet: the keeper may have met it before it died."""
-    if _alive(stem):
+def _became_guest(child: Child) -> bool:
+    """Whether the child has become a guest since we last looked: the keeper may already use it."""
+    if _is_silent(child):
         return False
-    received = _last_words(stem.sock)
+    received = _read_report(child.sock)
     return received is not None and bool(received[0].get("ready"))
 
 
-def _order(message: wire.Message, given: Given) -> Order:
-    shape = message["shape"]
+def _parse_order(message: wire.Message, descriptors: OrderDescriptors) -> Order:
+    template = message["template"]
     return Order(
         number=message["n"],
         box_id=message["id"],
         keeper=message["keeper"],
         hostname=message["hostname"],
-        shape=root.Shape.parse([shape[name] for name in root.Shape._fields]),
-        claim=Claim.parse([message["claim"][name] for name in Claim._fields]),
-        ceiling=Ceiling(**message["ceiling"]),
-        given=given,
+        template=root.BoxTemplate.parse([template[name] for name in root.BoxTemplate._fields]),
+        parameters=BoxParameters.parse([message["parameters"][name] for name in BoxParameters._fields]),
+        group_limits=GroupLimits(**message["group_limits"]),
+        descriptors=descriptors,
     )
 
 
-def _weakened(without: list[str]) -> seccomp.Filter | None:
-    """The filter with holes that the attack suite asks for, "seccomp:NAME" for each call that is to go unchecked."""
+def _filter_with_holes(without: list[str]) -> seccomp.Filter | None:
+    """The filter without the checks that the attack suite leaves out ("seccomp:NAME" for each call), if any."""
     allow = frozenset(name.removeprefix("seccomp:") for name in without if name.startswith("seccomp:"))
     return seccomp.Filter(seccomp.program(allow=allow)) if allow else None
 
 
-def _bounds(without: list[str]) -> tuple[accounts.Bound, ...]:
-    """Those of a network namespace only where the box has one: the machine's own must stay as they are."""
+def _sysctls(without: list[str]) -> tuple[kernel_limits.Sysctl, ...]:
+    """The sysctls of a box. Those of a network namespace only if the box has its own: the machine's must not change."""
     if "accounts" in without:
         return ()
-    known = accounts.Bounds.known()
+    known = kernel_limits.NamespaceLimits.known()
     return (*known.user, *(() if "network namespace" in without else known.network))
 
 
 def main(fd: int) -> None:
-    """Make everything ready that needs no options, await them, and serve."""
+    """Prepare all that needs no options, wait for them, and serve."""
     sock = socket.socket(fileno=fd)
-    kernel.close_but([fd])
-    # As many descriptors may be in flight between this user's processes, boxes of an ordinary user among them, before
-    # we can send none. Each box gets a limit of its own, which is lower (`stages`).
+    kernel.close_all_but([fd])
+    # We can send descriptors only while this user's processes, boxes of an ordinary user among them, have fewer than
+    # this limit in flight. Each box gets a lower limit (`child_steps`).
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     command_line = kernel.CommandLine()
@@ -331,10 +335,10 @@ def main(fd: int) -> None:
     machine = detect(keeper=os.getppid())
     filter_ = seccomp.Filter(seccomp.program())
     domain = landlock.Domain(landlock.abi())
-    ranged, last_capability, masks = identity.can_map_ranges(), identity.last_capability(), root.masks()
-    own_accounts = ranged and identity.can_let_boxes_own_themselves()
+    has_id_ranges, last_capability, masks = identity.can_map_ranges(), identity.last_capability(), root.masks()
+    own_accounts = has_id_ranges and identity.can_control_foreign_namespaces()
     gc.collect()
-    gc.freeze()  # so that the collection below, for which the keeper waits, has little to look at
+    gc.freeze()  # so that the collection below, for which the keeper waits, has little to do
     received = wire.receive(sock)
     if received is None:
         return
@@ -346,34 +350,36 @@ def main(fd: int) -> None:
         from hutch.providers.native.network.uplink import NetworkUnavailable
 
         try:
-            uplink = _open_uplink(ranged, proving=options["proving"])
+            uplink = _open_uplink(has_id_ranges, testing=options["testing"])
         except NetworkUnavailable as error:
             wire.send(sock, {"n": 0, "error": str(error), "remedy": error.remedy})
             return
-        if options["proving"]:  # such an uplink is for no box
+        if options["testing"]:  # such an uplink never serves a box
             uplink.close()
             wire.send(sock, {"n": 0, "controllers": machine.controllers, "reason": machine.reason})
             return
-    tree = Tree(machine, options["groups"]) if machine.seats else None
-    setting = Setting(
+    tree = Tree(machine, options["groups"]) if machine.hierarchies else None
+    settings = SpawnerSettings(
         run=options["run"],
-        ranged=ranged,
+        has_id_ranges=has_id_ranges,
         last_capability=last_capability,
-        filter=_weakened(options["without"]) or filter_,
+        filter=_filter_with_holes(options["without"]) or filter_,
         domain=domain,
         command_line=command_line,
         masks=() if "masks" in options["without"] else masks,
         without=frozenset(options["without"]),
-        bounds=_bounds(options["without"]),
+        sysctls=_sysctls(options["without"]),
         own_accounts=own_accounts and "own accounts" not in options["without"],
     )
     gc.collect()
     gc.freeze()
     gc.disable()
-    spawner = Spawner(sock, Nursery(setting, tree, options["keeper"], uplink), uplink)
+    spawner = Spawner(sock, Children(settings, tree, options["keeper"], uplink), uplink)
     try:
         found = {"controllers": machine.controllers, "reason": machine.reason}
-        wire.send(sock, {"n": 0, "ranged": ranged, "pid": os.getpid(), **found})  # fails if the keeper has died
+        wire.send(
+            sock, {"n": 0, "has_id_ranges": has_id_ranges, "pid": os.getpid(), **found}
+        )  # fails if the keeper has died
         spawner.run()
     finally:
         spawner.close()
@@ -383,9 +389,9 @@ def main(fd: int) -> None:
             tree.close()
 
 
-def _open_uplink(ranged: bool, *, proving: bool) -> "Uplink":
-    """Imported here: a spawner of boxes without a network, which is the usual one, must start fast."""
+def _open_uplink(has_id_ranges: bool, *, testing: bool) -> "Uplink":
+    """Open the uplink. The import is local, because a spawner of boxes without a network must start fast."""
     from hutch.providers.native.network.uplink import Uplink, leave_machine_network
 
-    porter = None if ranged else leave_machine_network()
-    return Uplink(porter=porter, proving=proving)
+    helper = None if has_id_ranges else leave_machine_network()
+    return Uplink(helper=helper, testing=testing)

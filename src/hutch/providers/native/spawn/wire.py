@@ -1,7 +1,7 @@
 """Messages between keeper, spawner and the spawner's children: JSON with descriptors, one packet each.
 
-What a box's guest is told (its environment, secrets among it) travels as an unread descriptor: the spawner's memory
-is inherited by every later box, so it must never hold any of it. Standard library only.
+The options of a guest, with its environment and secrets, travel as a descriptor that the spawner never reads: every
+later box inherits the spawner's memory, which must not hold any of them. Standard library only.
 """
 
 import errno
@@ -25,11 +25,11 @@ from hutch.guest.protocol import decode, encode
 
 Message = dict[str, Any]
 
-_LARGEST = 1 << 16
-_MOST_DESCRIPTORS = 253
-_PIECE = 1 << 14
+_MAX_MESSAGE = 1 << 16
+_MAX_DESCRIPTORS = 253
 """SCM_MAX_FD of the kernel. Each layer of an image is one."""
-_ROOM = CMSG_SPACE(_MOST_DESCRIPTORS * array("i").itemsize)
+_READ_SIZE = 1 << 14
+_ANCILLARY_SIZE = CMSG_SPACE(_MAX_DESCRIPTORS * array("i").itemsize)
 
 
 def pair() -> tuple[socket, socket]:
@@ -37,17 +37,17 @@ def pair() -> tuple[socket, socket]:
 
 
 def send(sock: SocketType, message: Message, fds: list[int] | tuple[int, ...] = ()) -> None:
-    """A message over 64 KB is refused (EMSGSIZE): whatever can be that large travels by descriptor."""
+    """Send a message. One over 64 KB is refused (EMSGSIZE): large content travels as a descriptor."""
     data = encode(message)
-    if len(data) > _LARGEST or len(fds) > _MOST_DESCRIPTORS:
+    if len(data) > _MAX_MESSAGE or len(fds) > _MAX_DESCRIPTORS:
         raise OSError(errno.EMSGSIZE, f"a message of {len(data)} bytes and {len(fds)} descriptors is too large")
     ancillary = [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))] if fds else []
     sock.sendmsg([data], ancillary)
 
 
 def receive(sock: SocketType) -> tuple[Message, list[int]] | None:
-    """The next message and its descriptors (close-on-exec); None at the end."""
-    data, ancillary, _, _ = sock.recvmsg(_LARGEST, _ROOM, MSG_CMSG_CLOEXEC)
+    """Receive the next message and its descriptors (close-on-exec); None at end of file."""
+    data, ancillary, _, _ = sock.recvmsg(_MAX_MESSAGE, _ANCILLARY_SIZE, MSG_CMSG_CLOEXEC)
     fds = array("i")
     for level, kind, payload in ancillary:
         if level == SOL_SOCKET and kind == SCM_RIGHTS:
@@ -57,15 +57,15 @@ def receive(sock: SocketType) -> tuple[Message, list[int]] | None:
     return decode(data), fds.tolist()
 
 
-def told(step: str, error: BaseException) -> Message:
-    """An error as an answer: the step that failed, what the kernel or Python said, and the errno's name."""
+def error_message(step: str, error: BaseException) -> Message:
+    """The answer for an error: the step that failed, the text of the error, and the name of its errno."""
     number = error.errno if isinstance(error, OSError) and error.errno else 0
     text = str(error) if number else f"{type(error).__name__}: {error}"
     return {"step": step, "error": text, "errno": errno.errorcode.get(number, "")}
 
 
-def sealed(data: bytes) -> int:
-    """A descriptor from which `unsealed` reads `data`."""
+def write_memfd(data: bytes) -> int:
+    """Write `data` to anonymous memory, and return the descriptor."""
     fd = os.memfd_create("hutch", os.MFD_CLOEXEC)
     view = memoryview(data)
     while view:
@@ -73,11 +73,11 @@ def sealed(data: bytes) -> int:
     return fd
 
 
-def unsealed(fd: int) -> bytes:
-    """All of it, whatever the position; the descriptor is closed."""
-    data = piece = pread(fd, _PIECE, 0)
-    while len(piece) == _PIECE:
-        piece = pread(fd, _PIECE, len(data))
+def read_memfd(fd: int) -> bytes:
+    """Read all of it, whatever the position, and close the descriptor."""
+    data = piece = pread(fd, _READ_SIZE, 0)
+    while len(piece) == _READ_SIZE:
+        piece = pread(fd, _READ_SIZE, len(data))
         data += piece
     close(fd)
     return data

@@ -1,10 +1,10 @@
-"""The zygote: an idle twin of the spawner, from which every box is cloned.
+"""The zygote: an idle fork of the spawner, from which every box is cloned.
 
 After a fork each page that either side writes to exists twice, and running Python writes to hundreds of them
-(reference counts). Cloned from the busy spawner, every box would keep an old copy of whatever the spawner touches next.
-The zygote only waits, clones and waits again, so that its boxes go on sharing its memory: 0.6 MB less for each.
+(reference counts). Cloned from the busy spawner, every box would keep an old copy of each page the spawner writes to
+next. The zygote only waits and clones, so its boxes keep sharing its memory: 0.6 MB less for each.
 
-The children are the spawner's (CLONE_PARENT), not the zygote's. Standard library only.
+The children belong to the spawner (CLONE_PARENT), not to the zygote. Standard library only.
 """
 
 import gc
@@ -32,71 +32,70 @@ from hutch.linux import kernel
 from hutch.linux.identity import Actor
 from hutch.linux.kernel import CLONE_PARENT, clone
 from hutch.providers.native.rootfs.build import UMASK
-from hutch.providers.native.spawn.child import Rehearsal, live
-from hutch.providers.native.spawn.child_steps import OWN, SOCK, SPILL, Setting
-from hutch.providers.native.spawn.prefault import learn
+from hutch.providers.native.spawn.child import WarmUp, run_child
+from hutch.providers.native.spawn.child_steps import OWN, SOCK, SPILL, SpawnerSettings
+from hutch.providers.native.spawn.prefault import learn_pages
 
 _HEAD = struct.Struct("<QiBB")
-"""Flags of the clone; who makes it, or `SELF`; whether the child is to begin in SPILL; whether the descriptor of a v2
-control group comes with it."""
-SELF = -1
-"""Instead of a user's id: the zygote stays who it is."""
+"""A request: flags of the clone; the user who makes it, or `SAME_USER`; whether the child starts in the directory
+SPILL; whether the descriptor of a v2 control group comes with it."""
+SAME_USER = -1
+"""Stands for a user id: the zygote clones as itself."""
 _PID = struct.Struct("<i")
-_LONGEST = 1 << 10
-"""Of what the zygote says in words; anything longer than a pid is."""
-_DESCRIPTORS = 4
-"""Of a request, at most. They begin with SOCK: the zygote has nothing open but its standard streams and OWN."""
+_MAX_MESSAGE = 1 << 10
+"""Most bytes of a problem that the zygote reports. An answer longer than a pid is one."""
+_MAX_DESCRIPTORS = 4
+"""Most descriptors of a request. They begin with SOCK: the zygote has only its standard streams and OWN open."""
 _FAMILY, _KIND = int(AF_UNIX), int(SOCK_SEQPACKET)
-_ROOM = CMSG_SPACE(_DESCRIPTORS * 4)
+_ANCILLARY_SIZE = CMSG_SPACE(_MAX_DESCRIPTORS * 4)
 _CLOSE_ON_EXEC = int(MSG_CMSG_CLOEXEC)
-_COLD = 2
-"""Boxes made before the warm-up, which takes as long as five of them."""
-_WARM_UP = 26
-"""Runs after which the interpreter has specialised its code, so that children need not write to it any more.
+_BOXES_BEFORE_WARM_UP = 2
+"""Boxes made before the warm-up, which takes as long as making five of them."""
+_WARM_UP_RUNS = 26
+"""Runs after which the interpreter has specialised its code, so that children no longer write to it.
 
-CPython 3.11 begins with it after 8 calls, and decides after 16 more.
+CPython 3.11 begins to specialise a function after 8 calls, and decides after 16 more.
 """
 
 
 _fillers: list[object] = []
-_MOST_FILLERS = 4096
+_MAX_FILLERS = 4096
 _POOL, _POOL_HEADER = 1 << 14, 48
-"""Of obmalloc since CPython 3.10: a pool holds objects of one size. Elsewhere nothing is found, and little wasted."""
+"""Sizes in obmalloc since CPython 3.10, where a pool holds objects of one size. Elsewhere little memory is wasted."""
 
 
 class ZygoteDied(Exception):
-    """There is a new one. The old one may have made a child: what it was to have must not be given to another."""
+    """The zygote died and was replaced. It may have made a child, so what that child was given must not be reused."""
 
 
 class Zygote:
-    """The spawner's handle."""
+    """The spawner's handle on its zygote."""
 
-    def __init__(self, setting: Setting) -> None:
-        self._setting = setting
+    def __init__(self, settings: SpawnerSettings) -> None:
+        self._settings = settings
         self.trouble = ""
-        """What the keeper should hear of; whoever tells it clears it."""
+        """A problem that the keeper should hear of. The reader clears it."""
         self._fork()
 
     def _fork(self) -> None:
         self._sock, theirs = socketpair(AF_UNIX, SOCK_SEQPACKET)
         self.pid = os.fork()
         if self.pid == 0:
-            _serve(theirs, self._setting)
+            _serve(theirs, self._settings)
         self._pidfd = os.pidfd_open(self.pid)
         theirs.close()
 
-    def clone(self, flags: int, fds: list[int], cgroup: int | None, maker: int = SELF) -> int:
-        """A child of ours that performs the programs which it finds on its socket (`stages`); its pid.
+    def clone(self, flags: int, fds: list[int], cgroup: int | None, user: int = SAME_USER) -> int:
+        """Clone a child of the spawner that performs the programs on its socket, and return its pid.
 
-        They do not pass through the zygote, whose memory the next box gets and which has no business with these mounts.
-        `fds` are those that `stages` calls SOCK, LISTENER and SPILL. The kernel charges what is done in a user
-        namespace to the user who made it too, in the namespace above (signals that wait, inotify, message queues,
-        namespaces): `maker` is that user, as whom the zygote acts for the moment of the clone. A child without a range
-        of ids begins in the directory SPILL, since it must make a mount of it in its own namespace: a working directory
-        is the one thing of the host's that the kernel moves there with it, whatever name it has by then.
+        Programs do not pass through the zygote, whose memory later boxes share. `fds` are SOCK, LISTENER and SPILL of
+        `child_steps`. The kernel charges what is used in a user namespace also to the user who made it (pending
+        signals, inotify, message queues, namespaces): `user` is that user, as whom the zygote acts during the clone.
+        A child without an id range starts in the directory SPILL, which it must mount in its own namespace: the working
+        directory is the only part of the host's mounts that the kernel moves there, whatever its name is by then.
         """
         places = [] if cgroup is None else [cgroup]
-        head = _HEAD.pack(flags, maker, not self._setting.ranged, cgroup is not None)
+        head = _HEAD.pack(flags, user, not self._settings.has_id_ranges, cgroup is not None)
         answer = self._ask(head, [*fds, *places])
         if not answer:  # it was killed, perhaps for want of memory
             self._sock.close()
@@ -110,8 +109,11 @@ class Zygote:
         return pid
 
     def close(self) -> None:
-        """End it and reap it. By itself it would end soon after us, a child of whoever reaps orphans: perhaps of a
-        keeper that is the first process of a container, and knows nothing of it."""
+        """End the zygote and reap it.
+
+        Otherwise it would end soon after us, as an orphan: perhaps as a child of a keeper that is the first process of
+        a container and does not know it.
+        """
         with suppress(ProcessLookupError, ChildProcessError):  # it was killed, and reaped by our loop
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
             os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED)
@@ -119,10 +121,10 @@ class Zygote:
         self._sock.close()
 
     def _ask(self, head: bytes, fds: list[int]) -> bytes:
-        """The answer, or nothing if the zygote is dead."""
+        """Send a request and return the answer, or nothing if the zygote is dead."""
         try:
             self._sock.sendmsg([head], [(SOL_SOCKET, SCM_RIGHTS, array("i", fds))])
-            answer = self._sock.recv(_LONGEST)
+            answer = self._sock.recv(_MAX_MESSAGE)
             if len(answer) <= _PID.size:
                 return answer
             self.trouble = answer.decode(errors="replace")
@@ -131,8 +133,8 @@ class Zygote:
             return b""
 
 
-def _serve(sock: socket, setting: Setting) -> NoReturn:
-    """Never returns; ends with the spawner."""
+def _serve(sock: socket, settings: SpawnerSettings) -> NoReturn:
+    """Run the zygote; never returns, and ends with the spawner."""
     try:
         os.dup2(sock.fileno(), OWN, inheritable=False)
         kernel.close_from(SOCK)
@@ -141,90 +143,90 @@ def _serve(sock: socket, setting: Setting) -> NoReturn:
         guest.ignore_signals()
         gc.freeze()
         actor = Actor()
-        if "child programs" in setting.without:
+        if "child programs" in settings.without:
             from hutch.providers.native.spawn import direct  # only the ablation bench asks for it
 
-            direct.install(setting)
-        if all(_clone_next(own, actor) for _ in range(_COLD)):
-            # On its own, before the next answer: one that had room for it would take more memory of every box.
-            if trouble := _warm_up(setting):
-                own.send(trouble.encode()[:_LONGEST])
+            direct.install(settings)
+        if all(_clone_next(own, actor) for _ in range(_BOXES_BEFORE_WARM_UP)):
+            # The problem is sent alone, before the next answer: a larger answer would take memory of every box.
+            if trouble := _warm_up(settings):
+                own.send(trouble.encode()[:_MAX_MESSAGE])
             while _clone_next(own, actor):
                 pass
     finally:
         os._exit(0)
 
 
-def _warm_up(setting: Setting) -> str:
-    """After the first boxes, which may be the only ones, and whose user waits (`hutch run`); why it did not succeed."""
-    setting.command_line.show("hutch-zygote")
+def _warm_up(settings: SpawnerSettings) -> str:
+    """Warm up, and return why it failed, or "". It comes after the first boxes, which may be the only ones."""
+    settings.command_line.show("hutch-zygote")
     trouble = ""
     try:
-        if "warm-up" not in setting.without and not all(_rehearse() for _ in range(_WARM_UP)):
-            trouble = "a rehearsal did not come to its end"
-        _clear_the_stage()
-        if "heap filling" not in setting.without:
+        if "warm-up" not in settings.without and not all(_warm_up_once() for _ in range(_WARM_UP_RUNS)):
+            trouble = "a warm-up did not end"
+        _close_leftovers()
+        if "heap filling" not in settings.without:
             _fill_holes()
-        if "prefault" not in setting.without:
-            with closing(Rehearsal()) as rehearsal:
-                learn(rehearsal.perform)
+        if "prefault" not in settings.without:
+            with closing(WarmUp()) as warm_up:
+                learn_pages(warm_up.perform)
     except Exception as error:
         trouble = f"{type(error).__name__}: {error}"
-    _clear_the_stage()
+    _close_leftovers()
     gc.freeze()
     return trouble and f"the process that boxes are cloned from could not warm up, and they need more memory: {trouble}"
 
 
-def _rehearse() -> bool:
-    with closing(Rehearsal()) as rehearsal:
-        return rehearsal.perform()
+def _warm_up_once() -> bool:
+    with closing(WarmUp()) as warm_up:
+        return warm_up.perform()
 
 
-def _clear_the_stage() -> None:
-    """Now, not in a child: there the numbers of the descriptors that a collection would close mean something else."""
+def _close_leftovers() -> None:
+    """Collect and close what warm-ups left open. In a child, the same descriptor numbers would mean other files."""
     signal.set_wakeup_fd(-1)
     gc.collect()
-    kernel.close_from(SOCK)  # what the rehearsals left open
+    kernel.close_from(SOCK)
 
 
 def _fill_holes() -> None:
-    """Use up the free blocks between living objects, so that children put what they make side by side on new pages.
+    """Use up the free blocks between living objects, so that children allocate side by side on new pages.
 
-    Python has a list of free blocks for each size of small objects, and they lie anywhere: a box would have its own
-    copy of a page for nearly every object that it makes.
+    Python has a list of free blocks for each size of small objects, and they lie anywhere: a box would copy a page for
+    nearly every object that it allocates.
     """
     for size in range(16, 513, 16):
-        for number in range(_MOST_FILLERS):
+        for number in range(_MAX_FILLERS):
             filler: object = bytes(size - 33) if size > 32 else (1 << 40) + number if size > 16 else object()
             if id(filler) % _POOL == _POOL_HEADER:
-                break  # the first of an empty pool, given back at once
+                break  # this is the first block of an empty pool, and is freed at once
             _fillers.append(filler)
 
 
 def _clone_next(own: SocketType, actor: Actor) -> bool:
-    """Wait for the next request and do it; False at the end.
+    """Wait for the next request and clone; False at end of file.
 
-    Whatever this writes to between two clones the earlier child keeps an old copy of: it should be little.
+    An earlier child keeps an old copy of each page that this writes to between two clones, so it should be few.
     """
-    head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ROOM, _CLOSE_ON_EXEC)
+    head, ancillary, _, _ = own.recvmsg(_HEAD.size, _ANCILLARY_SIZE, _CLOSE_ON_EXEC)
     if not head:
         return False
-    flags, maker, begins_in_spill, has_cgroup = _HEAD.unpack(head)
+    flags, user, starts_in_spill, has_cgroup = _HEAD.unpack(head)
     try:
-        if begins_in_spill:
+        if starts_in_spill:
             fchdir(SPILL)
-        if maker != SELF:
-            actor.become(maker)
+        if user != SAME_USER:
+            actor.become(user)
         pid = clone(flags | CLONE_PARENT, array("i", ancillary[0][2])[-1] if has_cgroup else None)
     except OSError as error:
         pid = -(error.errno or 1)
     if pid == 0:
-        closerange(SPILL + 1, SOCK + _DESCRIPTORS)
-        live()
-    if begins_in_spill:
+        closerange(SPILL + 1, SOCK + _MAX_DESCRIPTORS)
+        run_child()
+    if starts_in_spill:
         chdir("/")
-    if maker != SELF:
+    if user != SAME_USER:
         actor.return_to_root()
     own.send(_PID.pack(pid))
-    closerange(SOCK, SOCK + _DESCRIPTORS)
+    closerange(SOCK, SOCK + _MAX_DESCRIPTORS)
     return True

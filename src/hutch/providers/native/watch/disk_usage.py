@@ -1,8 +1,8 @@
-"""How much disk a directory tree uses, counted a few entries at a time.
+"""Counts the disk usage of a directory tree, a few entries at a time, and of unlinked files that are still open.
 
-The tree belongs to a box and changes while it is read, as its owner likes: directories are entered by descriptor and
-without following links, so that no swap of a directory for a link leads the count out of the tree. However deep or wide
-it is, few descriptors are open, and what is remembered of a level beyond those is two numbers.
+The tree belongs to a box and changes while it is read. Threat: the box swaps a directory for a link that leads out of
+the tree. So directories are entered by descriptor and without following links. However deep or wide the tree is, few
+descriptors are open, and only two numbers are kept for a level beyond those.
 """
 
 import ctypes
@@ -20,37 +20,37 @@ _ENTER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NAME = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 512  # st_blocks is in these, whatever the file system's block size (inode(7))
 _NEAREST = 64
-"""Levels whose descriptors stay open, each with a buffer of its listing."""
+"""The number of levels whose descriptors stay open, each with a buffer of its listing."""
 _BUFFER = 16384
 _ENTRY = Struct("=QqHB")
 """struct linux_dirent64 of getdents64(2) up to its name: inode, position of the next entry, length, kind."""
 _LISTABLE = stat.S_IRUSR | stat.S_IXUSR
 _REPLACED = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
-"""Removed since it was listed, or something else by now."""
+"""Errors for an entry that was removed or replaced since it was listed."""
 
-# CDLL lets go of the interpreter's lock: a listing may have to come from a slow disk.
+# CDLL releases the interpreter's lock, because a listing may have to come from a slow disk.
 _getdents64 = ctypes.CDLL(None, use_errno=True).getdents64
 
 
-class Survey:
-    """One pass over a tree. `used` only grows, so that an excess shows before the pass is over."""
+class DiskScan:
+    """One pass over a tree. `used` only grows, so an excess shows before the pass is over."""
 
     def __init__(self, directory_fd: int, used_bytes: int = 0) -> None:
-        """`used_bytes`: what is known to be used besides."""
+        """`used_bytes` are known to be used besides the tree."""
         top = _Directory(os.open(".", _ENTER, dir_fd=directory_fd))
         self._device = top.device
         self._bytes = used_bytes
         self._entries = self._unread = 0
         self._near = deque([top])
         self._inodes, self._places = array("Q"), array("q")
-        """Of the levels above the nearest ones: which directory it is, and how far it was read."""
+        """The inode and the position of each level above the nearest ones."""
 
     @property
     def used(self) -> Use:
         return Use(self._bytes, self._entries, self._unread)
 
     def advance(self, steps: int) -> bool:
-        """Count up to so many more entries; True when the tree is done."""
+        """Count up to `steps` more entries; True when the tree is done."""
         for _ in range(steps):
             if not self._near:
                 return True
@@ -62,7 +62,7 @@ class Survey:
             self._near.pop().close()
 
     def _step(self) -> None:
-        """One entry, or the way up from a directory that has no more."""
+        """Count one entry, or go up from a directory that has no more."""
         here = self._near[-1]
         name = here.next()
         if name is None:
@@ -72,9 +72,9 @@ class Survey:
         try:
             status = os.stat(name, dir_fd=here.fd, follow_symlinks=False)
             if status.st_dev != self._device:
-                return  # something mounted here is not the box's
+                return  # another mount is not part of the box's disk
             is_directory = stat.S_ISDIR(status.st_mode)
-            # Each link of a file answers for its part: nothing has to be remembered of files with many.
+            # Each hard link counts for its part, so that no list of files with several links is needed.
             self._bytes += status.st_blocks * _BLOCK // (1 if is_directory else max(1, status.st_nlink))
             if is_directory:
                 self._descend(_entered(name, here.fd))
@@ -103,7 +103,7 @@ class Survey:
             above = _entered(b"..", here.fd)
             if (above.device, above.inode) != (self._device, self._inodes.pop()):
                 above.close()
-                self._unread += 1  # somebody has moved it: there is no way back to what was still to be counted
+                self._unread += 1  # the directory was moved, so the rest of its parent cannot be counted
                 return
             above.go_to(self._places.pop())
             self._near.append(above)
@@ -114,12 +114,12 @@ class Survey:
 
 
 class _Directory:
-    """An open directory of the tree, and how far it was read."""
+    """An open directory of the tree, and the position of the next entry."""
 
     __slots__ = ("_content", "_mode", "_start", "device", "fd", "inode", "place")
 
     def __init__(self, fd: int, mode: int | None = None) -> None:
-        """Owns `fd`. `mode`: what it had before it was made listable, to be given back."""
+        """Take ownership of `fd`. `mode` is restored on close, if the directory was made listable."""
         status = os.fstat(fd)
         self.fd = fd
         self.device, self.inode = status.st_dev, status.st_ino
@@ -142,7 +142,7 @@ class _Directory:
                 return name
 
     def go_to(self, place: int) -> None:
-        """A position outlives its descriptor: it stands for an entry, whatever came or went before that one."""
+        """Go to a position, which stays valid after the descriptor was closed and whatever entries changed."""
         os.lseek(self.fd, place, os.SEEK_SET)
 
     def close(self) -> None:
@@ -152,8 +152,10 @@ class _Directory:
 
 
 def _entered(name: bytes, directory: int) -> _Directory:
-    """Threat: a box hides what it has written behind `chmod 000`, which holds also against its owner, who counts it if
-    Hutch is not root. So the directory is listable while we are in it."""
+    """Open a directory, and make it listable if needed.
+
+    Threat: a box hides files behind `chmod 000`, which also holds against us if Hutch is not root.
+    """
     try:
         fd = os.open(name, _ENTER, dir_fd=directory)
     except PermissionError:
@@ -172,14 +174,14 @@ def _entered(name: bytes, directory: int) -> _Directory:
 
 
 def _listing(directory: int) -> bytes:
-    """The next entries as the kernel gives them; none at the end."""
+    """The next entries in the kernel's format; empty at the end."""
     buffer = ctypes.create_string_buffer(_BUFFER)
     size = _getdents64(directory, buffer, _BUFFER)
     if size >= 0:
         return buffer.raw[:size]
     number = ctypes.get_errno()
     if number == errno.ENOENT:
-        return b""  # removed since it was opened
+        return b""  # the directory was removed since it was opened
     raise OSError(number, os.strerror(number), "getdents64")
 
 

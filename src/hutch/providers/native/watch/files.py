@@ -1,7 +1,7 @@
-"""`WatchedFiles`: operations on the files of a box whose disk a watchdog holds.
+"""File operations on a box whose disk usage a watchdog limits.
 
-They are the guest's own work, which a watchdog cannot end: so what would add to the disk of a box over its limit is not
-begun, and a stream stops when its box gets there.
+The guest itself performs them, and a watchdog cannot end the guest. So an operation that would add to the disk of a box
+over its limit is refused, and a stream is cut off when its box gets there.
 """
 
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,26 +17,26 @@ from hutch.providers.guest_client.link import Link
 
 
 class Watch(Protocol):
-    """Of the box."""
+    """The part of the disk watchdog that file operations use."""
 
     async def admit(self, op: str) -> None:
-        """Raises if nothing may be added."""
+        """Raise an error if nothing may be added."""
 
     def obstacle(self, op: str) -> HutchError | None:
-        """The same as far as it is known without counting."""
+        """The same error, from the last count, without counting again."""
 
-    def stir(self) -> None:
-        """Something is changed: count."""
+    def note_activity(self) -> None:
+        """Have the disk usage counted soon, because something changes."""
 
 
 class WatchedFiles(GuestFiles):
-    """Those that change something tell the watchdog, before and after."""
+    """Operations that change something notify the watchdog, before and after."""
 
     def __init__(self, link: Callable[[], Awaitable[Link]], most: Callable[[str], int], watch: Watch) -> None:
         super().__init__(link, most)
         self._watch = watch
         self.writing = 0
-        """Operations under way."""
+        """The number of operations under way."""
 
     async def write(
         self, path: str, data: bytes | str | AsyncIterator[bytes], *, append: bool = False, mode: int | None = None,
@@ -68,18 +68,18 @@ class WatchedFiles(GuestFiles):
         try:
             await super().remove(path, recursive=recursive, missing_ok=missing_ok)
         finally:
-            self._watch.stir()
+            self._watch.note_activity()
 
     @asynccontextmanager
     async def _adding(self, op: str) -> AsyncIterator[None]:
         await self._watch.admit(op)
         self.writing += 1
-        self._watch.stir()
+        self._watch.note_activity()
         try:
             yield
         finally:
             self.writing -= 1
-            self._watch.stir()
+            self._watch.note_activity()
 
     async def _while_room(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         async for piece in pieces:

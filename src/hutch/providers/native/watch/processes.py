@@ -1,8 +1,8 @@
-"""A box's processes as an ordinary user sees them on the host: who they are, what memory they hold, ending one.
+"""The processes of a box as an ordinary user sees them on the host: finding, measuring, stopping and killing them.
 
-The guest is not dumpable, so its namespaces, memory map and descriptors are closed to us, but status and children are
-open to everyone (verified with the guest's own uid). Whatever a box starts descends from its guest, which adopts
-orphans as PID 1; what enters from outside is not its child and is named by `include`.
+The guest is not dumpable, so its namespaces, memory map and descriptors are closed to us, but its status and children
+are readable. Whatever a box starts descends from its guest, which adopts orphans as PID 1. A process that enters from
+outside is not its child, and is added by `include`.
 """
 
 import os
@@ -14,14 +14,14 @@ _KB = 1024
 
 
 class Share(NamedTuple):
-    """Memory that one process answers for, in bytes."""
+    """The memory that is counted for one process, in bytes."""
 
-    anonymous: int  # private pages, those in swap included
-    shared: int  # shmem: tmpfs files and shared mappings it has mapped
+    anonymous: int  # private pages, including those in swap
+    shared: int  # mapped shmem: tmpfs files and shared mappings
 
 
 class BoxProcesses:
-    """The processes below one guest. Holds pidfds, so that a number that was given to a stranger is never trusted."""
+    """The processes below one guest. It holds pidfds, so that a reused pid is never taken for a process of the box."""
 
     __slots__ = ("_entered", "_guest", "_guest_pidfd")
 
@@ -32,11 +32,11 @@ class BoxProcesses:
 
     @property
     def guest(self) -> int:
-        """Its pid."""
+        """The guest's pid."""
         return self._guest
 
     def include(self, pid: int) -> None:
-        """Count a process, and its descendants, that entered the box from outside."""
+        """Also count a process that entered the box from outside, with its descendants."""
         if pid not in self._entered:
             self._entered[pid] = os.pidfd_open(pid)
 
@@ -53,17 +53,17 @@ class BoxProcesses:
             fresh = _children(unseen.pop()) - found
             found |= fresh
             unseen.extend(fresh)
-        # Asked last: had it died before, its number may have led us to a stranger's children.
+        # Checked last: if the guest has died, its pid may have led us to another process's children.
         return found if self.alive() else set()
 
     def kill(self, pid: int) -> int | None:
-        """SIGKILL one of `users`; its pidfd, to wait on and close, or None if it was gone."""
+        """Kill one of `users`, and return its pidfd, to wait on and close, or None if it had ended."""
         try:
             pidfd = os.pidfd_open(pid)
         except ProcessLookupError:
             return None
         try:
-            # Now the number is pinned: if it still is one of ours, the pidfd is that process or one that ended.
+            # The pidfd pins the pid: if that still is one of ours, the pidfd is that process, or one that ended.
             if pid in self.users():
                 signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 return pidfd
@@ -73,10 +73,10 @@ class BoxProcesses:
         os.close(pidfd)
         return None
 
-    def stand_still(self) -> set[int]:
-        """SIGSTOP every user process that runs; those that were stopped by this, to be woken by `go_on`.
+    def stop_all(self) -> set[int]:
+        """Stop every running user process, and return those that this call stopped, for `resume`.
 
-        Whoever forks meanwhile is met in the next pass: a stopped process starts nobody, so the passes end.
+        A child that is forked meanwhile is found in the next pass. A stopped process forks no more, so the passes end.
         """
         stopped: set[int] = set()
         for _ in range(20):
@@ -86,12 +86,12 @@ class BoxProcesses:
             stopped |= {pid for pid in running if self._signal(pid, signal.SIGSTOP)}
         return stopped
 
-    def go_on(self, pids: set[int]) -> None:
+    def resume(self, pids: set[int]) -> None:
         for pid in pids & self.users():
             self._signal(pid, signal.SIGCONT)
 
     def cpu_ticks(self) -> int:
-        """Clock ticks used by all of the box's processes since it began, those that have ended included."""
+        """Clock ticks used by all of the box's processes since it started, including those that have ended."""
         total = _ticks(self._guest, ended_children_only=True)
         return total + sum(_ticks(pid) for pid in self.users())
 
@@ -101,7 +101,7 @@ class BoxProcesses:
         except ProcessLookupError:
             return False
         try:
-            # Now the number is pinned: if it still is one of ours, the pidfd is that process or one that ended.
+            # The pidfd pins the pid: if that still is one of ours, the pidfd is that process, or one that ended.
             if pid not in self.users():
                 return False
             signal.pidfd_send_signal(pidfd, number)
@@ -118,7 +118,7 @@ class BoxProcesses:
 
 
 def open_files(pid: int) -> int:
-    """How many a process has; 0 if it has ended, or hides them."""
+    """The number of a process's open files; 0 if it has ended or is closed to us."""
     try:
         return len(os.listdir(f"/proc/{pid}/fd"))
     except OSError:
@@ -126,15 +126,15 @@ def open_files(pid: int) -> int:
 
 
 def at_most(pid: int) -> int:
-    """Bytes that `pid` holds if it shares nothing: never too low, cheap (11 us), and open to everyone."""
+    """An upper bound of the bytes that `pid` holds: it counts shared pages fully, and is cheap (11 us)."""
     share = _from_status(pid)
     return share.anonymous + share.shared
 
 
-def fair_share(pid: int) -> Share:
-    """The same, with pages that several processes share divided among them (0.2 ms for 40 MB).
+def proportional_share(pid: int) -> Share:
+    """The bytes that `pid` holds, with shared pages divided among their processes (0.2 ms for 40 MB).
 
-    A process that made itself unreadable gains nothing by it: it answers for all it holds.
+    A process that made itself unreadable gains nothing by it: it is counted with all it holds.
     """
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
@@ -153,7 +153,7 @@ def name_of(pid: int) -> str:
 
 
 def obstacle() -> str:
-    """Why this machine does not let us see a box's processes, with the remedy; "" if it does."""
+    """Say why we cannot see a box's processes on this machine, with the remedy; "" if we can."""
     if not os.path.exists("/proc/thread-self/children"):
         return "the kernel lacks /proc/PID/task/TID/children: use one built with CONFIG_PROC_CHILDREN"
     if os.getuid() == 0:
@@ -167,14 +167,14 @@ def obstacle() -> str:
 
 
 def ended(pidfd: int) -> bool:
-    """Whether the process is dead, reaped or not (pidfd_open(2))."""
+    """Whether the process has ended, reaped or not (pidfd_open(2))."""
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
 
 
 def _stat(pid: int) -> list[bytes]:
-    """Fields of /proc/PID/stat from the state (3) on, see proc_pid_stat(5); empty if it has gone."""
+    """Fields of /proc/PID/stat from the state (3) on, see proc_pid_stat(5); empty if it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b") ")[2].split()
@@ -188,7 +188,7 @@ def _state_of(pid: int) -> str:
 
 
 def _ticks(pid: int, *, ended_children_only: bool = False) -> int:
-    """utime, stime (14, 15) and cutime, cstime (16, 17): its own and that of the children it has waited for."""
+    """The sum of utime, stime (14, 15) and cutime, cstime (16, 17), which count children it has waited for."""
     fields = _stat(pid)
     return sum(map(int, fields[13:15] if ended_children_only else fields[11:15]))
 
@@ -200,7 +200,7 @@ def _children(pid: int) -> set[int]:
             with open(f"/proc/{pid}/task/{thread}/children", "rb") as file:
                 found.update(map(int, file.read().split()))
     except (FileNotFoundError, ProcessLookupError):
-        return found  # it ended while we looked; its children are the guest's now and seen next time
+        return found  # it ended meanwhile; its children are now the guest's, and are seen next time
     return found
 
 
@@ -214,7 +214,7 @@ def _from_status(pid: int) -> Share:
 
 
 def _fields(content: bytes) -> dict[bytes, int]:
-    """Lines such as `RssAnon:   35368 kB`, in bytes."""
+    """Parse lines such as `RssAnon:   35368 kB` into bytes."""
     fields: dict[bytes, int] = {}
     for line in content.splitlines():
         if line.endswith(b" kB"):

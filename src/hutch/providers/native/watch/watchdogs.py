@@ -1,7 +1,7 @@
-"""Watchdogs of a keeper's native boxes: memory and CPU where no control group holds them, disk where no size does.
+"""The watchdogs of a keeper's boxes: memory and CPU where no control group limits them, and disk where no quota does.
 
-They run only while there is a box that needs them, and are loaded with the first one: most machines' control groups
-hold memory and CPU, and most boxes are temporary.
+They run only while a box needs them, and are imported with the first one: on most machines control groups limit memory
+and CPU, and most boxes are temporary.
 """
 
 import asyncio
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from hutch.providers.native.instance import NativeInstance
     from hutch.providers.native.watch.cpu import CpuWatchdog
     from hutch.providers.native.watch.disk import DiskWatchdog
-    from hutch.providers.native.watch.memory import Hit, MemoryWatchdog
+    from hutch.providers.native.watch.memory import LimitHit, MemoryWatchdog
 
 _NOTHING = Counters()
 _SOCKET_PAUSE = 1.0
-"""Between two looks at what all sockets hold."""
-_COUNT_PATIENCE = 10.0
-"""How long a caller waits for the count of a large tree."""
+"""Seconds between two checks of what all sockets hold."""
+_COUNT_TIMEOUT = 10.0
+"""Seconds that a caller waits for the count of a large tree."""
 _COUNT_PAUSE = 0.025
-"""Between two looks whether it is done: half of a watchdog's shortest pause."""
+"""Seconds between two checks whether the count is done: half of a watchdog's shortest interval."""
 
 
-class Guards:
-    """One of each kind, started with the first box that needs it."""
+class Watchdogs:
+    """One watchdog of each kind, started with the first box that needs it."""
 
     def __init__(self) -> None:
         self._rounds: dict[str, asyncio.Task[None]] = {}
@@ -41,7 +41,7 @@ class Guards:
         self._overruns: dict[str, Overrun] = {}
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._networked: dict[str, NativeInstance] = {}
-        """Boxes whose control group counts their memory, but not all of their sockets' buffers."""
+        """Boxes whose control group limits memory, but does not count all of their socket buffers."""
         self._socket_kills: dict[str, int] = {}
 
     @cached_property
@@ -68,8 +68,10 @@ class Guards:
         self._start("memory", self._memory)
 
     def watch_sockets(self, box: "NativeInstance") -> None:
-        """One small read a second for all boxes together; the first comes late, when most boxes of a command line have
-        ended."""
+        """Watch socket buffers with one small read a second for all boxes together.
+
+        The first read comes after a second, when most boxes of a command line have ended.
+        """
         self._networked[box.record.box_id] = box
         task = self._rounds.get("sockets")
         if task is None or task.done():
@@ -99,7 +101,7 @@ class Guards:
             )
 
     def watch_disk(self, box: "NativeInstance", pid: int, store: str, *, lived: bool) -> None:
-        """`lived`: the store is not new."""
+        """Watch the box's disk usage. `lived` means that the store is not new."""
         self._boxes[box.record.box_id] = box
         overrun = Overrun(Use(box.limits.disk_mb << 20, inodes(box.limits)), lived=lived)
         directory = os.open(store, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -111,18 +113,18 @@ class Guards:
         self._start("disk", self._disk)
 
     def watch_cpu(self, box: "NativeInstance", pid: int) -> None:
-        """Also where the share is all the machine has: the same watchdog pauses the box."""
+        """Watch the box's CPU use, even if it may use all processors: the same watchdog pauses the box."""
         self._boxes[box.record.box_id] = box
         self._cpu.watch(box.record.box_id, pid, box.limits.cpus)
         self._start("cpu", self._cpu)
 
     def pause(self, box_id: str) -> bool:
-        """Stop every process of the box by signals; False if nobody here watches its CPU."""
-        return self._cpu.hold(box_id)
+        """Stop every process of the box by signals; False if its CPU is not watched."""
+        return self._cpu.pause(box_id)
 
     def resume(self, box_id: str) -> bool:
-        """False if nobody here watches its CPU."""
-        return self._cpu.let_go(box_id)
+        """Let its processes go on; False if its CPU is not watched."""
+        return self._cpu.resume(box_id)
 
     def change(self, box_id: str, limits: Limits) -> None:
         if box_id in self._boxes:
@@ -130,7 +132,7 @@ class Guards:
             self._memory.limit(box_id, limits.memory_mb << 20)
 
     def counters(self, box_id: str) -> Counters:
-        """What was done to the box from here."""
+        """What the watchdogs have done to the box."""
         if box_id not in self._boxes:
             return Counters(oom_kills=kills) if (kills := self._socket_kills.get(box_id)) else _NOTHING
         kills = (self._memory.oom_kills(box_id) or 0) + self._socket_kills.get(box_id, 0)
@@ -143,12 +145,12 @@ class Guards:
         return DiskWatch(self, box_id)
 
     def over_disk(self, box_id: str) -> Excess | None:
-        """How the box stood when it was last looked at; None: within its limit, or not watched."""
+        """The excess at the last count; None if the box was within its limit or is not watched."""
         overrun = self._overruns.get(box_id)
         return overrun.excess if overrun is not None else None
 
-    async def jam(self, box_id: str) -> Excess | None:
-        """Why no command may start in the box; None: one may."""
+    async def over_limit(self, box_id: str) -> Excess | None:
+        """The excess that keeps commands from starting in the box; None if they may start."""
         overrun = self._overruns.get(box_id)
         if overrun is None or overrun.excess is None:
             return None
@@ -156,33 +158,35 @@ class Guards:
         return await self.still_over_disk(box_id) if overrun.jammed else None
 
     async def still_over_disk(self, box_id: str) -> Excess | None:
-        """The same as `over_disk`, but what was removed since then is taken into account."""
+        """Like `over_disk`, but after a new count that sees what was removed since."""
         if self.over_disk(box_id) is None:
             return None
-        enough = self._disk.counts(box_id) + 2  # one may be under way
+        enough = self._disk.counts(box_id) + 2  # one count may be under way
         await self._counted(box_id, lambda: self._disk.counts(box_id) >= enough)
         return self.over_disk(box_id)
 
     async def _counted(self, box_id: str, enough: Callable[[], bool]) -> None:
-        """Until enough is known of a box that is over its disk limit."""
+        """Wait until `enough` holds for a box that is over its disk limit."""
         try:
-            async with asyncio.timeout(_COUNT_PATIENCE):
+            async with asyncio.timeout(_COUNT_TIMEOUT):
                 while self.over_disk(box_id) and not enough():
-                    self._disk.stir(box_id)
+                    self._disk.note_activity(box_id)
                     await asyncio.sleep(_COUNT_PAUSE)
         except TimeoutError:
-            log("native").warning("the disk is not counted in time", box=box_id, seconds=_COUNT_PATIENCE)
+            log("native").warning("the disk is not counted in time", box=box_id, seconds=_COUNT_TIMEOUT)
 
-    def stir(self, box_id: str) -> None:
-        """A command starts in the box: look soon."""
+    def note_activity(self, box_id: str) -> None:
+        """Check the box soon, because a command starts in it."""
         if box_id in self._boxes:
-            self._memory.stir(box_id)
-            self._disk.stir(box_id)
-            self._cpu.stir(box_id)
+            self._memory.note_activity(box_id)
+            self._disk.note_activity(box_id)
+            self._cpu.note_activity(box_id)
 
     async def settled(self, box_id: str) -> None:
-        """Until writers that an earlier instance of the box was to end are ended: they must not be taken for those who
-        come now."""
+        """Wait until the processes that an earlier instance of the box was to end have ended.
+
+        Otherwise processes that start now could be ended with them.
+        """
         if ending := self._endings.get(box_id):
             await asyncio.wait([ending])
 
@@ -213,7 +217,7 @@ class Guards:
         if task is None or task.done():
             self._rounds[kind] = asyncio.create_task(dog.run(self._hit), name=f"hutch {kind} watchdog")
 
-    def _hit(self, hit: "Hit") -> None:
+    def _hit(self, hit: "LimitHit") -> None:
         log("native").warning(
             "box is over its limit", box=hit.box_id, limit=hit.limit, used=round(hit.used), allowed=round(hit.allowed),
             unit=hit.unit,
@@ -221,7 +225,7 @@ class Guards:
         box, overrun = self._boxes.get(hit.box_id), self._overruns.get(hit.box_id)
         if hit.limit != "disk" or box is None or overrun is None or hit.box_id in self._endings:
             return
-        # Whoever still writes would go on filling the machine's disk; the box and its files stay.
+        # End the processes that would go on filling the machine's disk. The box and its files stay.
         ending = asyncio.create_task(self._end_writers(box, overrun))
         self._endings[hit.box_id] = ending
         ending.add_done_callback(lambda _: self._endings.pop(hit.box_id, None))
@@ -237,19 +241,19 @@ class Guards:
 
 
 class DiskWatch:
-    """What the operations on a box's files have to do with its watchdog."""
+    """Connects the file operations of a box with its disk watchdog."""
 
-    def __init__(self, guards: Guards, box_id: str) -> None:
-        self._guards = guards
+    def __init__(self, watchdogs: Watchdogs, box_id: str) -> None:
+        self._watchdogs = watchdogs
         self._box_id = box_id
 
     async def admit(self, op: str) -> None:
-        if excess := await self._guards.still_over_disk(self._box_id):
+        if excess := await self._watchdogs.still_over_disk(self._box_id):
             raise full(excess, op)
 
     def obstacle(self, op: str) -> HutchError | None:
-        excess = self._guards.over_disk(self._box_id)
+        excess = self._watchdogs.over_disk(self._box_id)
         return full(excess, op) if excess else None
 
-    def stir(self) -> None:
-        self._guards.stir(self._box_id)
+    def note_activity(self) -> None:
+        self._watchdogs.note_activity(self._box_id)
