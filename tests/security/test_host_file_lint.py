@@ -84,7 +84,7 @@ def _opens_a_path(function: str, call: ast.Call) -> bool:
 
 
 def test_no_other_module_opens_a_path() -> None:
-    """Lesson 43: a module of these rooms that begins to open paths is seen here, and one that has stopped, too."""
+    """A module of these rooms that begins to open paths is seen here, and one that has stopped, too (lesson 43)."""
     known = {module for modules in ALLOWED.values() for module in modules}
     opening = {name: lines for name, tree in _modules(*ROOMS) if (lines := sorted(_opens(tree)))}
     beyond = {name: lines for name, lines in opening.items() if name not in known}
@@ -93,7 +93,7 @@ def test_no_other_module_opens_a_path() -> None:
 
 
 def test_no_server_opens_the_users_own_paths() -> None:
-    """Lesson 43: what reads with the rights of the person who runs the process is not called for anybody else."""
+    """What reads with the rights of the person who runs the process is not called for anybody else (lesson 43)."""
     for name, tree in _modules("server", "mcp"):
         if name == "mcp/hosting/importing":
             continue
