@@ -22,8 +22,8 @@ ALLOWED = {
         "mcp/hosting/registry", "mcp/serving/scopes",
     ),
     "Hutch's own store of skills": (
-        "skills/content", "skills/dependencies", "skills/packages", "skills/skill_index", "skills/staging", "skills/views",
-        "keeper/skills/mounts", "keeper/skills/builds",
+        "skills/content", "skills/dependencies", "skills/packages", "skills/skill_index", "skills/staging",
+        "skills/views", "keeper/skills/mounts", "keeper/skills/builds",
     ),
     "Hutch's own store of images": (
         "images/build", "images/build_cache", "images/layers/merged_view", "images/layers/unpack", "images/prune",
