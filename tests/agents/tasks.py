@@ -12,7 +12,7 @@ Task = Callable[[AgentTools, Host, Path], Awaitable[None]]
 
 
 def exit_code(text: str) -> int:
-    """As the last line of an answer to exec tells it."""
+    """Return the exit code from the last line of an answer to exec."""
     found = re.search(r"exit code (\d+)", text.splitlines()[-1])
     assert found, text
     return int(found[1])

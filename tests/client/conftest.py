@@ -1,4 +1,4 @@
-"""One server for the tests that do not end it, and a rhythm in which losses pass quickly."""
+"""One server for the tests that do not end it, and short intervals so that outages pass quickly."""
 
 from collections.abc import Iterator
 from pathlib import Path

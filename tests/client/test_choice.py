@@ -1,5 +1,5 @@
-"""Which form `Hutch` takes: embedded, a client of the server it was told, of the one that owns the state directory, or
-none at all."""
+"""The form that `Hutch` takes: embedded, a client of the named server or of the owner of the state directory, or
+disabled."""
 
 import asyncio
 import inspect
@@ -35,7 +35,7 @@ def test_every_public_method_is_there(wrapper: type) -> None:
 
 
 async def test_a_server_that_owns_the_state_directory(server: Server) -> None:
-    """`Hutch()` becomes its client over its Unix socket, untold; a server that was killed owns nothing."""
+    """`Hutch()` becomes its client over the Unix socket without configuration. A killed server owns nothing."""
     places = {"state_dir": str(server.state), "run_dir": str(server.run)}
     hutch = Hutch(**places)
     assert form(hutch) is RemoteHutch
@@ -81,7 +81,7 @@ def test_a_key_for_nobody() -> None:
 
 
 async def test_switched_off(tmp_path: Path) -> None:
-    """No process, no connection, no directory; every call says the same; boxes are none, not an error (B20, B21)."""
+    """There is no process, connection or directory. Every call says why, and the list of boxes is empty (B20, B21)."""
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -1,4 +1,4 @@
-"""A connection's life: lost and found again, told apart from a dead backend, and never two loops (B24, lesson 12)."""
+"""Connections: lost and found again, distinguished from a dead engine, and never two loops (B24, lesson 12)."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ PATIENCE = 60.0
 
 
 class News:
-    """What a client was told of its connection."""
+    """Collects what a client reports about its connection."""
 
     def __init__(self) -> None:
         self.told: list[bool] = []
@@ -60,8 +60,8 @@ def test_the_back_off() -> None:
 
 
 async def test_a_killed_server_is_found_again() -> None:
-    """After kill -9 and restart the client goes on: boxes, leases, jobs, a stream from its cursor. One loop, which a
-    callback that raises does not end (lesson 12)."""
+    """After kill -9 and restart the client continues with boxes, leases, jobs and a stream from its cursor. A callback
+    that raises does not end its one loop (lesson 12)."""
     news = News()
 
     def told(there: bool, why: str) -> None:
@@ -165,7 +165,7 @@ async def test_status_never_fails(server: Server, wire: Path) -> None:
 
 
 async def test_a_server_that_never_was(wire: Path) -> None:
-    """The application starts all the same; calls say at once what is wrong; the status tells why (B21)."""
+    """The application starts all the same. Calls fail at once with the reason, which the status shows too (B21)."""
     async with Hutch(f"unix:{wire}", rhythm=QUICK) as hutch:
         status = await hutch.status()
         assert (status.state, status.enabled, status.available) == (Condition.UNREACHABLE, True, False)
@@ -200,7 +200,7 @@ async def test_a_wrong_key_is_told(server: Server) -> None:
 
 
 async def test_a_long_wait_has_all_patience_when_it_breaks(server: Server, wire: Path) -> None:
-    """Patience is for the outage, not for the request: a wait that was longer than it goes on after the loss."""
+    """The timeout bounds the outage and not the request: a longer wait continues after the loss."""
     rhythm = Rhythm(interval_sec=0.05, retry_sec=0.05, max_retry_sec=0.05, outage_timeout_sec=0.5, first_delay_sec=0.0)
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=rhythm) as hutch:
         async with hutch.box() as box:

@@ -15,7 +15,7 @@ from tests.server.serving import Server, serving
 
 
 async def test_a_cut_exec_is_taken_up_again(server: Server, wire: Path) -> None:
-    """The connection breaks while a command runs: it runs on, once, and its result is told after all."""
+    """The connection breaks while a command runs. The command runs only once, and its result arrives after all."""
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=QUICK) as hutch:
         async with hutch.box() as box:
             running = asyncio.create_task(
@@ -71,7 +71,7 @@ async def test_a_retried_creation_makes_one_box(server: Server, wire: Path) -> N
 
 
 async def test_an_exec_of_a_killed_server_is_not_run_again() -> None:
-    """What became of it nobody can say: a typed error, and no second run."""
+    """Its outcome is unknown, so the caller gets a typed error, and the command is not run again."""
     with serving() as server:
         async with Hutch(unix(server), rhythm=QUICK) as hutch, hutch.box() as box:
             running = asyncio.create_task(box.exec("echo run >> runs; sleep 1000"))
@@ -85,7 +85,7 @@ async def test_an_exec_of_a_killed_server_is_not_run_again() -> None:
 
 
 async def test_what_may_not_be_repeated_says_so(server: Server, wire: Path) -> None:
-    """An append whose answer was lost is not sent again: the caller is told that nobody knows."""
+    """An append whose answer was lost is not sent again, and the error says that its outcome is unknown."""
     async with proxy(server.run / "server.sock", wire) as middle, Hutch(middle.url, rhythm=QUICK) as hutch:
         async with hutch.box() as box:
             await lose_next(middle)

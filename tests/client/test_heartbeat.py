@@ -10,8 +10,8 @@ from tests.server.serving import Server
 
 
 async def test_more_boxes_than_one_heartbeat_takes(server: Server) -> None:
-    """The server takes a thousand at once. It is told of all of them: those it does not know are lost, the one that is
-    there is kept."""
+    """The server takes a thousand at once, so several heartbeats name all of them. Unknown boxes are dropped, and the
+    existing one is kept."""
     async with RemoteHutch(unix(server)) as hutch, hutch.box() as box:
         caller = hutch._server
         gone = Lease(holder="s", acquired_at=1.0, expires_at=0.0)

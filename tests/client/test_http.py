@@ -1,4 +1,4 @@
-"""The HTTP client against servers that are none, that answer early, or that lie about lengths."""
+"""The HTTP client against peers that are no HTTP servers, answer early, or lie about lengths."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -172,7 +172,7 @@ async def test_an_answer_that_comes_before_the_body_has_ended(wire: Path) -> Non
 
 
 async def test_back_pressure(wire: Path) -> None:
-    """What nobody reads stays with the server: only a bounded part of an answer is held here."""
+    """Unread data stays with the server: only a bounded part of an answer is held here."""
     written = 0
 
     async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

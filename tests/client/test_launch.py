@@ -46,7 +46,7 @@ async def test_a_private_server() -> None:
 
 
 async def test_it_is_started_again() -> None:
-    """A child that was killed comes back, and its boxes with it; the client goes on."""
+    """A killed child is started again with its boxes, and the client continues."""
     async with Hutch.launch(rhythm=QUICK) as hutch, hutch.box() as box:
         await box.files.write("f", "kept")
         first = child_of(hutch)

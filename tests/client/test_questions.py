@@ -15,7 +15,7 @@ from tests.server.serving import Server, until
 
 @pytest.mark.parametrize("remote", [False, True])
 async def test_a_tool_s_question_is_answered(server: Server, remote: bool) -> None:
-    """`ask` reaches whoever holds the same Hutch; the first answer counts; leaving withdraws it."""
+    """`ask` reaches all users of the same Hutch. The first answer counts, and cancellation withdraws the question."""
     async with Hutch(unix(server)) if remote else Hutch(store="memory") as hutch:
         rules = AgentPermissions.from_plain({"tools": {"exec": "ask"}})
         tools = Tools(hutch, permissions=rules, ask=hutch.questions.ask, spec={"memory_mb": 64})

@@ -23,8 +23,8 @@ def hasty() -> Iterator[Server]:
 
 
 async def test_thinking_loses_nothing(hasty: Server) -> None:
-    """A live handle heartbeats its lease; neither lease nor idle clock ends a box that is held. The usual rhythm of 20
-    s is quickened by leases that are short."""
+    """A live handle renews its lease by heartbeats, so neither lease nor idle timeout ends a held box. Short leases
+    shorten the usual interval of 20 s."""
     async with Hutch(unix(hasty)) as hutch, Hutch(unix(hasty)) as other:
         async with hutch.box(idle_timeout_sec=1) as box:
             first = (await box.info()).lease
@@ -42,7 +42,7 @@ async def test_thinking_loses_nothing(hasty: Server) -> None:
 
 
 async def test_a_silent_client_loses_its_lease(hasty: Server, wire: Path) -> None:
-    """An expired lease ends for good; the late handle is told, and does not touch the box (P6)."""
+    """An expired lease ends for good. A late call of its handle fails and does not touch the box (P6)."""
     rhythm = Rhythm(interval_sec=1000.0, retry_sec=0.05, max_retry_sec=0.1, first_delay_sec=1000.0)
     async with proxy(hasty.run / "server.sock", wire) as middle:
         async with Hutch(middle.url, rhythm=rhythm) as hutch, Hutch(unix(hasty)) as other:

@@ -43,7 +43,7 @@ def walkthrough() -> list[tuple[str, str]]:
 
 
 def shows(shown: Any, told: Any) -> bool:
-    """Whether what the guide shows is part of what was told; a text with … stands for any."""
+    """Return whether the real answer contains what the guide shows. A text with … matches anything."""
     if isinstance(shown, dict):
         return isinstance(told, dict) and all(shows(value, told.get(name)) for name, value in shown.items())
     return (isinstance(shown, str) and "…" in shown and isinstance(told, str)) or bool(shown == told)

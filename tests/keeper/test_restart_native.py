@@ -150,7 +150,7 @@ async def test_a_persistent_box_whose_keeper_never_returns_keeps_its_files_only(
 
 
 async def test_a_persistent_box_comes_back_after_close() -> None:
-    """A persistent box stops at close and is restored at its use; a temporary one ends with its keeper (P16, lesson 15)."""
+    """A persistent box stops at close and is restored at use; a temporary one ends with its keeper (P16, lesson 15)."""
     with house() as place:
         async with place.opened() as hutch:
             kept = await hutch.create(retention="persistent", **SMALL)

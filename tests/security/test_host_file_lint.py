@@ -44,14 +44,14 @@ ALLOWED = {
 OPENERS = frozenset(
     {
         "os.open", "os.scandir", "os.listdir", "os.walk", "os.readlink", "io.open", "shutil.copy", "shutil.copy2",
-        "shutil.copyfile", "shutil.copytree", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect", "opened_by_user",
-        "host_files.opened_by_user", "os.fdopen",
+        "shutil.copyfile", "shutil.copytree", "tarfile.open", "zipfile.ZipFile", "sqlite3.connect", "open_as_user",
+        "host_files.open_as_user", "os.fdopen",
     }
 )  # fmt: skip
 METHODS = frozenset({"read_text", "read_bytes", "iterdir", "rglob"})
 """Of `pathlib.Path`. Those of boxes' files that are called alike are calls on something named `files`."""
 
-USERS_OWN = frozenset({"opened_by_user", "from_file", "scan", "local_skills"})
+USERS_OWN = frozenset({"open_as_user", "from_file", "scan", "local_skills"})
 USERS_MODULES = frozenset(f"hutch.{name}" for name in ("images.archives", "images.layers.diff", "images.build"))
 
 
@@ -82,7 +82,7 @@ def _opens_a_path(function: str, call: ast.Call) -> bool:
 
 
 def test_no_other_module_opens_a_path() -> None:
-    """Lesson 43: a module of these rooms that begins to open paths is seen here, and one that has stopped, too."""
+    """A module of these rooms that begins to open paths is seen here, and one that has stopped, too (lesson 43)."""
     known = {module for modules in ALLOWED.values() for module in modules}
     opening = {name: lines for name, tree in _modules(*ROOMS) if (lines := sorted(_opens(tree)))}
     beyond = {name: lines for name, lines in opening.items() if name not in known}
@@ -91,7 +91,7 @@ def test_no_other_module_opens_a_path() -> None:
 
 
 def test_no_server_opens_the_users_own_paths() -> None:
-    """Lesson 43: what reads with the rights of the person who runs the process is not called for anybody else."""
+    """What reads with the rights of the person who runs the process is not called for anybody else (lesson 43)."""
     for name, tree in _modules("server", "mcp"):
         if name == "mcp/hosting/client_files":
             continue

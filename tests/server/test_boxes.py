@@ -104,6 +104,22 @@ def test_one_session_works_at_a_time(client: Client) -> None:
         one.good("POST", f"{box}/exec", {"command": "true"})
 
 
+def test_a_release_does_not_overtake_a_later_grant(server: Server) -> None:
+    """Lesson 5: two messages of one chat overlap. The release of the first must not take the lease of the second, whose
+    answer was on its way when the first handle was closed."""
+    client = server.unix(hutch_session="chat", hutch_client="one")
+    scope = {"template": "{chat}", "values": {"chat": "7"}, "spec": {"memory_mb": 64, "disk_mb": 16}}
+    first = client.good("POST", "/v1/scopes", scope)
+    later = client.good("POST", "/v1/scopes", scope)
+    box = f"/v1/boxes/{first['box']['id']}"
+    assert client.good("DELETE", f"{box}/lease?grant={first['grant']}")["lease"]["holder"] == "chat"
+    assert client.good("DELETE", f"{box}/lease?grant={later['grant']}")["lease"] is None
+    again = client.good("POST", f"{box}/lease", {})
+    assert again["grant"] > later["grant"]
+    assert client.good("DELETE", f"{box}/lease")["lease"] is None, "a client that knows no grants releases"
+    client.good("DELETE", box)
+
+
 def test_using_a_box_does_not_write_its_record_each_time(client: Client) -> None:
     """A lease is renewed when that matters, not with every command."""
     with client.box() as box:

@@ -189,7 +189,7 @@ def schema_server() -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
     """Where images are pulled from: requests of a test leave this machine alone."""
-    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
+    with registry_server.running_registry(tmp_path_factory.mktemp("registry")) as started:
         started.push("world", registry_server.image(registry_server.tar_of(("file", {"data": b"x"}))))
         yield started
 

@@ -30,10 +30,10 @@ def test_a_skills_life(home: Home, tmp_path: Path) -> None:
     assert home.good("box", "exec", box, "/workspace/.skills/demo/run") == "two\n"
     assert [each["active"] for each in home.json("skill", "versions", "demo")["versions"]] == [True, False]
     home.good("skill", "pin", "demo")
-    code, told = home.answer("skill", "upgrade", "demo")
-    assert (code, told["error"]["code"]) == (125, "invalid")
-    code, told = home.answer("skill", "install", str(place))
-    assert (code, told["error"]["code"]) == (125, "conflict")
+    code, answer = home.answer("skill", "upgrade", "demo")
+    assert (code, answer["error"]["code"]) == (125, "invalid")
+    code, answer = home.answer("skill", "install", str(place))
+    assert (code, answer["error"]["code"]) == (125, "conflict")
     home.good("skill", "unpin", "demo")
     home.good("skill", "rollback", "demo", first["digest"])
     target = tmp_path / "out.zip"
@@ -61,5 +61,5 @@ def test_create_bind_scan(home: Home, tmp_path: Path) -> None:
     events = [json.loads(line) for line in home.good("events", "--json").splitlines()]
     assert "installed mine from edit" in json.dumps(events)
     for words in (("show", "none"), ("install", "/no/such"), ("create", "Not-A-Name", "--description", "x")):
-        code, told = home.answer("skill", *words)
-        assert code == 125 and told["error"]["remedy"], told
+        code, answer = home.answer("skill", *words)
+        assert code == 125 and answer["error"]["remedy"], answer

@@ -25,7 +25,7 @@ async def test_each_agent_works_in_a_box_of_its_own() -> None:
 
 
 async def test_a_box_that_somebody_else_holds_is_busy_and_the_hint_is_one_that_can_be_followed() -> None:
-    """A person at the agent's box keeps it; the agent is not told to take it over, because it may not (P6, P7)."""
+    """A person who holds the agent's box keeps it. The hint suggests no takeover, which is not permitted (P6, P7)."""
     async with open_tools() as tools:
         box = (await done(tools, "exec", command="true")).structured["box"]
         await done(tools, "box_lifecycle", action="release")

@@ -122,7 +122,7 @@ def _picture(directory: Path) -> list[tuple[str, int, int, bytes]]:
 
 
 def _strangers(places: list[str]) -> list[str]:
-    """What calls have made on the host, anywhere in these places."""
+    """Return what calls have created on the host in these directories."""
     found = []
     for place in places:
         for top, directories, files in os.walk(place):

@@ -1,4 +1,4 @@
-"""exec and job: commands, limits, output of any length, work that goes on between calls."""
+"""The tools exec and job: commands, limits, output of any length, and work that continues between calls."""
 
 import asyncio
 import hashlib
@@ -103,7 +103,7 @@ async def test_output_without_line_ends_is_paged_by_bytes() -> None:
 
 
 async def test_what_ended_a_command_is_said_with_limit_and_advice() -> None:
-    """Memory, processes, disk, forbidden system calls and signals are told apart; the box survives each (lesson 24)."""
+    """The verdict names memory, processes, disk, system calls or signals, and the box survives each (lesson 24)."""
     # mount(2): forbidden to everybody in a box
     forbidden = "import ctypes; ctypes.CDLL(None).syscall(165, 0, 0, 0, 0, 0)"
     async with open_tools(spec={"memory_mb": 64, "pids": 24, "disk_mb": 16}) as tools:

@@ -122,7 +122,7 @@ async def test_tools_vanish_with_the_reason_when_hutch_is_switched_off() -> None
 
 
 async def test_tools_vanish_when_no_engine_is_usable() -> None:
-    """Failed is told apart from disabled (B5, B21)."""
+    """The status distinguishes a failed engine from a disabled Hutch (B5, B21)."""
     async with open_tools(config={"provider": "nowhere"}) as tools:
         assert await tools.schemas("openai") == []
         status = await tools.status()

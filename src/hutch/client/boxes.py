@@ -8,7 +8,7 @@ from hutch.client import transfer
 from hutch.client.files import RemoteFiles
 from hutch.client.handle import Handle
 from hutch.client.jobs import RemoteJob, RemoteStream, WireResult, start_job
-from hutch.client.requests import Repeat, Server, convert_answer, decode_answer
+from hutch.client.requests import HeldLease, Repeat, Server, convert_answer, decode_answer
 from hutch.errors import LeaseLost, NotFound
 from hutch.model.arguments import checked_command
 from hutch.model.boxes import BoxInfo, Moved
@@ -21,7 +21,14 @@ class RemoteBox:
     """One session's handle on one box. With `observing` it has no lease and may only read."""
 
     def __init__(
-        self, server: Server, session: str, info: BoxInfo, notes: tuple[str, ...] = (), *, observing: bool = False
+        self,
+        server: Server,
+        session: str,
+        info: BoxInfo,
+        notes: tuple[str, ...] = (),
+        *,
+        observing: bool = False,
+        grant: int = 0,
     ) -> None:
         self.notes = notes
         self._info = info
@@ -31,7 +38,7 @@ class RemoteBox:
         self._handle = Handle(server, session, info.id, lease)
         self.files = RemoteFiles(self._handle, lambda: self.spec)
         if lease is not None:
-            server.add_handle(session, info.id, lease)
+            server.add_handle(session, info.id, lease, grant)
 
     @property
     def id(self) -> str:
@@ -139,8 +146,9 @@ class RemoteBox:
 
     async def release(self) -> None:
         """Release the lease with the last handle of this session. The box lives on until its own timeouts."""
-        if self._close():
-            await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease")
+        held = self._close()
+        if held is not None:
+            await self._handle.ask_as(self._looking, dict[str, Any], "DELETE", "/lease", grant=held.grant or None)
 
     async def export(self, file: str | Path) -> Moved:
         self._handle.refuse_if_observing("export")
@@ -152,10 +160,10 @@ class RemoteBox:
         await self._handle.ask_as(self._handle.credentials(), type(None), "DELETE", force=True)
         self._handle.is_destroyed = True
 
-    def _close(self) -> bool:
-        """Close the handle. Return whether it was the session's last one on the box."""
+    def _close(self) -> HeldLease | None:
+        """Close the handle. Return the lease if this was the session's last handle on the box."""
         if not self._handle.open or self._handle.observing:
-            return False
+            return None
         self._handle.open = False
         return self._handle.server.drop_handle(self._handle.session, self.id)
 

@@ -41,6 +41,7 @@ class FoundBox(msgspec.Struct, frozen=True, kw_only=True):
 
     box: BoxInfo
     notes: tuple[str, ...] = ()
+    grant: int = 0
 
 
 class RemoteHutch:
@@ -154,7 +155,7 @@ class RemoteHutch:
             await box.release()
 
     def _found(self, found: FoundBox) -> RemoteBox:
-        return RemoteBox(self._server, self.session, found.box, found.notes)
+        return RemoteBox(self._server, self.session, found.box, found.notes, grant=found.grant)
 
     async def import_box(
         self, file: str | Path, *, provider: str = "", profile: str | None = None, image: str | None = None,
@@ -169,8 +170,9 @@ class RemoteHutch:
 
     async def attach(self, box_id: str, *, takeover: bool = False) -> RemoteBox:
         path = f"/v1/boxes/{checked_name(box_id, 'box')}"
-        await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
-        return RemoteBox(self._server, self.session, await self._ask(BoxInfo, "GET", path))
+        lease = await self._ask(dict[str, Any], "POST", f"{path}/lease", body={"takeover": takeover})
+        info = await self._ask(BoxInfo, "GET", path)
+        return RemoteBox(self._server, self.session, info, grant=int(lease.get("grant", 0)))
 
     async def observe(self, box_id: str) -> RemoteBox:
         info = await self._ask(BoxInfo, "GET", f"/v1/boxes/{checked_name(box_id, 'box')}")

@@ -16,8 +16,8 @@ from hutch.client.heartbeat import ConnectionListener, Heartbeat, Rhythm
 from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
-from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
-from hutch.model.record import encoded
+from hutch.model.compatibility import convert_newer, decode_newer
+from hutch.model.record import encode_json
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Server:
         **query: object,
     ) -> tuple[bytes, Mapping[str, str]]:  # fmt: skip
         """Return body and headers of a successful answer. `seconds` bounds the wait for a lost server."""
-        sent = encoded(body) if body is not None else content
+        sent = encode_json(body) if body is not None else content
         outage = OutageTimer(self.heartbeat.rhythm.outage_timeout_sec if seconds is None else seconds)
         while True:
             outage.start_attempt()
@@ -175,7 +175,7 @@ class Server:
         sessions: dict[str, dict[str, float]] = {}
         for session, box_id, acquired_at in held:
             sessions.setdefault(session, {})[box_id] = acquired_at
-        body = encoded({"sessions": sessions})
+        body = encode_json({"sessions": sessions})
         status, answer = await self._heartbeat_connection.ask(
             self._head("POST", "/v1/session/presence", {}, body, {}), body
         )
@@ -188,28 +188,28 @@ class Server:
                 if known is not None and known.acquired_at == sessions.get(session, {}).get(box_id):
                     del self.held_leases[session, box_id]
 
-    def add_handle(self, session: str, box_id: str, lease: Lease) -> None:
+    def add_handle(self, session: str, box_id: str, lease: Lease, grant: int = 0) -> None:
         """Register one more handle on a box, whose lease is kept alive from now on."""
         held = self.held_leases.get((session, box_id))
         if held is None:
             held = self.held_leases[session, box_id] = HeldLease()
         held.acquired_at = lease.acquired_at
         held.count += 1
+        held.grant = max(held.grant, grant)
         if lease.seconds and lease.seconds / 3 < self.heartbeat.interval_sec:
             self.heartbeat.interval_sec = lease.seconds / 3
         self.heartbeat.start()
         self.heartbeat.beat_now()
 
-    def drop_handle(self, session: str, box_id: str) -> bool:
-        """Remove one handle. Return whether it was the last of this session."""
+    def drop_handle(self, session: str, box_id: str) -> "HeldLease | None":
+        """Remove one handle. Return the lease if it was the last handle of this session."""
         held = self.held_leases.get((session, box_id))
         if held is None:
-            return False
+            return None
         held.count -= 1
         if held.count:
-            return False
-        del self.held_leases[session, box_id]
-        return True
+            return None
+        return self.held_leases.pop((session, box_id))
 
     async def close(self) -> None:
         self._closed = True
@@ -245,11 +245,13 @@ class Presence(msgspec.Struct, frozen=True, kw_only=True):
 class HeldLease:
     """The lease of one session on one box, and how many handles use it."""
 
-    __slots__ = ("acquired_at", "count")
+    __slots__ = ("acquired_at", "count", "grant")
 
     def __init__(self) -> None:
         self.acquired_at = 0.0
         self.count = 0
+        self.grant = 0
+        """The number of the server's latest grant of the box, which a release names."""
 
 
 def _query(given: Mapping[str, object]) -> str:
@@ -281,12 +283,12 @@ def decode_answer(data: bytes | str, kind: type[T], op: str = "") -> T:
 
     Unknown fields are dropped and unknown states become `unknown`. Anything else raises an error with a remedy.
     """
-    return _decode(lambda: of_a_newer_release(data, kind), op)
+    return _decode(lambda: decode_newer(data, kind), op)
 
 
 def convert_answer(plain: object, kind: type[T], op: str = "") -> T:
     """Convert an answer that is already decoded from JSON."""
-    return _decode(lambda: of_a_newer_release_plain(plain, kind), op)
+    return _decode(lambda: convert_newer(plain, kind), op)
 
 
 def _decode(read: Callable[[], T], op: str) -> T:

@@ -19,7 +19,7 @@ from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.providers import registry
@@ -78,7 +78,7 @@ class Hutch:
     async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
         """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""
         await self._start()
-        live = await self._keeper.create(ask(**spec), session=self.session, key=key)
+        live = await self._keeper.create(spec_from_arguments(**spec), session=self.session, key=key)
         return BoxHandle(self._keeper, live, self.session)
 
     @asynccontextmanager
@@ -95,7 +95,9 @@ class Hutch:
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
         labels = {**asked.pop("labels", {}), "scope": place.shown}
-        live, notes = await self._keeper.box_for_key(ask(**asked, labels=labels), place.key, self.session)
+        live, notes = await self._keeper.box_for_key(
+            spec_from_arguments(**asked, labels=labels), place.key, self.session
+        )
         box = BoxHandle(self._keeper, live, self.session, notes)
         try:
             yield box
@@ -148,7 +150,7 @@ class Hutch:
     async def working(self, **spec: Any) -> BoxHandle:
         """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
         await self._start()
-        live, notes = await self._keeper.sessions.find_or_create(self.session, ask(**spec))
+        live, notes = await self._keeper.sessions.find_or_create(self.session, spec_from_arguments(**spec))
         return BoxHandle(self._keeper, live, self.session, notes)
 
     async def leave(self) -> None:

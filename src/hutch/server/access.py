@@ -102,13 +102,13 @@ async def hold(keeper: Keeper, live: Live, session: str) -> None:
         await keeper.acquire(record.id, session)
 
 
-def note_client(call: Call, live: Live) -> None:
-    """Count the client's handle from now on, not from its first heartbeat.
+def grant_to_client(call: Call, live: Live) -> int:
+    """Count the client's handle from now on, not from its first heartbeat, and return the number of the grant.
 
-    Another process of the same session may release the box before that heartbeat.
+    Another process of the same session, or an earlier handle of this client, may release the box before that heartbeat.
     """
-    if client := call.header("hutch-client"):
-        call.service.presence.beat(call.caller.session, live, client)
+    client = call.header("hutch-client")
+    return call.service.presence.grant(call.caller.session, live, client) if client else 0
 
 
 async def _check_lease(call: Call, live: Live, header: str) -> None:

@@ -13,7 +13,7 @@ from tests.server.serving import serving
 
 
 def hutch(place: Path, *words: str, code: int = 0, **environ: str) -> str:
-    """What it prints; on the state directory `place`."""
+    """Run `hutch` on the state directory `place`, and return what it prints."""
     own = {"HUTCH_STATE_DIR": str(place / "s"), "HUTCH_RUN_DIR": str(place / "r"), **environ}
     done = subprocess.run(
         [sys.executable, "-m", "hutch.cli.main", "mcp-server", *words], env={**os.environ, **own}, timeout=100,

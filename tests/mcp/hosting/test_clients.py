@@ -1,4 +1,4 @@
-"""Many clients of one hosted server: whose answer, whose progress, whose question; and what nobody gets to see."""
+"""Many clients of one hosted server: answers, progress and questions reach the right client, and secrets reach none."""
 
 import asyncio
 import io
@@ -42,7 +42,7 @@ async def test_answers_and_progress_find_their_client(tmp_path: Path) -> None:
 
 
 async def test_lines_not_pieces(tmp_path: Path) -> None:
-    """A message of several MB arrives whole, however the pipe cuts it; what is no message harms nobody (lesson 36)."""
+    """A message of several MB arrives whole however the pipe cuts it, and other lines do no harm (lesson 36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
         async with hosted.session("plain") as client:
@@ -56,7 +56,7 @@ async def test_lines_not_pieces(tmp_path: Path) -> None:
 
 
 async def test_a_line_has_an_end(tmp_path: Path) -> None:
-    """A server that never ends its line is stopped before it fills our memory, and starts anew (lesson 36)."""
+    """A server that never ends its line is stopped before it fills our memory, and is restarted (lesson 36)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
         async with hosted.session("plain") as client:
@@ -67,7 +67,7 @@ async def test_a_line_has_an_end(tmp_path: Path) -> None:
 
 
 async def test_cancelling_reaches_the_server(tmp_path: Path) -> None:
-    """A client that gives up is gone from the server's work as well, and nobody else's request is touched."""
+    """A cancelled request is cancelled on the server too, and requests of other clients are not affected."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("plain", plain(tmp_path / "p"))
         async with hosted.gateway() as client, hosted.session("plain") as other:

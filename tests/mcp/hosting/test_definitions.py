@@ -1,4 +1,4 @@
-"""Reading definitions: other clients' tables, and what command and arguments tell of a project on this machine."""
+"""Definitions of servers: tables of other clients, and what command and arguments say about a project."""
 
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -72,7 +72,7 @@ def test_no_table(text: str) -> None:
 
 
 def test_hutch_toml(tmp_path: Path) -> None:
-    """`[mcp.servers.NAME]`, checked with its place; shown without secrets."""
+    """`[mcp.servers.NAME]` is checked, errors name its position in the file, and secrets are not shown."""
     path = tmp_path / "hutch.toml"
     path.write_text('[mcp.servers.time]\ncommand = "uvx"\nargs = ["mcp-server-time"]\nenv = { KEY = "hide-me" }\n')
     config = Config.load(path)
@@ -135,7 +135,7 @@ def test_project_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_data(tmp_path: Path) -> None:
-    """Paths among the arguments of a program that is fetched are data; names are told apart, nests are one (B34)."""
+    """Path arguments of a downloaded program are data. They get distinct names, and nested paths become one (B34)."""
     for name in ("a/docs", "b/docs", "a/docs/deep"):
         (tmp_path / name).mkdir(parents=True)
     given = (f"{tmp_path}/a/docs", f"{tmp_path}/b/docs", f"{tmp_path}/a/docs/deep", "/etc", "/tmp", "/no/such", "-y")

@@ -1,4 +1,4 @@
-"""A hosted server's life: it starts when it is needed, fails by name, heals, and takes nobody with it."""
+"""The lifecycle of a hosted server: it starts on demand, names its failed phase, is restarted, and harms no other."""
 
 import asyncio
 import os
@@ -19,7 +19,7 @@ from tests.server.serving import serving
 
 
 async def test_lazy_and_eager(tmp_path: Path) -> None:
-    """Started at boot or at first use, in a box whose id is told; stopped without a trace (B32, B37)."""
+    """A server starts at boot or at first use, in a box whose id is shown, and stops without a trace (B32, B37)."""
     async with Hutch(mount_roots=()) as hutch:
         settings = QUICK.but(
             servers={"early": plain(tmp_path / "early", start=Start.EAGER), "late": plain(tmp_path / "late")}
@@ -39,7 +39,7 @@ async def test_lazy_and_eager(tmp_path: Path) -> None:
 
 
 async def test_files_are_mounted_and_arguments_follow(tmp_path: Path) -> None:
-    """The project is shown read-only at its place; a path argument becomes that place, other text stays (B33, B34)."""
+    """The project is mounted read-only. A path argument becomes the path in the box; other text stays (B33, B34)."""
     data = tmp_path / "data"
     data.mkdir()
     (data / "note.txt").write_text("from the host")
@@ -126,7 +126,7 @@ async def test_a_slow_start_is_not_a_death(tmp_path: Path) -> None:
 
 
 async def test_a_real_exit_is_one(tmp_path: Path) -> None:
-    """Three more tries, then it has failed; the phase, the exit code and its last words are told (B36, lesson 38)."""
+    """After three more attempts it has failed, with its phase, exit code and last output (B36, lesson 38)."""
     async with hosting(tmp_path) as hosted:
         await hosted.add("broken", plain(tmp_path / "p", env={"EXIT_AT_START": "yes"}))
         with pytest.raises(ServerFailed, match=r"exited with 7.*I cannot work like this"):
@@ -164,7 +164,7 @@ async def test_a_program_that_the_box_lacks(tmp_path: Path) -> None:
     [({"enabled": False}, "switched off"), ({"provider": "nowhere"}, "none can be made here")],
 )
 async def test_never_on_the_host(tmp_path: Path, configuration: dict[str, Any], said: str) -> None:
-    """Without boxes a server does not run at all; disabled and failed are told apart (B21, lesson 39)."""
+    """Without boxes no server runs, and the error distinguishes disabled from failed (B21, lesson 39)."""
     mark = tmp_path / "ran-on-the-host"
     async with hosting(tmp_path, **configuration) as hosted:
         await hosted.add("touch", McpServer(command="touch", args=(str(mark),)))
@@ -176,8 +176,8 @@ async def test_never_on_the_host(tmp_path: Path, configuration: dict[str, Any], 
 
 
 async def test_killed_it_heals(tmp_path: Path) -> None:
-    """After kill -9 of its process a connected client is told what happened, that lists may have changed, and goes on
-    in the same session (B28, B36)."""
+    """After kill -9 of the process a connected client gets the reason, is notified that lists may have changed, and
+    continues in the same session (B28, B36)."""
     changes = asyncio.Event()
 
     async def message(told: Any) -> None:
@@ -298,7 +298,7 @@ def test_pauses_are_those_promised() -> None:
 
 
 async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: Path) -> None:
-    """Whoever reads it learns what to do: the last run's words once, and the dependency that nobody listed (B36)."""
+    """The error says what to do: it quotes the last run once, and names the missing dependency (B36)."""
     place = project(tmp_path / "proj")
     (place / "server.py").write_text("import sys\nprint('hello', file=sys.stderr)\nimport not_installed_here\n")
     async with hosting(tmp_path) as hosted:
@@ -311,8 +311,7 @@ async def test_an_error_quotes_its_own_run_and_names_what_is_missing(tmp_path: P
 
 
 async def test_a_box_that_somebody_took_over_is_left_to_him(tmp_path: Path) -> None:
-    """The server's handle is an old one then. Whoever waits for an answer is told, and it starts anew elsewhere
-    (P6)."""
+    """The server's handle is stale then. Waiting requests fail, and the server starts again in another box (P6)."""
     async with Hutch(mount_roots=()) as hutch:
         async with Hosted(hutch, directory=tmp_path, settings=QUICK) as hosted:
             await hosted.add("plain", plain(tmp_path / "p"))

@@ -66,7 +66,7 @@ def node_project(place: Path, cache: Path) -> Path:
 @pytest.mark.timeout(300)
 async def test_python_and_node(tmp_path: Path) -> None:
     """Sources that are only shown read-only are copied before anything is built beside them; what is installed is found
-    again by the state of the project, and made anew when that changes (B34, B35)."""
+    again by the state of the project, and is installed again when that changes (B34, B35)."""
     found = await asyncio.to_thread(wheels, tmp_path / "wheels", "setuptools", "wheel")
     cache = tmp_path / "npm"
     node = await asyncio.to_thread(node_project, tmp_path / "node", cache)

@@ -185,7 +185,7 @@ async def test_all_of_them(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 async def test_what_cannot_be_installed(tmp_path: Path) -> None:
-    """An installation that fails is told in phase dep_install, with the installer's own words (B35, B36)."""
+    """A failed installation is reported in phase dep_install with the installer's output (B35, B36)."""
     place = tmp_path / "proj"
     place.mkdir()
     (place / "requirements.txt").write_text("surely-no-such-package-anywhere==1.0\n")

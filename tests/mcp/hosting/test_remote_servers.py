@@ -58,7 +58,7 @@ async def test_passed_through(tmp_path: Path, transport: Transport) -> None:
 
 @pytest.mark.parametrize("transport", [Transport.HTTP, Transport.SSE])
 async def test_nobody_there(tmp_path: Path, transport: Transport) -> None:
-    """An address that nobody answers at is a failure with a phase, after as many tries as any other (B36)."""
+    """An address without a server is a failure with a phase, after the usual number of attempts (B36)."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     async with hosting(tmp_path, QUICK.but(retry_pauses_sec=(0.1,))) as hosted:

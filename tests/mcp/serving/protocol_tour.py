@@ -95,7 +95,7 @@ async def cancels(client: Client) -> None:
 
 
 class User:
-    """Whoever is asked: says what he was told to say, and remembers the questions."""
+    """A user who gives the prepared answer and remembers the questions."""
 
     def __init__(self) -> None:
         self.says: ElicitResult = ElicitResult(action="decline")

@@ -1,4 +1,4 @@
-"""`/mcp` on the server: keys, owners, roles, places, sessions and their end, streams that break, a restart."""
+"""`/mcp` on the server: keys, owners, roles, slots, sessions and their end, broken streams, a restart."""
 
 import asyncio
 import json
@@ -216,7 +216,7 @@ def test_deleting_a_session_ends_its_commands_and_leaves_its_box(server: Server)
 
 
 async def test_after_a_restart_the_client_finds_its_box() -> None:
-    """An old session is gone (404); whoever initialises again finds the box by its scope. The end takes no time."""
+    """An old session is gone (404). A client that initialises again finds the box by its scope."""
     with serving() as server:
         key = server.key("user", "stays")
         client = server.tcp(key)

@@ -60,7 +60,7 @@ async def test_a_client_that_can_ask_is_asked(server: Server) -> None:
 
 
 async def test_a_cancelled_call_asks_no_more(server: Server) -> None:
-    """A question of nobody is not shown."""
+    """The question of a cancelled call is no longer shown."""
     owner = "cancelling"
     person = server.tcp(server.key("user", owner))
     async with over_http(server, server.key("user", owner))("auto") as client:

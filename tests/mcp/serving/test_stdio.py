@@ -109,8 +109,8 @@ def test_closing_its_input_ends_a_running_command(top: Path) -> None:
 
 
 async def test_the_directory_is_shown_only_if_asked(top: Path) -> None:
-    """The client's directory is nobody's business in the box, unless --workspace says so; `:ro` holds, and a place
-    that may not be mounted is refused. The model is told of it (lesson 50)."""
+    """The client's directory is shown in the box only with --workspace. `:ro` is enforced, a directory that may not be
+    mounted is refused, and the instructions mention the mount (lesson 50)."""
     project = top / "project"
     project.mkdir()
     project.chmod(0o777)
@@ -195,7 +195,7 @@ async def test_only_some_tools(top: Path) -> None:
 
 
 async def test_everything_that_changes_something_can_be_made_to_ask(top: Path) -> None:
-    """Without anybody to ask, that is a refusal; reading goes on."""
+    """If nobody can be asked, changes are refused and reading still works."""
     async with stdio(top, "--permissions", "ask")("legacy") as client:
         refused = await client.call_tool("exec", {"command": "ls"})
         assert refused.is_error and "nobody can be asked" in text(refused)

@@ -6,7 +6,7 @@ import msgspec
 
 from hutch.errors import Invalid, Unavailable
 from hutch.model.boxes import Lease
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 from hutch.model.record import Record
 from hutch.model.spec import EffectiveSpec
@@ -65,7 +65,7 @@ class BoxRecord(Record, frozen=True, kw_only=True):
         try:
             record = super().from_json(data)
         except Invalid:
-            _check_schema(remembered(data, RecordHead))
+            _check_schema(decode_record(data, RecordHead))
             raise
         _check_schema(record)
         return record

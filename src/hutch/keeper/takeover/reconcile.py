@@ -18,7 +18,7 @@ from hutch.keeper.engines import Engines
 from hutch.keeper.store.store import Store
 from hutch.keeper.takeover.liveness import Liveness
 from hutch.logs import log
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 from hutch.model.results import JobState
 from hutch.model.spec import Retention
 from hutch.model.state import State
@@ -177,5 +177,5 @@ async def has_running_job(engines: Engines, record: BoxRecord) -> bool:
 def _loss_reason(record: BoxRecord, gone: NotFound) -> str:
     """Say why a box that should run is gone: its own clock ended it, or the cause is unknown."""
     if record.left_at and not record.is_waiting(time.time()):
-        return f"nobody used it for {shown(record.grace_sec)}"
+        return f"nobody used it for {format_seconds(record.grace_sec)}"
     return f"lost: {gone.message}"

@@ -18,7 +18,7 @@ from hutch.model.spec import Retention
 from hutch.model.state import State
 from hutch.policy.mounts import granted
 from hutch.policy.rights import Action, require
-from hutch.server.access import find, hold, looking, note_client, refuse_if_busy, renew, using
+from hutch.server.access import find, grant_to_client, hold, looking, refuse_if_busy, renew, using
 from hutch.server.handlers.commands import Seconds
 from hutch.server.handlers.sessions import parse_spec
 from hutch.server.request import Call, Reply
@@ -47,6 +47,8 @@ class LeaseView(Record, frozen=True, kw_only=True):
     lease_expires_in_seconds: float | None = None
     auto_renew_interval_seconds: float | None = None
     """Seconds between renewals while the holder uses the box or its client is alive."""
+    grant: int = 0
+    """Names this answer when the client releases the box; 0 without Hutch-Client."""
 
 
 class LeaseBody(Record, frozen=True, kw_only=True):
@@ -213,16 +215,22 @@ async def take_lease(call: Call, body: LeaseBody) -> Reply:
         await call.keeper.acquire(live.record.id, call.caller.session, takeover=True)
     else:
         await hold(call.keeper, live, call.caller.session)
-    note_client(call, live)
-    return _lease(shown(live.record))
+    return _lease(shown(live.record), grant_to_client(call, live))
 
 
-async def drop_lease(call: Call) -> Reply:
+class ReleaseQuery(Record, frozen=True, kw_only=True):
+    grant: int = 0
+    """The latest grant that this client has received. A box that it was given again meanwhile stays leased."""
+
+
+async def drop_lease(call: Call, query: ReleaseQuery) -> Reply:
     """Release the caller's lease; an admin with Hutch-Admin releases the lease of any holder."""
     live = await find(call)
     lease = live.record.lease
     holder = lease.holder if lease is not None and call.caller.over_all else call.caller.session
     presence, client = call.service.presence, call.header("hutch-client")
+    if presence.was_granted_since(holder, live.record.id, client, query.grant):
+        return _lease(shown(live.record))
     if client and holder.startswith(PROCESS_SESSION_PREFIX):
         # Processes that share an unnamed session each give up their own handle; the last one releases the box.
         presence.end(holder, live.record.id, client)
@@ -234,7 +242,7 @@ async def drop_lease(call: Call) -> Reply:
     return _lease(shown(live.record))
 
 
-def _lease(box: BoxInfo) -> Reply:
+def _lease(box: BoxInfo, grant: int = 0) -> Reply:
     lease = box.lease
     if lease is None:
         return Reply(LeaseView(box=box.id, epoch=box.epoch, lease=None))
@@ -242,6 +250,6 @@ def _lease(box: BoxInfo) -> Reply:
         LeaseView(
             box=box.id, epoch=box.epoch, lease=lease, lease_expires_at=lease.expires_at or None,
             lease_expires_in_seconds=lease.expires_in_sec(time.time()),
-            auto_renew_interval_seconds=lease.auto_renew_sec,
+            auto_renew_interval_seconds=lease.auto_renew_sec, grant=grant,
         )
     )  # fmt: skip

@@ -12,7 +12,7 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.owner_view import OwnerView
 from hutch.logs import log
 from hutch.mcp.hosting import registry
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo
 from hutch.model.status import Status
 from hutch.policy.rights import UNBOUND, bound_by
@@ -62,7 +62,7 @@ class OwnerHost(OwnerView):
         return self._service.config
 
     async def create(self, /, *, key: str = "", **spec: Any) -> BoxHandle:
-        live = await self._keeper.create(ask(**spec), session=SESSION, owner=self.owner, key=key)
+        live = await self._keeper.create(spec_from_arguments(**spec), session=SESSION, owner=self.owner, key=key)
         return BoxHandle(self._keeper, live, SESSION)
 
     async def boxes(self) -> tuple[BoxInfo, ...]:

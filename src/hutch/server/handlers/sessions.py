@@ -9,12 +9,12 @@ from hutch.errors import Invalid
 from hutch.keeper.access.leases import renewal_is_due
 from hutch.keeper.access.scopes import scope
 from hutch.keeper.access.views import shown
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo
 from hutch.model.ids import BoxId, is_name
 from hutch.model.record import Record
 from hutch.model.spec import Spec
-from hutch.server.access import find, note_client
+from hutch.server.access import find, grant_to_client
 from hutch.server.request import Call, Reply
 
 MAX_BOXES = 1000
@@ -67,6 +67,8 @@ class FoundBox(Record, frozen=True, kw_only=True):
     box: BoxInfo
     notes: tuple[str, ...]
     """Notes, for example that the box is new or that an earlier one was lost."""
+    grant: int = 0
+    """Names this answer when the client releases the box; 0 without Hutch-Client."""
 
 
 class PresenceBody(Record, frozen=True, kw_only=True):
@@ -162,13 +164,12 @@ async def scoped(call: Call, body: ScopeBody) -> Reply:
     spec = parse_spec(body.spec)
     spec = spec.but(labels={**spec.labels, "scope": found_scope.shown})
     live, notes = await call.keeper.box_for_key(spec, found_scope.key, caller.session, caller.owner)
-    note_client(call, live)
-    return Reply(FoundBox(box=shown(live.record, live), notes=notes))
+    return Reply(FoundBox(box=shown(live.record, live), notes=notes, grant=grant_to_client(call, live)))
 
 
 def parse_spec(body: dict[str, Any]) -> Spec:
     """The spec of a request's body; Invalid if it is none."""
     try:
-        return ask(**body)
+        return spec_from_arguments(**body)
     except (TypeError, msgspec.ValidationError) as error:
         raise Invalid(f"body: {error}", op="create") from error

@@ -5,6 +5,7 @@ while is forgotten, and its leases expire.
 """
 
 import asyncio
+import time
 
 from hutch.keeper.boxes.live import Live
 from hutch.model.boxes import Event
@@ -22,6 +23,9 @@ class Presence:
     def __init__(self) -> None:
         self._clients: dict[str, dict[Client, tuple[Live, asyncio.TimerHandle]]] = {}
         """Entries by box, then by session and client."""
+        self._grants: dict[tuple[str, Client], int] = {}
+        """The latest grant of a box to a client, by box, session and client."""
+        self._last_grant = 0
 
     def beat(self, session: str, live: Live, client: str = "", seconds: float = TIMEOUT_SECONDS) -> None:
         """Note that this client of the session still has the box open."""
@@ -36,9 +40,25 @@ class Presence:
         timer = asyncio.get_running_loop().call_later(seconds, self.end, session, box_id, client)
         self._clients.setdefault(box_id, {})[name] = (live, timer)
 
+    def grant(self, session: str, live: Live, client: str) -> int:
+        """Note that the client was given the box once more, and return the number of this grant.
+
+        A client names its latest grant when it releases a box. If the server has given it the box again meanwhile, that
+        release is out of date: the answer to the later request was still on its way.
+        """
+        self.beat(session, live, client)
+        self._last_grant = max(self._last_grant + 1, time.time_ns())
+        self._grants[live.record.id, (session, client)] = self._last_grant
+        return self._last_grant
+
+    def was_granted_since(self, session: str, box_id: str, client: str, grant: int) -> bool:
+        """Return whether the client was given the box again after this grant; 0 stands for a client without grants."""
+        return 0 < grant < self._grants.get((box_id, (session, client)), 0)
+
     def end(self, session: str, box_id: str, client: str = "") -> None:
         """Forget that the client has the box open, because it closed the box or sent no heartbeat in time."""
         clients = self._clients.get(box_id, {})
+        self._grants.pop((box_id, (session, client)), None)
         entry = clients.pop((session, client), None)
         if entry is None:
             return

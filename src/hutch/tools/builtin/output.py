@@ -54,9 +54,8 @@ def _from_line_start(tail: bytes) -> bytes:
     for position in range(min(4, len(tail))):
         if tail[position] & 0xC0 != 0x80:
             return tail[position:]
-    return (
-        tail if len(tail) >= 4 else b""
-    )  # Four continuation bytes in a row belong to no character: this is not UTF-8.
+    # Four continuation bytes in a row belong to no character, so this is not UTF-8 and stays as it is.
+    return tail if len(tail) >= 4 else b""
 
 
 def whole_characters(data: bytes) -> bytes:
