@@ -98,10 +98,10 @@ async def test_an_engine_that_fails_again_and_again_is_left_alone_for_a_while(
     one.fault = lambda op, box_id: EngineError("out of order") if op == "create" else None
     tried = lambda: sum(op == "create" for op, _ in one.log)  # noqa: E731
     async with house(tmp_path, Named(one, "one"), Named(two, "two")) as hutch:
-        for _ in range(engines.FAILURES + 2):
+        for _ in range(engines.MAX_FAILURES + 2):
             await hutch.create()
-        assert tried() == engines.FAILURES
-        monkeypatch.setattr(engines, "COOL_SECONDS", 0.0)
+        assert tried() == engines.MAX_FAILURES
+        monkeypatch.setattr(engines, "COOL_DOWN_SECONDS", 0.0)
         one.fault = lambda op, box_id: None
         assert (await (await hutch.create()).info()).provider == "one", "its time is over, and it works again"
 
