@@ -65,7 +65,7 @@ with prepared({final!r}) as draft:
 
 
 def test_what_a_killed_keeper_was_unpacking_is_swept_and_a_live_ones_is_not(tmp_path: Path) -> None:
-    """Lesson 10: kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled."""
+    """Kill -9 leaves a draft; `prune` and the next unpacking remove it, never one being filled (lesson 10)."""
     roots = tmp_path / "images"
     roots.mkdir()
     images = Images(str(tmp_path))
