@@ -14,6 +14,8 @@ from tests.skills.make_skill import skill
 from tests.skills.test_boxes import opened
 from tests.skills.wheels import wheel
 
+pytestmark = pytest.mark.slow
+
 PROBE = """#!/usr/bin/python3
 import ctypes, json, os, socket, subprocess, sys
 report = {"given": json.load(sys.stdin)}
