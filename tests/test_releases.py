@@ -16,12 +16,14 @@ from hutch.keeper.boxes.states import States
 from hutch.keeper.receipts.ledger_sqlite import SqliteLedger
 from hutch.keeper.receipts.receipts import Receipts
 from hutch.keeper.store.sqlite import SqliteStore
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.receipts import Receipt
 from hutch.model.results import Cause, JobInfo
 from hutch.model.state import State
 from tests.keeper.making import record
 from tests.server.serving import Server
+
+pytestmark = pytest.mark.slow
 
 NEWER = Path(__file__).with_name("server") / "newer_release.py"
 BOX = "b" * 20
@@ -69,7 +71,7 @@ def test_an_answer_that_is_not_understood_says_what_to_do() -> None:
 def test_a_record_of_an_unknown_state_is_refused() -> None:
     """A keeper must not take for lost what a newer one keeps."""
     with pytest.raises(Invalid, match="asleep"):
-        remembered(b'"asleep"', State)
+        decode_record(b'"asleep"', State)
 
 
 def test_a_server_refuses_what_it_does_not_know() -> None:

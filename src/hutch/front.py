@@ -140,7 +140,7 @@ class Hutch:
 
 def client_of_server(
     config: Config, url: str = "", *, key: str = "", ca: str = "", session: str = "", rhythm: "Rhythm | None" = None,
-    told: "ConnectionListener | None" = None,
+    on_change: "ConnectionListener | None" = None,
 ) -> "RemoteHutch | None":  # fmt: skip
     """Decide who keeps the boxes: make a client if that is a server, return None if it is this process.
 
@@ -155,7 +155,7 @@ def client_of_server(
     key = key or ("" if owner else found_key(config))
     ca = ca or str(config.server_ca or "")
     place = url or f"unix:{owner}"
-    return RemoteHutch(place, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told, expected=bool(owner))
+    return RemoteHutch(place, key=key, ca=ca, session=session, rhythm=rhythm, on_change=on_change, expected=bool(owner))
 
 
 def _choose(
@@ -171,7 +171,7 @@ def _choose(
         from hutch.client.disabled import OffHutch
 
         return OffHutch(config.origin("enabled"))
-    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, told=told)
+    client = client_of_server(config, url, key=key, ca=ca, session=session, rhythm=rhythm, on_change=told)
     if client is not None:
         return client
     if key or ca:

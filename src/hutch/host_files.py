@@ -169,7 +169,7 @@ class Tree:
 
 
 @contextmanager
-def opened(place: CheckedMount) -> Iterator[Tree]:
+def open_checked(place: CheckedMount) -> Iterator[Tree]:
     """Open what policy has allowed; Refused if it was replaced since."""
     tree = Tree(_open_real(place.real), place.real)
     try:
@@ -182,7 +182,7 @@ def opened(place: CheckedMount) -> Iterator[Tree]:
 
 
 @contextmanager
-def opened_by_user(path: str) -> Iterator[Tree]:
+def open_as_user(path: str) -> Iterator[Tree]:
     """Open a path with the rights of the person who runs this process: links in the path itself are followed, links
     below it are not. Never use it for a path that came over the network."""
     try:

@@ -3,8 +3,8 @@
 Each process keeps the boxes that it created, and other processes use them through it: every process listens on a Unix
 socket below the run directory, named after its keeper, and loads a server when the first other process connects. When
 a process ends, one of those that were connected listens on its socket path instead and takes over its boxes as they
-are asked for, so a handle only has to reconnect. Where yet another process adopted the
-box before, the handle follows it there.
+are asked for, so a handle only has to reconnect. If a third process adopted the box before, the handle follows it
+there.
 """
 
 import asyncio

@@ -86,7 +86,7 @@ def test_v2_after_we_moved_into_the_leaf(tmp_path: Path) -> None:
 
 
 def test_v2_shared_with_strangers_says_what_to_do(tmp_path: Path) -> None:
-    """Lesson 34: the obstacle and the exact fix."""
+    """The obstacle and the exact fix (lesson 34)."""
     v2_own(tmp_path, procs="1\n")
     machine = mounted(tmp_path, "0::/user.slice/hutch.scope\n", V2_MOUNT)
     assert not machine.memory and machine.freezer

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from hutch.cli.main import main
-from hutch.model.record import encoded
+from hutch.model.record import encode_json
 from hutch.model.results import Cause
 from hutch.model.state import State
 from hutch.server import app
@@ -32,7 +32,7 @@ def grown(value: Any, named: Callable[[State | Cause], str] = str) -> Any:
 def grown_json(value: object) -> bytes:
     """The answer as a whole has grown too, and its states and causes have names that nobody knows."""
     plain = grown(_with_causes(value), lambda each: f"{each}_of_a_newer_release")
-    return encoded({**plain, "of_a_newer_release": {"deep": [1]}} if isinstance(plain, dict) else plain)
+    return encode_json({**plain, "of_a_newer_release": {"deep": [1]}} if isinstance(plain, dict) else plain)
 
 
 def _with_causes(value: Any) -> Any:
@@ -43,5 +43,5 @@ def _with_causes(value: Any) -> Any:
 
 
 if __name__ == "__main__":
-    app.as_json = commands.encoded = grown_json  # type: ignore[attr-defined]
+    app.as_json = commands.encode_json = grown_json  # type: ignore[attr-defined]
     sys.exit(main())

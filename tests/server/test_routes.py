@@ -22,7 +22,7 @@ SHAPE = {"code", "message", "op", "retryable", "retry_after", "details", "remedy
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[registry_server.Server]:
-    with registry_server.serving(tmp_path_factory.mktemp("registry")) as started:
+    with registry_server.running_registry(tmp_path_factory.mktemp("registry")) as started:
         yield started
 
 

@@ -96,9 +96,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_refused_with_the_reason(tmp_path: Path, name: str) -> None:
-    make, told = HOSTILE[name]
+    make, reason = HOSTILE[name]
     store = SkillStore(tmp_path / "skills")
-    with pytest.raises(HutchError, match=told):
+    with pytest.raises(HutchError, match=reason):
         store.install("me", Zip("sent.zip", make()))
     _nothing_is_left(tmp_path)
     assert store.all("me") == ()

@@ -250,7 +250,8 @@ def _with_grace(config: Config, grace: float | None) -> Config:
         )
     if grace is not None and not 0 < grace <= LONGEST_GRACE_SECONDS:
         raise Invalid(
-            f"a box cannot be kept for {durations.shown(grace)} without use", remedy="above 0 and up to 24h (--keep)"
+            f"a box cannot be kept for {durations.format_seconds(grace)} without use",
+            remedy="above 0 and up to 24h (--keep)",
         )
     if grace is None:
         grace = GRACE_SECONDS if config.origin("orphan_grace_sec") == "default" else config.orphan_grace_sec

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
 
 from hutch.cli.output import byte_size
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 
 REDRAW_SECONDS = 1.0
 PROGRESS_DELAY_SECONDS = 0.5
@@ -39,7 +39,7 @@ class Progress:
         self.total = 0
 
     def text(self, what: str, seconds: float) -> str:
-        text = f"{what}: {shown(int(seconds))}"
+        text = f"{what}: {format_seconds(int(seconds))}"
         if self.total:
             text += f", {byte_size(self.done)} of {byte_size(self.total)} ({100 * self.done // self.total} %)"
         elif self.done:

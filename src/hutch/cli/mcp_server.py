@@ -16,7 +16,7 @@ from hutch.cli.output import emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.errors import Invalid
 from hutch.mcp.hosting import client_files
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 from hutch.model.mcp import SECRETS_AT, McpServer, McpServerInfo, Share
 from hutch.model.mcp import Start as StartMode
 from hutch.model.spec import MountMode, NetworkMode
@@ -311,10 +311,11 @@ def _show(info: McpServerInfo, *, as_json: bool) -> None:
         emit_json(info.to_plain())
         return
     error = info.error
+    since = f" for {format_seconds(time.time() - info.since)}" if info.state != "stopped" else ""
     facts = {
         "name": info.name,
         "description": printable(info.description),
-        "state": f"{info.state}" + (f" for {shown(time.time() - info.since)}" if info.state != "stopped" else ""),
+        "state": f"{info.state}{since}",
         "phase": f"{info.phase}" if info.phase else "",
         "runs": printable(" ".join(info.command) or info.url),
         "box": info.box or ("" if info.boxed else "none: it runs somewhere else"),

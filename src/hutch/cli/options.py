@@ -105,7 +105,7 @@ def number(text: str) -> float:
 def duration(text: str) -> float:
     """Parse a time such as `5m` to seconds."""
     try:
-        return durations.seconds(text)
+        return durations.parse_seconds(text)
     except Invalid as error:
         raise argparse.ArgumentTypeError(f"{error.message}: {error.remedy}") from None
 

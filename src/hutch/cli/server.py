@@ -19,7 +19,7 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keys import Keys, Role
 from hutch.keeper.store.open_store import open_store
 from hutch.model import status
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 from hutch.policy.rights import Action, CallerMaxima, RightsTable, check_table, narrowed
 
 NOT_AVAILABLE = 1
@@ -86,7 +86,7 @@ def _status_lines(server: str, found: status.Status) -> list[str]:
         "server": server,
         "engine": found.provider,
         "version": found.version,
-        "up": shown(found.uptime_sec) if server and found.uptime_sec else "",
+        "up": format_seconds(found.uptime_sec) if server and found.uptime_sec else "",
         "boxes": ", ".join(f"{count} {state}" for state, count in sorted(found.boxes.items())),
     }
     return [f"{name + ':':<9} {text}" for name, text in facts.items() if text]

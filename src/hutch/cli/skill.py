@@ -22,7 +22,7 @@ from hutch.cli.output import byte_size, emit_json, note, printable, table
 from hutch.cli.parsers import CliCommand
 from hutch.errors import FileThere, Invalid
 from hutch.keeper.skills.skills import scan
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 from hutch.model.skills import SkillFile, SkillInfo, SkillPermissions, SkillPreview
 from hutch.skills.manifest import MANIFEST
 
@@ -168,7 +168,7 @@ class Versions(CliCommand):
         rows = [
             (
                 version.digest[:12], "pinned" if version.pinned else "active" if version.active else "",
-                shown(time.time() - version.installed_at), printable(version.origin),
+                format_seconds(time.time() - version.installed_at), printable(version.origin),
             )
             for version in versions
         ]  # fmt: skip
@@ -409,7 +409,7 @@ def _show_all(skills: tuple[SkillInfo, ...]) -> None:
     rows = [
         (
             skill.name, skill.digest[:12] + ("*" if skill.pinned else ""), str(skill.versions), byte_size(skill.size),
-            shown(time.time() - skill.installed_at), printable(skill.description)[:60],
+            format_seconds(time.time() - skill.installed_at), printable(skill.description)[:60],
         )
         for skill in skills
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from hutch.cli.connect import open_hutch
 from hutch.cli.output import byte_size, emit_json, table
 from hutch.cli.parsers import CliCommand
 from hutch.model.boxes import BoxInfo
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 
 
 class Create(CliCommand):
@@ -45,7 +45,7 @@ class List(CliCommand):
             print("there is no volume; `hutch volume create NAME` makes one")
         else:
             rows = [
-                (volume.name, str(len(used.get(volume.name, []))), shown(time.time() - volume.created_at))
+                (volume.name, str(len(used.get(volume.name, []))), format_seconds(time.time() - volume.created_at))
                 for volume in volumes
             ]
             table(("VOLUME", "BOXES", "AGE"), rows)

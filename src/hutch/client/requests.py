@@ -16,8 +16,8 @@ from hutch.client.heartbeat import ConnectionListener, Heartbeat, Rhythm
 from hutch.client.http import Body, ConnectionBroken, NotConnected, Response
 from hutch.errors import HeldElsewhere, HutchError, Invalid, Unavailable
 from hutch.model.boxes import Lease
-from hutch.model.compatibility import of_a_newer_release, of_a_newer_release_plain
-from hutch.model.record import encoded
+from hutch.model.compatibility import convert_newer, decode_newer
+from hutch.model.record import encode_json
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Server:
         **query: object,
     ) -> tuple[bytes, Mapping[str, str]]:  # fmt: skip
         """Return body and headers of a successful answer. `seconds` bounds the wait for a lost server."""
-        sent = encoded(body) if body is not None else content
+        sent = encode_json(body) if body is not None else content
         outage = OutageTimer(self.heartbeat.rhythm.outage_timeout_sec if seconds is None else seconds)
         while True:
             outage.start_attempt()
@@ -175,7 +175,7 @@ class Server:
         sessions: dict[str, dict[str, float]] = {}
         for session, box_id, acquired_at in held:
             sessions.setdefault(session, {})[box_id] = acquired_at
-        body = encoded({"sessions": sessions})
+        body = encode_json({"sessions": sessions})
         status, answer = await self._heartbeat_connection.ask(
             self._head("POST", "/v1/session/presence", {}, body, {}), body
         )
@@ -283,12 +283,12 @@ def decode_answer(data: bytes | str, kind: type[T], op: str = "") -> T:
 
     Unknown fields are dropped and unknown states become `unknown`. Anything else raises an error with a remedy.
     """
-    return _decode(lambda: of_a_newer_release(data, kind), op)
+    return _decode(lambda: decode_newer(data, kind), op)
 
 
 def convert_answer(plain: object, kind: type[T], op: str = "") -> T:
     """Convert an answer that is already decoded from JSON."""
-    return _decode(lambda: of_a_newer_release_plain(plain, kind), op)
+    return _decode(lambda: convert_newer(plain, kind), op)
 
 
 def _decode(read: Callable[[], T], op: str) -> T:

@@ -14,12 +14,11 @@ from hutch.config import Config, directories
 from hutch.errors import LeaseLost
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.views import all_shown, condition, shown_anywhere
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.store.open_store import open_ledger, open_store
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.boxes import BoxInfo, Event
 from hutch.model.capabilities import Capabilities
 from hutch.providers import registry
@@ -78,7 +77,7 @@ class Hutch:
     async def create(self, *, key: str = "", **spec: Any) -> BoxHandle:
         """A new box. `key` makes a retry safe: the same key gives the same box while it lives."""
         await self._start()
-        live = await self._keeper.create(ask(**spec), session=self.session, key=key)
+        live = await self._keeper.create(spec_from_arguments(**spec), session=self.session, key=key)
         return BoxHandle(self._keeper, live, self.session)
 
     @asynccontextmanager
@@ -95,7 +94,9 @@ class Hutch:
         place = scope(template, values, owner=LOCAL_OWNER, kind=kind)
         asked = dict(spec or {})
         labels = {**asked.pop("labels", {}), "scope": place.shown}
-        live, notes = await self._keeper.box_for_key(ask(**asked, labels=labels), place.key, self.session)
+        live, notes = await self._keeper.box_for_key(
+            spec_from_arguments(**asked, labels=labels), place.key, self.session
+        )
         box = BoxHandle(self._keeper, live, self.session, notes)
         try:
             yield box
@@ -148,7 +149,7 @@ class Hutch:
     async def working(self, **spec: Any) -> BoxHandle:
         """The session's current box, else the default one, else a new one; `notes` says what happened (P7)."""
         await self._start()
-        live, notes = await self._keeper.sessions.find_or_create(self.session, ask(**spec))
+        live, notes = await self._keeper.sessions.find_or_create(self.session, spec_from_arguments(**spec))
         return BoxHandle(self._keeper, live, self.session, notes)
 
     async def leave(self) -> None:
@@ -168,12 +169,12 @@ class Hutch:
     async def find(self, text: str) -> BoxInfo:
         """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
         await self._start()
-        return await shown_anywhere(self._keeper, await lookup.find(self._keeper.store, text))
+        return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
         await self._start()
-        return await all_shown(self._keeper, LOCAL_OWNER)
+        return await self._keeper.views.boxes(LOCAL_OWNER)
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """The box itself, to look at, without its lease."""
@@ -229,7 +230,7 @@ class Hutch:
 
     async def status(self) -> "Status":
         """Always answers (lesson 11)."""
-        return await condition(self._keeper, self._keeper.boxes(), self._since)
+        return await self._keeper.views.status(self._keeper.boxes(), self._since)
 
     async def close(self) -> None:
         if not self._borrowed:

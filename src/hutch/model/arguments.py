@@ -12,8 +12,8 @@ _FIELDS = frozenset(Spec.__struct_fields__)
 _COMMAND_REMEDY = "give a shell command or a list of arguments"
 
 
-def ask(**fields: Any) -> Spec:
-    """Make a spec from keyword arguments: `ask(profile="code", memory_mb=256, mounts=["./data:/data:ro"])`.
+def spec_from_arguments(**fields: Any) -> Spec:
+    """Make a spec from keyword arguments: `profile="code", memory_mb=256, mounts=["./data:/data:ro"]`.
 
     Limits may be given flat or as `limits={...}`; a mount as `Mount`, "SOURCE:TARGET[:MODE]" or a mapping.
     """

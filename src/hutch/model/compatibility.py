@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import msgspec
 
 from hutch.errors import Invalid
-from hutch.model.record import decoded
+from hutch.model.record import decode_json
 
 if TYPE_CHECKING:
     from msgspec import inspect
@@ -29,15 +29,15 @@ def _as_it_is(value: str, enum: EnumMeta) -> object:
     return value
 
 
-def understood(data: bytes | str, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
-    """Decode what `encoded` wrote in any release; raises msgspec's errors."""
+def decode_lenient(data: bytes | str, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
+    """Decode what `encode_json` wrote in any release; raises msgspec's errors."""
     try:
-        return decoded(data, kind)
+        return decode_json(data, kind)
     except msgspec.ValidationError:
-        return _without_unknown(decoded(data, cast(type[Any], Any)), kind, of_enum)
+        return _without_unknown(decode_json(data, cast(type[Any], Any)), kind, of_enum)
 
 
-def understood_plain(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
+def convert_lenient(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) -> T:
     """Do the same for data that is decoded already."""
     try:
         return msgspec.convert(plain, type=kind)
@@ -45,20 +45,20 @@ def understood_plain(plain: object, kind: type[T], of_enum: OfEnum = _as_it_is) 
         return _without_unknown(plain, kind, of_enum)
 
 
-def of_a_newer_release(data: bytes | str, kind: type[T]) -> T:
+def decode_newer(data: bytes | str, kind: type[T]) -> T:
     """Decode the answer of a server that may know more values than we do; raises msgspec's errors."""
-    return understood(data, kind, _or_unknown)
+    return decode_lenient(data, kind, _or_unknown)
 
 
-def of_a_newer_release_plain(plain: object, kind: type[T]) -> T:
+def convert_newer(plain: object, kind: type[T]) -> T:
     """Do the same for data that is decoded already."""
-    return understood_plain(plain, kind, _or_unknown)
+    return convert_lenient(plain, kind, _or_unknown)
 
 
-def remembered(data: bytes | str, kind: type[T]) -> T:
+def decode_record(data: bytes | str, kind: type[T]) -> T:
     """Decode a stored record. Raises Invalid."""
     try:
-        return understood(data, kind)
+        return decode_lenient(data, kind)
     except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
         raise Invalid(f"not a valid {kind.__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ _NUMBER = r"\d+(?:\.\d+)?"
 _PARTS = r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?"
 
 
-def seconds(text: str) -> float:
+def parse_seconds(text: str) -> float:
     """Parse a duration to seconds. Raises Invalid for anything else; nothing is guessed."""
     plain = text.strip()
     if re.fullmatch(_NUMBER, plain):
@@ -22,10 +22,10 @@ def seconds(text: str) -> float:
     return sum(float(part) * size for part, size in zip(match.groups(), _UNITS.values(), strict=True) if part)
 
 
-def shown(amount: float) -> str:
+def format_seconds(amount: float) -> str:
     """Write seconds in their two largest units; below ten seconds with a tenth."""
     if amount < 0:
-        return f"-{shown(-amount)}"
+        return f"-{format_seconds(-amount)}"
     if amount < 10 and amount != int(amount):
         return f"{amount:.1f}s"
     rest = int(amount)

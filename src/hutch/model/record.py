@@ -13,7 +13,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """`to_json` and `from_json` round-trip; a wrong field is an Invalid error that names it."""
 
     def to_json(self) -> bytes:
-        return encoded(self)
+        return encode_json(self)
 
     def to_plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = msgspec.to_builtins(self)
@@ -22,7 +22,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     @classmethod
     def from_json(cls, data: bytes | str) -> Self:
         try:
-            return decoded(data, cls)
+            return decode_json(data, cls)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"not a valid {cls.__name__}: {error}") from error
 
@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return msgspec.structs.replace(self, **changes)
 
 
-def encoded(value: object) -> bytes:
+def encode_json(value: object) -> bytes:
     """Encode as JSON. A file name need not be UTF-8: its other bytes are lone surrogates in a string, which msgspec
     refuses and the standard library writes as `\\udcXX`."""
     try:
@@ -50,8 +50,8 @@ def encoded(value: object) -> bytes:
         return json.dumps(msgspec.to_builtins(value)).encode()
 
 
-def decoded(data: bytes | str, kind: type[T]) -> T:
-    """Decode what `encoded` wrote; raises msgspec's errors."""
+def decode_json(data: bytes | str, kind: type[T]) -> T:
+    """Decode what `encode_json` wrote; raises msgspec's errors."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError:

@@ -105,7 +105,7 @@ def check_source(
 ) -> CheckedMount:
     """Check a file or directory that a keeper reads or copies for a caller: the rules of mounts hold for copies too.
 
-    `hutch.host_files.opened` opens what this allows. Raises as `check` does.
+    `hutch.host_files.open_checked` opens what this allows. Raises as `check` does.
     """
     return _Rules(roots, refused).check(source, "", MountMode.RO, what)
 

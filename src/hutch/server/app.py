@@ -14,7 +14,7 @@ from hutch.errors import HutchError, Unauthenticated
 from hutch.keeper.access.callers import called_by
 from hutch.logs import log
 from hutch.model.record import Record
-from hutch.model.record import encoded as as_json
+from hutch.model.record import encode_json as as_json
 from hutch.providers.guest_client.allowance import LARGE, allowed
 from hutch.server.auth import Authenticator
 from hutch.server.error_status import error_to_wire, status_of
@@ -158,7 +158,7 @@ class Exchange:
                 return
             data = b"".join(body.pieces())
         else:
-            data = encoded(body)
+            data = encode_json(body)
         if len(data) > PIECE_BYTES and account is not None:
             account.take(len(data))
         headers = reply.headers if reply.status in (204, 416) else {"content-length": str(len(data)), **reply.headers}
@@ -208,7 +208,7 @@ class Exchange:
             headers["www-authenticate"] = "Bearer"
         if error.retry_after is not None:
             headers["retry-after"] = str(math.ceil(error.retry_after))
-        body = encoded(error_to_wire(error, call.op))
+        body = encode_json(error_to_wire(error, call.op))
         await self._start(status, JSON, {"content-length": str(len(body)), **headers})
         await self._body(body, more=False)
 
@@ -236,7 +236,7 @@ class Exchange:
         await self._send_raw({"type": "http.response.body", "body": data, "more_body": more})
 
 
-def encoded(body: Record | Mapping[str, object] | bytes | None) -> bytes:
+def encode_json(body: Record | Mapping[str, object] | bytes | None) -> bytes:
     if isinstance(body, bytes):
         return body
     return b"" if body is None else as_json(body)

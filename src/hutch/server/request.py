@@ -14,7 +14,7 @@ from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.keys import Role
 from hutch.keeper.owner_view import OwnerView
-from hutch.model.record import Record, decoded
+from hutch.model.record import Record, decode_json
 from hutch.policy.rights import Rights
 from hutch.server.auth import Caller
 from hutch.server.http.connections import CONNECTION, Connection
@@ -134,7 +134,7 @@ class Call:
         data = await self.whole_body()
         try:
             if getattr(kind, "odd_names", False):
-                return decoded(data or b"{}", kind)
+                return decode_json(data or b"{}", kind)
             return msgspec.json.decode(data or b"{}", type=kind)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError) as error:
             raise Invalid(f"body: {error}") from error

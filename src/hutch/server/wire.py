@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 from hutch.model.limits import LimitsAsked
-from hutch.model.record import Record, encoded
+from hutch.model.record import Record, encode_json
 from hutch.model.results import Chunk, Result, Usage, Verdict
 from hutch.model.spec import Mount, Spec, Workspace
 
@@ -165,7 +165,7 @@ class StreamedResult:
         self.size = len(result.stdout_bytes) + len(result.stderr_bytes)
 
     def pieces(self) -> Iterator[bytes]:
-        yield encoded(without_output(self._result))[:-1]
+        yield encode_json(without_output(self._result))[:-1]
         for stream in ("stdout", "stderr"):
             yield from _text_and_base64(stream, getattr(self._result, f"{stream}_bytes"))
         yield b"}"

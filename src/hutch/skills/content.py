@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from hutch.errors import FileTooLarge, HutchError, Invalid, NotFound, Refused
-from hutch.host_files import Tree, opened_by_user
+from hutch.host_files import Tree, open_as_user
 from hutch.model.record import Record
 from hutch.model.skills import FoundSkill, SkillFile
 from hutch.skills.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, parse
@@ -121,7 +121,7 @@ def hash_files(top: Path) -> tuple[SkillFile, ...]:
     """Hash the files of a staged package, and check the limits."""
     budget = Budget()
     found = []
-    with opened_by_user(os.fspath(top)) as tree:
+    with open_as_user(os.fspath(top)) as tree:
         for source in walk(tree, left_out=frozenset()):
             budget.add_file(source.name, source.size)
             digest = hashlib.sha256(tree.read(source.name, most=MAX_FILE_BYTES)).hexdigest()
@@ -236,7 +236,7 @@ def scan_skills(top: Path) -> tuple[FoundSkill, ...]:
     person who runs this process, with that person's rights."""
     if not top.is_dir():
         raise NotFound(f"there is no directory {top}", remedy="name one that exists")
-    with opened_by_user(os.fspath(top)) as tree:
+    with open_as_user(os.fspath(top)) as tree:
         found = [each for _, each in zip(range(MAX_FOUND), find_skills(tree), strict=False)]
         return tuple(_describe(tree, each) for each in found)
 

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from hutch import host_files
 from hutch.errors import FileMissing, Invalid, NotFound, Refused
-from hutch.host_files import Tree, opened_by_user
+from hutch.host_files import Tree, open_as_user
 from hutch.model.spec import CheckedMount
 from hutch.skills import archives, git
 from hutch.skills.content import MAX_PACKAGE_BYTES, Budget, copy_skill, write_file
@@ -55,7 +55,7 @@ class Zip:
         unpacked = scratch / "unpacked"
         unpacked.mkdir()
         archives.unpack(self._bytes(), self.name, unpacked)
-        with opened_by_user(os.fspath(unpacked)) as tree:
+        with open_as_user(os.fspath(unpacked)) as tree:
             copy_skill(tree, self.path, into)
         # Sent bytes cannot be fetched again; their name is only for people.
         return Origin(kind="zip" if self.content is None else "upload", place=self.name, path=self.path)
@@ -70,7 +70,7 @@ class Zip:
 @contextmanager
 def _open(place: str, checked: CheckedMount | None) -> Iterator[Tree]:
     try:
-        with opened_by_user(place) if checked is None else host_files.opened(checked) as tree:
+        with open_as_user(place) if checked is None else host_files.open_checked(checked) as tree:
             yield tree
     except FileMissing as error:
         raise _not_found(place) from error
@@ -93,7 +93,7 @@ class Git:
         tree = scratch / "tree"
         tree.mkdir()
         commit = git.fetch_commit(self.url, self.ref, scratch / "repository", tree, local=self.local)
-        with opened_by_user(os.fspath(tree)) as opened:
+        with open_as_user(os.fspath(tree)) as opened:
             copy_skill(opened, self.path, into)
         kind = "repository" if self.local else "git"
         return Origin(kind=kind, place=self.url, path=self.path, ref=self.ref, commit=commit)

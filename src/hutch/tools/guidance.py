@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from hutch.errors import HutchError
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.spec import EffectiveSpec, Mount, MountMode, NetworkMode, Retention, Workspace
 from hutch.policy import permissions as rules
 from hutch.policy.permissions import Decision
@@ -70,7 +70,7 @@ def _introduction(agent: Agent, spec: EffectiveSpec | None) -> str:
     Before there is a box, only the requested mounts are known. Its profile may add more, so nothing is promised.
     """
     if spec is None:
-        asked = ask(**agent.spec)
+        asked = spec_from_arguments(**agent.spec)
         workspace, mounts, workdir = asked.workspace or Workspace(), asked.mounts, asked.workdir or "/workspace"
         promise: tuple[str, ...] = ()
     else:

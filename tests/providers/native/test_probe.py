@@ -32,7 +32,7 @@ def test_a_machine_with_everything_misses_nothing() -> None:
 
 
 def test_what_a_watchdog_or_signals_provide_is_not_missing() -> None:
-    """B17: without control groups the limits are held by weaker means, and only the groups are missing."""
+    """Without control groups the limits are held by weaker means, and only the groups are missing (B17)."""
     found = probe.capabilities(machine(NOTHING))
     assert (found.grades.cpus, found.grades.memory_mb, found.pause) == ("watchdog", "watchdog", Pause.SIGNALS)
     assert {(each.what, each.reason) for each in found.missing} == {("cgroups", "nothing is delegated")}

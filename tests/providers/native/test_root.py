@@ -161,8 +161,8 @@ async def test_a_nonsensical_target_is_refused() -> None:
 
 @pytest.mark.parametrize("owner", [0, 1000, 4321])
 async def test_a_mount_inside_a_workspace_of_the_machine(tmp_path_factory: pytest.TempPathFactory, owner: int) -> None:
-    """B11: a directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
-    is known in the box, so that the mount points have to be made as that one."""
+    """A directory and a single file below a workspace that is a directory of the host or a volume. Its owner alone
+    is known in the box, so that the mount points have to be made as that one (B11)."""
     top = tmp_path_factory.mktemp("places")
     places = [top, top / "workspace", top / "data"]
     for place in places[1:]:

@@ -13,7 +13,7 @@ from hutch.cli.output import columns, emit_json, printable
 from hutch.cli.parsers import CliCommand
 from hutch.errors import HeldElsewhere
 from hutch.model.boxes import BoxInfo
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 from hutch.model.results import JobInfo
 from hutch.model.state import State
 
@@ -177,9 +177,9 @@ def _row(box: dict[str, Any]) -> tuple[str, ...]:
         f"{box['limits']['cpus']:g}",
         f"{box['limits']['memory_mb']} MB",
         box["network"],
-        shown(time.time() - box["created_at"]),
-        "in use" if box["in_use_by_a_process"] else shown(box["idle_seconds"]),
-        NONE if box["remaining_seconds"] is None else shown(box["remaining_seconds"]),
+        format_seconds(time.time() - box["created_at"]),
+        "in use" if box["in_use_by_a_process"] else format_seconds(box["idle_seconds"]),
+        NONE if box["remaining_seconds"] is None else format_seconds(box["remaining_seconds"]),
         printable(box["lease"]["holder"]) if box["lease"] else NONE,
     )
 
@@ -221,8 +221,8 @@ def lease_text(held: dict[str, Any] | None) -> str:
     left = held["lease_expires_in_seconds"]
     if left is None:
         return f"held by {printable(held['holder'])} until it is released"
-    every = shown(held["auto_renew_interval_seconds"])
-    return f"held by {printable(held['holder'])}, ends in {shown(left)}; renewed every {every} while in use"
+    every = format_seconds(held["auto_renew_interval_seconds"])
+    return f"held by {printable(held['holder'])}, ends in {format_seconds(left)}; renewed every {every} while in use"
 
 
 def job_row(job: JobInfo) -> tuple[str, ...]:
@@ -248,13 +248,13 @@ def _remaining(box: dict[str, Any]) -> str:
     if left is None:
         return "no end by time"
     after = "its processes end, its files stay" if box["retention"] == "persistent" else "it ends"
-    return f"{shown(left)}, then {after}" + ("" if box["in_use_by_a_process"] else " unless it is used")
+    return f"{format_seconds(left)}, then {after}" + ("" if box["in_use_by_a_process"] else " unless it is used")
 
 
 def _timeouts(limits: dict[str, Any]) -> str:
     most = limits["max_timeout_sec"]
-    return f"{shown(limits['timeout_sec'])}, at most {shown(most) if most else 'any'}"
+    return f"{format_seconds(limits['timeout_sec'])}, at most {format_seconds(most) if most else 'any'}"
 
 
 def _ago(at: float) -> str:
-    return f"{shown(max(0.0, time.time() - at))} ago"
+    return f"{format_seconds(max(0.0, time.time() - at))} ago"

@@ -16,7 +16,7 @@ from hutch.images import manifests, prune, references, uses
 from hutch.images.archives import export, import_path, import_stream
 from hutch.images.manifests import Stored
 from hutch.images.store import Image, Store
-from hutch.model.durations import shown
+from hutch.model.durations import format_seconds
 
 HEADER = ("IMAGE", "DIGEST", "LAYERS", "SIZE", "BOXES", "AGE")
 _SHORT = 12
@@ -63,12 +63,12 @@ class Show(CliCommand):
         facts = {
             "name": image["name"],
             "digest": image["digest"],
-            "platform": image["platform"] or "not told",
+            "platform": image["platform"] or "unknown",
             "size": byte_size(image["bytes"]),
             "boxes": " ".join(image["boxes"]) or "none",
             "command": " ".join((*config["entrypoint"], *config["cmd"])) or "none",
-            "workdir": config["workdir"] or "not told",
-            "user": config["user"] or "not told",
+            "workdir": config["workdir"] or "not set",
+            "user": config["user"] or "not set",
         }
         for name, text in facts.items():
             print(f"{name + ':':<10} {printable(text)}")
@@ -223,7 +223,7 @@ def _row(image: dict[str, Any]) -> tuple[str, ...]:
         str(image["layers"]),
         byte_size(image["bytes"]),
         str(len(image["boxes"])),
-        shown(max(0.0, time.time() - image["at"])),
+        format_seconds(max(0.0, time.time() - image["at"])),
     )
 
 

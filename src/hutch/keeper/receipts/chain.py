@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from hutch.errors import Invalid
 from hutch.logs import HIDDEN
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.receipts import (
     ARRIVED,
     GAP,
@@ -66,7 +66,7 @@ class Row(NamedTuple):
         found = re.fullmatch(rb',"hash":"([0-9a-f]{64})"}', tail)
         if found is None:
             raise Invalid("a receipt does not end in its hash")
-        return cls(remembered(body, Receipt).seq, found[1].decode(), body)
+        return cls(decode_record(body, Receipt).seq, found[1].decode(), body)
 
 
 def genesis(box: str, owner: str) -> str:
@@ -185,7 +185,7 @@ class ChainVerifier:
         if hashlib.sha256(row.body).hexdigest() != row.hash:
             return "its hash does not fit its content"
         try:
-            receipt = remembered(row.body, Receipt)
+            receipt = decode_record(row.body, Receipt)
         except Invalid as error:
             return error.message
         if receipt.box != self.box or receipt.owner != self.owner:

@@ -8,7 +8,7 @@ import msgspec
 from hutch.errors import Invalid
 from hutch.keeper.receipts.chain import ChainVerifier, Row, pruning_problem
 from hutch.keeper.receipts.receipts import trailer
-from hutch.model.compatibility import remembered, understood_plain
+from hutch.model.compatibility import convert_lenient, decode_record
 from hutch.model.receipts import Chain, ChainCheck, Receipt
 
 _CHAIN = b'{"chain":'
@@ -74,7 +74,7 @@ class _ExportChecker:
     def _receipt(self, line: bytes) -> None:
         self._receipts += 1
         if self._verifier is None:
-            first = remembered(line, Receipt)
+            first = decode_record(line, Receipt)
             self._verifier = ChainVerifier(first.box, first.owner)
         if self._verifier.broken is None:
             try:
@@ -85,7 +85,7 @@ class _ExportChecker:
     def _head(self, line: bytes) -> None:
         self._chains += 1
         try:
-            chain = understood_plain(msgspec.json.decode(line)["chain"], Chain)
+            chain = convert_lenient(msgspec.json.decode(line)["chain"], Chain)
         except (msgspec.ValidationError, msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError) as error:
             raise Invalid(f"not the head of a chain: {error}") from error
         verifier = self._verifier or ChainVerifier(chain.box, chain.owner)

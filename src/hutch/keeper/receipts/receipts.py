@@ -20,9 +20,9 @@ from hutch.keeper.receipts.operations import Operations
 from hutch.keeper.store.store import Store
 from hutch.logs import log
 from hutch.model.boxes import Event
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.receipts import ARRIVED, LEFT, OWNER_LOG, Chain, ChainCheck, Details, Receipt
-from hutch.model.record import encoded
+from hutch.model.record import encode_json
 from hutch.model.state import State
 
 # What writes and checks chains is loaded at first use: `hutch run` keeps no receipts.
@@ -150,7 +150,7 @@ class Receipts:
         if not 0 <= duration_ms < math.inf:
             raise Invalid(f"a note cannot have taken {duration_ms} ms", op="receipts.note")
         shown, digests = self.operations.shown_details(details or {})
-        if len(shown) > MAX_DETAILS or len(encoded(shown)) > MAX_NOTE_BYTES:
+        if len(shown) > MAX_DETAILS or len(encode_json(shown)) > MAX_NOTE_BYTES:
             raise Invalid(
                 f"a note has at most {MAX_DETAILS} details, and {MAX_NOTE_BYTES} bytes of JSON", op="receipts.note"
             )
@@ -363,7 +363,7 @@ def _shown(row: "Row") -> Receipt:
         Invalid: its bytes are not a receipt any more.
     """
     try:
-        return remembered(row.line, Receipt)
+        return decode_record(row.line, Receipt)
     except Invalid as error:
         raise Invalid(
             f"receipt {row.seq} cannot be read: {error.message}", op="receipts.list", remedy="hutch receipts verify"

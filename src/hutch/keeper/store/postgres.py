@@ -15,7 +15,7 @@ from hutch.keeper.store.postgres_connections import EVENTS_LOCK, TIMEOUT_SECONDS
 from hutch.keeper.store.seal import Seal, from_store, to_store
 from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
 from hutch.model.boxes import Event
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 
 EVENTS_KEPT = 100_000
@@ -118,7 +118,7 @@ class PostgresStore:
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         query = "SELECT body FROM hutch.tombstones WHERE id = %s"
         body = await self.connections.run(lambda db, _: _body(db, query, box_id))
-        return None if body is None else remembered(body, Tombstone)
+        return None if body is None else decode_record(body, Tombstone)
 
     async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
         by_name = "SELECT body FROM hutch.tombstones WHERE owner = %s AND name = %s ORDER BY at DESC LIMIT 1"
@@ -140,7 +140,7 @@ class PostgresStore:
             return db.execute(query, (after, settled[0] if settled else 0, limit)).fetchall()
 
         rows = await self.connections.run(work)
-        return tuple(remembered(_bytes(body), Event).but(seq=seq) for seq, body in rows)
+        return tuple(decode_record(_bytes(body), Event).but(seq=seq) for seq, body in rows)
 
     async def add_event(self, event: Event) -> None:
         query = f"{_WRITER}, done AS (SELECT 1) {_INSERT_EVENT}"

@@ -21,7 +21,7 @@ from hutch.errors import Invalid
 from hutch.keeper.boxes.records import BoxRecord
 from hutch.keeper.store.state_key import StateKey
 from hutch.logs import log
-from hutch.model.record import decoded, encoded
+from hutch.model.record import decode_json, encode_json
 
 _VERSION = "1."
 _TAG = 32
@@ -45,7 +45,7 @@ class Seal:
 
     def seal(self, box_id: str, env: dict[str, str]) -> str:
         """Encrypt the environment of a box for its record."""
-        text = encoded(env)
+        text = encode_json(env)
         tag = self._tag(box_id, text)
         return _VERSION + base64.b64encode(tag + self._crypted(tag, text)).decode()
 
@@ -62,7 +62,7 @@ class Seal:
             tag, text = data[:_TAG], self._crypted(data[:_TAG], data[_TAG:])
             if not hmac.compare_digest(tag, self._tag(box_id, text)):
                 raise ValueError("it was sealed with another key, or changed")
-            return decoded(text, dict[str, str])
+            return decode_json(text, dict[str, str])
         except (ValueError, binascii.Error, msgspec.DecodeError) as error:
             raise Invalid(f"the environment of box {box_id} cannot be opened: {error}") from error
 

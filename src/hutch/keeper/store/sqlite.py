@@ -12,7 +12,7 @@ from hutch.keeper.store.sqlite_writer import SqliteWriter
 from hutch.keeper.store.store import TOMBSTONE_SECONDS, key_taken, name_taken, only_tombstone
 from hutch.logs import log
 from hutch.model.boxes import Event
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 
 EVENTS_KEPT = 100_000
@@ -83,7 +83,7 @@ class SqliteStore:
 
     async def tombstone(self, box_id: BoxId) -> Tombstone | None:
         row = await self._do(lambda db: db.execute("SELECT body FROM tombstones WHERE id = ?", (box_id,)).fetchone())
-        return remembered(row[0], Tombstone) if row else None
+        return decode_record(row[0], Tombstone) if row else None
 
     async def find_tombstone(self, owner: str, text: str) -> Tombstone | None:
         def work(db: sqlite3.Connection) -> list[tuple[bytes]]:
@@ -97,7 +97,7 @@ class SqliteStore:
     async def events(self, after: int, limit: int) -> tuple[Event, ...]:
         query = "SELECT seq, body FROM events WHERE seq > ? ORDER BY seq LIMIT ?"
         rows = await self._do(lambda db: db.execute(query, (after, limit)).fetchall(), long=True)
-        return tuple(remembered(body, Event).but(seq=seq) for seq, body in rows)
+        return tuple(decode_record(body, Event).but(seq=seq) for seq, body in rows)
 
     async def add_event(self, event: Event) -> None:
         await self._do(lambda db: _append(db, event))

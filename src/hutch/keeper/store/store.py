@@ -7,7 +7,7 @@ from typing import Protocol
 from hutch.errors import Conflict
 from hutch.keeper.boxes.records import BoxRecord, Tombstone
 from hutch.model.boxes import Event
-from hutch.model.compatibility import remembered
+from hutch.model.compatibility import decode_record
 from hutch.model.ids import BoxId
 
 TOMBSTONE_SECONDS = 7 * 24 * 3600.0
@@ -177,7 +177,7 @@ class MemoryStore:
 
 def only_tombstone(rows: list[tuple[bytes]]) -> Tombstone | None:
     """Return the tombstone of the only row; None if the text could mean two boxes."""
-    return remembered(rows[0][0], Tombstone) if len(rows) == 1 else None
+    return decode_record(rows[0][0], Tombstone) if len(rows) == 1 else None
 
 
 def key_taken(record: BoxRecord) -> Conflict:

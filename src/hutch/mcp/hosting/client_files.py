@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from hutch.errors import FileMissing, FileTooLarge, Invalid, Refused
-from hutch.host_files import opened_by_user
+from hutch.host_files import open_as_user
 from hutch.mcp.hosting import projects
 from hutch.model.mcp import McpServer, Transport
 from hutch.policy import mcp_servers as servers
@@ -48,7 +48,7 @@ class Imported:
 def from_file(path: Path, environ: Mapping[str, str] | None = None) -> Imported:
     """Read the file of another client. Comments and trailing commas are allowed."""
     try:
-        with opened_by_user(str(path)) as file:
+        with open_as_user(str(path)) as file:
             text = file.read(most=MAX_FILE_BYTES).decode("utf-8-sig")
     except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"{path} cannot be read: {error}") from error
@@ -212,7 +212,7 @@ def _env_file(folder: str, name: str) -> dict[str, str]:
     """Read an env file of the project. A malicious table could hand any other file to its own server."""
     inner = os.path.relpath(os.path.join(folder, name), folder)
     try:
-        with opened_by_user(folder) as tree:
+        with open_as_user(folder) as tree:
             lines = tree.read(inner, most=MAX_FILE_BYTES).decode().splitlines()
     except (FileMissing, FileTooLarge, Refused, UnicodeDecodeError) as error:
         raise Invalid(f"has an envFile that cannot be read: {error}") from error

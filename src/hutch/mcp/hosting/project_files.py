@@ -62,7 +62,7 @@ async def copy_in(box: Box, source: CheckedMount, target: str) -> None:
     Symlinks are left out, because nobody has checked their targets and they would lead elsewhere in the box.
     """
     budget = _Budget(source.real)
-    with host_files.opened(source) as tree:
+    with host_files.open_checked(source) as tree:
         if not tree.is_directory:
             await box.files.write(target, _content(tree, "", budget))
             return
@@ -108,7 +108,7 @@ def _files(tree: Tree) -> list[Found]:
 
 
 def _facts(root: CheckedMount, venv: str) -> Facts:
-    with host_files.opened(root) as tree:
+    with host_files.open_checked(root) as tree:
         if not tree.is_directory:
             return Facts()
         return Facts(
@@ -164,7 +164,7 @@ def _digest(root: CheckedMount, extra: Sequence[str], whole: bool) -> str:
     state = sha256(b"mcp 1\n")
     for fact in extra:
         state.update(f"{fact}\0".encode())
-    with host_files.opened(root) as tree:
+    with host_files.open_checked(root) as tree:
         for name in _LOCKS:
             if tree.has_file(name):
                 state.update(f"{name}\0".encode() + tree.read(name, most=MAX_LIST_BYTES))

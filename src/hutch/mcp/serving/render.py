@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from mcp.types import CallToolResult, ContentBlock, ImageContent, TextContent, Tool, ToolAnnotations
 
-from hutch.model.arguments import ask
+from hutch.model.arguments import spec_from_arguments
 from hutch.model.spec import Mount, MountMode, NetworkMode, Workspace
 from hutch.policy.profiles import Profile
 from hutch.tools import ToolResult
@@ -25,7 +25,7 @@ class Exposure(NamedTuple):
 
 def exposure_of(spec: Mapping[str, Any], profile: Profile) -> Exposure:
     """Return the exposure of boxes with this spec, including what their profile adds."""
-    asked = ask(**spec)
+    asked = spec_from_arguments(**spec)
     places: tuple[Workspace | Mount, ...] = (asked.workspace or profile.workspace, *asked.mounts, *profile.mounts)
     host_files = any(each.mode is MountMode.RW and each.source != "own" for each in places)
     return Exposure(host_files=host_files, open=(asked.network or profile.network) is not NetworkMode.OFF)

@@ -157,7 +157,7 @@ class NativeInstance(GuestInstance):
             await link.request("make_room", timeout=_END_TIMEOUT)
 
     def _root_guest_users(self) -> list[str]:
-        """Users whose deputies have a name: an earlier keeper may have made them."""
+        """Users who have a root guest, by the names of their sockets: an earlier keeper may have started them."""
         try:
             names = os.listdir(str(self.record.data["directory"]))
         except FileNotFoundError:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Protocol, cast
 import msgspec
 
 from hutch.errors import HutchError, Invalid
-from hutch.model.record import Record, encoded
+from hutch.model.record import Record, encode_json
 from hutch.model.results import Result
 from hutch.server.access import using
 from hutch.server.error_status import error_to_wire
@@ -63,7 +63,7 @@ async def _execute(call: Call, body: ExecBody) -> Reply:
         result = result.but(notes=(*notes, *result.notes))
     if len(result.stdout_bytes) + len(result.stderr_bytes) > PIECE_BYTES:
         return Reply(StreamedResult(result))
-    return Reply(encoded(result_to_wire(result)))
+    return Reply(encode_json(result_to_wire(result)))
 
 
 def _output_limit(call: Call, requested: int) -> tuple[int, tuple[str, ...]]:

@@ -20,7 +20,7 @@ from hutch.images.store import Store
 from hutch.logs import log
 from hutch.model.ids import BoxId
 from hutch.model.images import ImageDetails, ImageInfo
-from hutch.model.record import Record, encoded
+from hutch.model.record import Record, encode_json
 from hutch.policy import rights
 from hutch.server.error_status import error_to_wire
 from hutch.server.request import NDJSON, Call, Reply
@@ -176,4 +176,4 @@ async def _lines(
 
 
 def _line(value: Mapping[str, object]) -> bytes:
-    return encoded(value) + b"\n"
+    return encode_json(value) + b"\n"

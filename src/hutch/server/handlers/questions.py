@@ -16,7 +16,7 @@ from hutch.logs import redact, redact_field
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId
 from hutch.model.questions import Answer, AskRequest, QuestionInfo
-from hutch.model.record import Record, encoded
+from hutch.model.record import Record, encode_json
 from hutch.server.access import find
 from hutch.server.request import Call, Reply
 from hutch.server.service import Service
@@ -129,7 +129,7 @@ def _redacted(request: AskRequest) -> AskRequest:
 
 def _shortened(value: object) -> object:
     """The value itself, or the beginning of its text if it is long."""
-    text = value if isinstance(value, str) else encoded(value).decode()
+    text = value if isinstance(value, str) else encode_json(value).decode()
     return value if len(text) <= MAX_TEXT else _cut(text, MAX_TEXT)
 
 

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 
-from hutch.model.record import encoded
+from hutch.model.record import encode_json
 from hutch.server.request import Reply
 from hutch.server.wire import PIECE_BYTES
 
@@ -47,15 +47,15 @@ async def _encode(name: str, rows: AsyncGenerator[object, None], summary: Summar
                     await asyncio.sleep(0)  # Other requests are served in between.
     part += b"]"
     for field, value in last.items():
-        part += b"," + encoded(field) + b":" + encoded(value)
+        part += b"," + encode_json(field) + b":" + encode_json(value)
     yield bytes(part + b"}")
 
 
 def _encode_row(row: object) -> Iterator[bytes]:
     if not isinstance(row, str) or len(row) <= PIECE_BYTES:
-        yield encoded(row)
+        yield encode_json(row)
         return
     yield b'"'
     for start in range(0, len(row), PIECE_BYTES):
-        yield encoded(row[start : start + PIECE_BYTES])[1:-1]
+        yield encode_json(row[start : start + PIECE_BYTES])[1:-1]
     yield b'"'

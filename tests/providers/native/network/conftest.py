@@ -26,7 +26,7 @@ def world() -> Iterator[World]:
 
 @pytest.fixture
 def resolv_conf() -> Iterator[Path]:
-    """A file to write name servers into, where the helper, who is nobody, can read it."""
+    """A file to write name servers into, where the helper, which runs as nobody, can read it."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         os.chmod(directory, 0o755)
         yield Path(directory) / "resolv.conf"

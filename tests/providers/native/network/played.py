@@ -31,7 +31,7 @@ from hutch.providers.native.instance import OFFLINE
 from hutch.providers.native.network import firewall
 from hutch.providers.native.network.availability import ROUTED, available, privileged
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 KNOCK = f"""python3 -c '
 import socket, sys
 for address in sys.argv[1:]:
@@ -77,7 +77,7 @@ ONLINE = "connected No route to host 192.0.2.55"
 
 
 def names_held() -> set[str]:
-    """Of the network_helpers that live on this machine."""
+    """The uplink names that network worker_processes on this machine hold."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return {line.split()[-1] for line in lines if "@hutch-uplink" in line}
 
@@ -95,7 +95,7 @@ def until_nothing_is_left(place: House) -> None:
 
 
 def until(true: Callable[[], object], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not true():
         assert time.monotonic() < deadline, f"waited too long until {what}"
         time.sleep(0.02)
@@ -221,7 +221,7 @@ def open_files(pid: int) -> set[str]:
         return set()
 
 
-def helpers(helper: int) -> list[int]:
+def worker_processes(helper: int) -> list[int]:
     """The helper's worker, and pasta where it carries: what a new one is made of when it dies."""
     until(lambda: len(descendants(helper)) == (1 if routed() else 2), "nobody else is there any more")
     return descendants(helper)
@@ -233,22 +233,22 @@ def kill(pid: int) -> None:
 
 
 async def reached_soon(box: Box) -> str:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := await reached(box)) != ONLINE and time.monotonic() < deadline:
         await asyncio.sleep(0.02)
     return found
 
 
 @scene
-def killed_helpers() -> None:
+def killed_workers() -> None:
     """One after the other, while a keeper has the box, and when nobody has it."""
 
     async def act(place: House) -> None:
         async with place.opened() as hutch, hutch.box(network="on") as box:
             assert await reached(box) == ONLINE
             (helper,) = network_helpers(descendants(os.getpid()))
-            for number in range(len(helpers(helper))):
-                kill(helpers(helper)[number])
+            for number in range(len(worker_processes(helper))):
+                kill(worker_processes(helper)[number])
                 assert await reached_soon(box) == ONLINE
             async with hutch.box(network="on") as other:
                 assert await reached(other) == ONLINE
@@ -263,7 +263,7 @@ def killed_helpers() -> None:
         box_id = make(keeper, network="on")
         (helper,) = network_helpers(descendants(keeper.pid))
         keeper.kill(lambda pid: [*spawners_of(pid), pid])
-        for victim in reversed(helpers(helper)):
+        for victim in reversed(worker_processes(helper)):
             os.kill(victim, signal.SIGKILL)
         adopted(place, box_id, reached_soon)
 
@@ -279,7 +279,7 @@ def killed_helper() -> None:
             assert (failed.verdict.cause, failed.verdict.remedy) == (Cause.EXIT, "")
             (helper,) = network_helpers(descendants(os.getpid()))
             (spawner,) = [each for each in spawners_of(os.getpid()) if helper in descendants(each)]
-            doomed = [helper, *helpers(helper)]
+            doomed = [helper, *worker_processes(helper)]
             os.kill(helper, signal.SIGKILL)
             until(lambda: not any(map(running, doomed)), "worker and pasta have gone with it")
 
@@ -301,7 +301,7 @@ def killed_helper() -> None:
             return [name for name in link.links() if re.fullmatch(r"hv[0-9a-f]{6}-\d+", name)]
 
     async def told(hutch: Hutch) -> list[Event]:
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while time.monotonic() < deadline:
             found = [event for event in await hutch.events() if event.kind == "warning" and event.reason == OFFLINE]
             if found:

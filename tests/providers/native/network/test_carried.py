@@ -1,4 +1,4 @@
-"""The uplink through a junction of our own, with pasta to carry it: as root, and as an ordinary user."""
+"""The uplink in a network namespace of our own, with pasta: as root, and as an ordinary user."""
 
 import os
 import select
@@ -15,8 +15,8 @@ from tests.providers.native.network.name_server import NameServer, answer, query
 from tests.providers.native.network.world import (
     MACHINE,
     OUTSIDE,
-    PATIENCE,
     PRIVATE,
+    TIMEOUT,
     World,
     ask,
     box_namespace,
@@ -35,9 +35,12 @@ from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, le
 
 NOBODY = 65534
 SECOND = "198.51.100.7"
-"""Another address of the machine, one that pasta does not copy into the junction."""
+"""Another address of the machine, one that pasta does not copy into our namespace."""
 
-pytestmark = pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)"),
+]
 
 
 @pytest.fixture(params=[0, NOBODY], ids=["root", "rootless"])
@@ -114,7 +117,7 @@ def test_an_address_the_machine_gets_later_is_refused_too(still_world: World, ui
         uplink.connect(box)
         os.write(told, b"1")
         os.read(added, 1)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while connect(box, late) == "connected" and time.monotonic() < deadline:
             time.sleep(0.02)  # the helper hears of it from the kernel, as soon as it runs
         facts = [connect(box, late), connect(box, OUTSIDE), uplink.handle()]
@@ -163,7 +166,7 @@ def test_private_ranges_and_neighbours_are_refused(still_world: World, uid: int)
 
 
 def test_a_resolver_on_the_machines_loopback_is_asked(still_world: World, uid: int, resolv_conf: Path) -> None:
-    """As systemd-resolved: reached by the helper, who stayed on the machine's network, and by no box."""
+    """As systemd-resolved: reached by the helper, which stayed on the machine's network, and by no box."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> bool:
@@ -188,7 +191,7 @@ def is_pasta(pid: int) -> bool:
     return b"pasta" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
-class Staff(NamedTuple):
+class HelperProcesses(NamedTuple):
     """The processes of an uplink."""
 
     helper: int
@@ -196,10 +199,10 @@ class Staff(NamedTuple):
     pasta: int
 
     @classmethod
-    def of(cls, owner: int) -> "Staff":
+    def of(cls, owner: int) -> "HelperProcesses":
         """Once they are all there: a dead worker may not be replaced yet, nor the anchor gone that pasta comes in by.
         The pasta of a dead worker carries for a moment more, so that being connected does not tell."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while True:
             with suppress(FileNotFoundError, ProcessLookupError, ValueError):
                 (helper,) = [each for each in children(owner) if children(each)]
@@ -211,14 +214,14 @@ class Staff(NamedTuple):
             time.sleep(0.01)
 
 
-def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
+def test_helper_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) -> None:
     """Nothing is left after kill -9: not even where a box holds a copy of the owner's descriptors."""
     ready, told = os.pipe()
 
     def owner() -> None:
         def scenario() -> None:
             uplink = open_uplink()
-            box = in_fork(lambda: time.sleep(uplink.fileno() and PATIENCE * 2))
+            box = in_fork(lambda: time.sleep(uplink.fileno() and TIMEOUT * 2))
             os.write(told, f"{os.getpid()} {box}".encode())
             signal.pause()
 
@@ -227,10 +230,10 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
     outer = in_fork(owner)
     pid, box = map(int, os.read(ready, 100).split())
     try:
-        watched = [os.pidfd_open(each) for each in Staff.of(pid)]
+        watched = [os.pidfd_open(each) for each in HelperProcesses.of(pid)]
         os.kill(pid, signal.SIGKILL)
         for each in watched:
-            assert select.select([each], [], [], PATIENCE)[0], "it outlived its owner"
+            assert select.select([each], [], [], TIMEOUT)[0], "it outlived its owner"
             os.close(each)
     finally:
         for each in (pid, box):  # in this order: `outer` holds the owner's pid for as long as the box lives
@@ -242,7 +245,7 @@ def test_porter_and_pasta_end_with_a_killed_owner(still_world: World, uid: int) 
 
 def until_connected(box: int) -> str:
     """Whoever connects in the moment without pasta is refused; the last refusal, if it never works again."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while (found := connect(box, OUTSIDE)) != "connected" and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
@@ -252,15 +255,15 @@ def kill(pid: int) -> None:
     """Returns when it has ended, buried or not."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    assert select.select([pidfd], [], [], PATIENCE)[0]
+    assert select.select([pidfd], [], [], TIMEOUT)[0]
     os.close(pidfd)
 
 
 @pytest.mark.parametrize("killed", ["worker", "pasta"])
-def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
+def test_a_killed_worker_is_replaced_and_boxes_are_online_again(
     still_world: World, uid: int, killed: str, resolv_conf: Path
 ) -> None:
-    """Lesson 34: a box that is offline without a word is the worst. Twice, for old boxes and for new ones."""
+    """A box that is offline without a word is the worst. Twice, for old boxes and for new ones (lesson 34)."""
     resolv_conf.write_text("nameserver 127.0.0.53\n")
 
     def scenario() -> list[Any]:
@@ -269,11 +272,11 @@ def test_a_killed_helper_is_replaced_and_boxes_are_online_again(
         box_link = uplink.connect(old)
         facts: list[Any] = []
         for _ in range(2):
-            before = Staff.of(os.getpid())
+            before = HelperProcesses.of(os.getpid())
             kill(getattr(before, killed))
             facts.append(until_connected(old))
             facts.append(ask(old, box_link.nameserver, query("example.test")) == answer(query("example.test")))
-            after = Staff.of(os.getpid())
+            after = HelperProcesses.of(os.getpid())
             facts.append((after.helper == before.helper, after.worker == before.worker, after.pasta == before.pasta))
         new = box_namespace()
         uplink.connect(new)
@@ -297,7 +300,7 @@ def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_wor
         # As if the last worker had died before it heard of this address.
         apply_in_namespace(uplink, f"delete element inet {firewall.table(uplink.tag)} machine {{ {SECOND} }}\n")
         facts = [connect(box, SECOND)]
-        kill(Staff.of(os.getpid()).worker)
+        kill(HelperProcesses.of(os.getpid()).worker)
         facts += [until_connected(box), connect(box, SECOND)]
         uplink.close()
         return facts
@@ -305,14 +308,14 @@ def test_a_new_pasta_refuses_an_address_that_the_machine_got_meanwhile(still_wor
     assert run_apart(still_world, scenario, uid=uid) == ["connected", "connected", "EHOSTUNREACH"]
 
 
-def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: World) -> None:
+def test_a_helper_whose_workers_all_fail_gives_up_and_says_why(still_world: World) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
         tag = uplink.tag
         facts: list[Any] = [uplink_name.stands(tag)]
         os.unlink("/dev/net/tun")
-        kill(Staff.of(os.getpid()).pasta)
-        facts.append(bool(select.select([uplink], [], [], PATIENCE)[0]))
+        kill(HelperProcesses.of(os.getpid()).pasta)
+        facts.append(bool(select.select([uplink], [], [], TIMEOUT)[0]))
         facts += [uplink.handle(), uplink_name.stands(tag), uplink.broken]
         uplink.close()
         return facts
@@ -322,11 +325,11 @@ def test_a_porter_whose_runners_all_fail_gives_up_and_says_why(still_world: Worl
     assert "pasta ended with status 1" in broken and "tun" in broken
 
 
-def test_a_killed_porter_is_noticed_and_said(still_world: World, uid: int) -> None:
+def test_a_killed_helper_is_noticed_and_reported(still_world: World, uid: int) -> None:
     def scenario() -> list[Any]:
         uplink = open_uplink()
-        kill(Staff.of(os.getpid()).helper)
-        heard = bool(select.select([uplink], [], [], PATIENCE)[0])
+        kill(HelperProcesses.of(os.getpid()).helper)
+        heard = bool(select.select([uplink], [], [], TIMEOUT)[0])
         alive = uplink.handle()
         try:
             uplink.connect(box_namespace())

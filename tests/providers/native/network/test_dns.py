@@ -12,7 +12,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.providers.native.network.name_server import NameServer, answer, framed, query
-from tests.providers.native.network.world import MACHINE, OUTSIDE, PATIENCE, World, ask
+from tests.providers.native.network.world import MACHINE, OUTSIDE, TIMEOUT, World, ask
 
 from hutch.linux import netlink
 from hutch.linux.netlink import Netlink
@@ -67,7 +67,7 @@ def test_a_resolver_that_refuses_is_passed_over_and_a_changed_file_is_read(world
 def test_long_answers_come_over_tcp_and_queries_may_be_sent_ahead(world: World, resolv_conf: Path) -> None:
     names = [f"n{number}.test" for number in range(3)]
     with NameServer(world.outside, OUTSIDE), networked(world, resolv_conf) as (server, (box,)):
-        with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as client:
+        with in_namespace(box), socket.create_connection((server, 53), TIMEOUT) as client:
             client.sendall(b"".join(framed(query(name)) for name in names))
             expected = b"".join(framed(answer(query(name))) for name in names)
             received = b""
@@ -79,7 +79,7 @@ def test_long_answers_come_over_tcp_and_queries_may_be_sent_ahead(world: World, 
 def test_over_tcp_a_resolver_that_refuses_is_an_answer_too(world: World, resolv_conf: Path) -> None:
     resolv_conf.write_text(f"nameserver {MACHINE}\n")
     with networked(world, resolv_conf) as (server, (box,)):
-        with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as client:
+        with in_namespace(box), socket.create_connection((server, 53), TIMEOUT) as client:
             client.sendall(framed(query("example.test")))
             assert client.recv(4096)[5] & 0xF == SERVFAIL
 
@@ -95,7 +95,7 @@ def test_what_is_no_query_goes_nowhere(world: World, resolv_conf: Path) -> None:
             with in_namespace(box), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
                 for packet in (update, response, two, b"", b"junk", good[:-3], os.urandom(600)):
                     client.sendto(packet, (server, 53))
-            with in_namespace(box), socket.create_connection((server, 53), PATIENCE) as stream:
+            with in_namespace(box), socket.create_connection((server, 53), TIMEOUT) as stream:
                 stream.sendall(framed(update))
                 assert stream.recv(100) == b"", "closed"
             assert ask(box, server, good) == answer(good)
@@ -122,7 +122,7 @@ def test_a_box_that_floods_hurts_itself_only(world: World, resolv_conf: Path) ->
                     client.sendto(query(f"silent{number}.test", number), (server, 53))
                 assert ask(quiet, server, query("quiet.test")) == answer(query("quiet.test"))
                 failed: set[bytes] = set()
-                while len(failed) < 52 and select.select([client], [], [], PATIENCE)[0]:
+                while len(failed) < 52 and select.select([client], [], [], TIMEOUT)[0]:
                     packet = client.recv(4096)
                     assert packet[3] & 0xF == SERVFAIL
                     failed.add(packet[:2])

@@ -14,9 +14,9 @@ import pytest
 from tests.providers.native.network.world import (
     MACHINE,
     OUTSIDE,
-    PATIENCE,
     PORT,
     PRIVATE,
+    TIMEOUT,
     World,
     connect,
     lift_routes,
@@ -33,6 +33,8 @@ from hutch.providers.native.network.links import BoxLink
 from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep
 
+pytestmark = pytest.mark.slow
+
 
 def lift_route(box: int, box_link: BoxLink, *networks: str) -> None:
     """Take the refusal inside the box away, as nobody in a box could."""
@@ -46,7 +48,7 @@ def all_refused() -> list[str]:
 
 
 def test_a_box_reaches_the_outside_behind_the_machines_address(world: World) -> None:
-    """DESIGN 6: `on` is outbound NAT."""
+    """`on` is outbound NAT."""
     with world.uplink() as uplink:
         box = world.namespace()
         uplink.connect(box)
@@ -56,7 +58,7 @@ def test_a_box_reaches_the_outside_behind_the_machines_address(world: World) -> 
 
 
 def test_private_and_metadata_ranges_are_refused_twice(world: World) -> None:
-    """Lesson 28: by routes inside, and by the firewall alone; with both lifted the same connection succeeds."""
+    """By routes inside, and by the firewall alone; with both lifted the same connection succeeds (lesson 28)."""
     with world.uplink() as uplink:
         box = world.namespace()
         box_link = uplink.connect(box)
@@ -68,7 +70,7 @@ def test_private_and_metadata_ranges_are_refused_twice(world: World) -> None:
 
 
 def test_the_machine_itself_is_refused(world: World) -> None:
-    """Lesson 28: the sandbox could reach the control port."""
+    """The sandbox could reach the control port (lesson 28)."""
     with world.uplink() as uplink:
         box = world.namespace()
         box_link = uplink.connect(box)
@@ -88,7 +90,7 @@ def test_the_machines_loopback_is_not_the_boxs(world: World) -> None:
 
 
 def test_two_boxes_cannot_reach_one_another(world: World) -> None:
-    """Lesson 31: one sandbox drove another. Routes inside, then the firewall, then neither."""
+    """One sandbox drove another. Routes inside, then the firewall, then neither (lesson 31)."""
     with world.uplink() as uplink:
         one, other = world.namespace(), world.namespace()
         box_link, neighbour = uplink.connect(one), uplink.connect(other)
@@ -102,7 +104,7 @@ def test_two_boxes_cannot_reach_one_another(world: World) -> None:
 
 
 def test_boxes_of_two_instances_are_apart(world: World) -> None:
-    """Lesson 10: two keepers on one machine never touch what is the other's."""
+    """Two keepers on one machine never touch what is the other's (lesson 10)."""
     with world.uplink() as uplink, world.uplink() as second:
         one, other = world.namespace(), world.namespace()
         box_link, neighbour = second.connect(one), uplink.connect(other)
@@ -156,7 +158,7 @@ def test_a_forged_source_address_is_dropped(world: World) -> None:
             link.ask(netlink.add_address(1, IPv4Address(neighbour.address), 32))
         with in_namespace(world.outside), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
             receiver.bind((OUTSIDE, PORT))
-            receiver.settimeout(PATIENCE)
+            receiver.settimeout(TIMEOUT)
             send(box, neighbour.address, b"forged")
             send(box, box_link.address, b"honest")
             assert receiver.recv(100) == b"honest"
@@ -180,7 +182,7 @@ def test_a_box_has_no_ipv6(world: World) -> None:
                 link.ask(_ipv6_address(index, packed))
         with in_namespace(world.machine), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as receiver:
             receiver.bind(("::", PORT))
-            receiver.settimeout(PATIENCE)
+            receiver.settimeout(TIMEOUT)
             _send_to_all_nodes(box, b"dropped")
             world.nft(f"flush chain inet {firewall.table(uplink.tag)} arriving\n")
             world.nft(f"flush chain inet {firewall.table(uplink.tag)} to_us\n")
@@ -262,7 +264,7 @@ def killed_with_a_box(world: World, box: int) -> str:
 
 def until_swept(world: World, expected: set[str]) -> None:
     """The kernel takes the namespaces of the dead down when it likes, and the helper goes after that."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     swept: set[str] = set()
     while swept != expected and time.monotonic() < deadline:
         with in_namespace(world.machine):
@@ -272,7 +274,7 @@ def until_swept(world: World, expected: set[str]) -> None:
 
 
 def test_a_dead_uplink_is_swept_when_its_last_box_has_ended_and_never_a_live_one(world: World) -> None:
-    """Lesson 10: boxes that outlive a killed spawner stay joined and filtered; then all is removed, and only theirs."""
+    """Boxes that outlive a killed spawner stay connected and filtered; then only theirs is removed (lesson 10)."""
     before = state_of(world)
     box = new_namespace()
     dead = firewall.table(killed_with_a_box(world, box))
@@ -294,7 +296,7 @@ def test_a_dry_run_names_what_it_would_remove(world: World) -> None:
     box = new_namespace()
     dead = firewall.table(killed_with_a_box(world, box))
     os.close(box)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     with in_namespace(world.machine):
         while sweep(dry_run=True) != (dead,):
             assert time.monotonic() < deadline
@@ -316,7 +318,7 @@ def test_links_are_bounded_and_come_back(world: World) -> None:
                 os.close(box)
                 uplink.disconnect(link)
             again = world.namespace()
-            deadline = time.monotonic() + PATIENCE
+            deadline = time.monotonic() + TIMEOUT
             while not _connects(uplink, again) and time.monotonic() < deadline:
                 time.sleep(0.02)  # the kernel takes dead namespaces down when it likes
             assert connect(again, OUTSIDE) == "connected"
@@ -333,7 +335,7 @@ def _connects(uplink: Uplink, box: int) -> bool:
 
 
 def test_a_machine_that_does_not_forward_and_has_no_tun_is_refused_with_the_remedy(world: World) -> None:
-    """Lesson 34: the obstacle and the exact fix, never an obscure error, and never a sysctl of ours."""
+    """The obstacle and the exact fix, never an obscure error, and never a sysctl of ours (lesson 34)."""
     world.set_forwarding("0")
 
     def scenario() -> list[str]:
@@ -388,4 +390,4 @@ def test_loopback_comes_up(world: World) -> None:
         bring_loopback_up()
         with Netlink() as link:
             assert "eth0" not in link.links()
-        socket.create_connection(("127.0.0.1", PORT), PATIENCE).close()
+        socket.create_connection(("127.0.0.1", PORT), TIMEOUT).close()

@@ -11,7 +11,7 @@ from hutch.providers.native.network.namespaces import in_namespace
 
 PORT = 4433
 TIMES = 1000
-_PATIENCE = 30.0
+_TIMEOUT = 30.0
 
 
 class TlsServer:
@@ -42,7 +42,7 @@ class TlsServer:
                 plain, _ = self._listener.accept()
             except OSError:
                 return  # closed
-            plain.settimeout(_PATIENCE)
+            plain.settimeout(_TIMEOUT)
             with plain, suppress(OSError), self._context.wrap_socket(plain, server_side=True) as connection:
                 line = connection.makefile("rb").readline()
                 connection.sendall(line * TIMES)

@@ -24,7 +24,7 @@ PORT = 8080
 OUTSIDE = "203.0.113.1"
 MACHINE = "203.0.113.2"
 PRIVATE = ("10.9.9.9", "172.20.0.1", "192.168.77.7", "100.64.1.1", "169.254.169.254")
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 def new_namespace() -> int:
@@ -42,7 +42,7 @@ def new_namespace() -> int:
 def connect(namespace: int, address: str, port: int = PORT) -> str:
     """From inside `namespace`: "connected", or the name of the errno."""
     with in_namespace(namespace), socket.socket() as client:
-        client.settimeout(PATIENCE)
+        client.settimeout(TIMEOUT)
         try:
             client.connect((address, port))
         except OSError as error:
@@ -50,7 +50,7 @@ def connect(namespace: int, address: str, port: int = PORT) -> str:
     return "connected"
 
 
-def ask(namespace: int, server: str, packet: bytes, seconds: float = PATIENCE) -> bytes | None:
+def ask(namespace: int, server: str, packet: bytes, seconds: float = TIMEOUT) -> bytes | None:
     """Send a datagram to port 53 from inside `namespace`; the answer, or None if none came."""
     with in_namespace(namespace), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.connect((server, 53))

@@ -8,7 +8,7 @@ import os
 from typing import BinaryIO
 
 from hutch.errors import Invalid
-from hutch.host_files import opened, opened_by_user
+from hutch.host_files import open_as_user, open_checked
 from hutch.images.layers import unpack as unpacking
 from hutch.images.layers.decompression import DecompressedStream
 from hutch.images.settings import Bounds
@@ -21,7 +21,7 @@ def unpack(archive: str, cache: str, bounds: Bounds | None = None, place: Checke
 
     `place` is the archive as policy has allowed it to a caller.
     """
-    with opened_by_user(archive) if place is None else opened(place) as tree, os.fdopen(tree.open(), "rb") as file:
+    with open_as_user(archive) if place is None else open_checked(place) as tree, os.fdopen(tree.open(), "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         final = os.path.join(cache, digest[:32])
         if os.path.isdir(final):
