@@ -11,7 +11,7 @@ import pytest
 
 from hutch.errors import Conflict
 from hutch.keeper.access.leases import new_lease
-from hutch.keeper.boxes import clocks, pool
+from hutch.keeper.boxes import clocks
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
@@ -148,9 +148,9 @@ async def test_a_box_of_the_pool_that_is_claimed_while_it_is_asked_for_its_jobs_
     engine = Engine()
     async with opened(engine, tmp_path) as hutch:
         keeper = hutch._keeper
-        live = await keeper._make_for_pool(Spec(idle_timeout_sec=60))
+        live = await keeper.pool._create(Spec(idle_timeout_sec=60))
         async with asked_for_its_jobs(engine, keeper, live):
-            assert await pool.give(keeper, live, Spec(), new_lease("s", time.time()), LOCAL_OWNER, "")
+            assert await keeper.pool_claims.give(live, Spec(), new_lease("s", time.time()), LOCAL_OWNER, "")
         assert live.record.id in engine.boxes
 
 

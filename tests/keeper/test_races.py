@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from hutch.errors import BoxBusy, Conflict, EngineError, LeaseLost, QuotaExceeded
-from hutch.keeper.boxes import pause
 from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
@@ -135,7 +134,7 @@ async def test_a_keeper_that_dies_while_it_pauses_a_box_leaves_one_that_is_woken
     await dying.start()
     live = await dying.create(Spec(), session="s")
     gate = engine.gates.shut("pause")
-    pausing = asyncio.create_task(pause.pause(dying, live))
+    pausing = asyncio.create_task(dying.pauser.pause(live))
     await gate.reached.wait()
     await crash(dying)
     async with opened(engine, tmp_path) as hutch:

@@ -5,7 +5,7 @@ import pytest
 from hutch.errors import Conflict
 from hutch.keeper.boxes.states import States, describe_state
 from hutch.keeper.store.store import MemoryStore
-from hutch.model.boxes import Event
+from hutch.model.boxes import Event, EventCause
 from hutch.model.state import MOVES, State, may_move
 from tests.keeper.making import record
 
@@ -39,9 +39,9 @@ async def test_only_a_box_that_is_being_destroyed_is_forgotten() -> None:
     states = States(store)
     box = await states.open(record())
     with pytest.raises(Conflict):
-        await states.forget(box, "because")
+        await states.forget(box, "because", EventCause.CALL)
     box = await states.change(box, State.STOPPING, reason="because")
-    await states.forget(box, "because")
+    await states.forget(box, "because", EventCause.CALL)
     assert await store.get(box.id) is None
     grave = await store.tombstone(box.id)
     assert grave is not None
@@ -56,7 +56,7 @@ async def test_each_move_is_an_event() -> None:
     box = await states.change(box, State.RUNNING, reason="up")
     box = await states.update(box, labels={"a": "b"})
     box = await states.change(box, State.STOPPING, reason="down")
-    await states.forget(box, "down")
+    await states.forget(box, "down", EventCause.CALL)
     assert [(e.kind, e.new) for e in told] == [
         ("created", "creating"), ("state", "running"), ("state", "stopping"), ("gone", ""),
     ]  # fmt: skip

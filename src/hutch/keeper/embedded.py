@@ -14,7 +14,6 @@ from hutch.config import Config, directories
 from hutch.errors import LeaseLost
 from hutch.keeper.access import leases, lookup
 from hutch.keeper.access.handles import BoxHandle
-from hutch.keeper.access.views import all_shown, condition, shown_anywhere
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.records import LOCAL_OWNER
 from hutch.keeper.keeper import Keeper
@@ -170,12 +169,12 @@ class Hutch:
     async def find(self, text: str) -> BoxInfo:
         """The box that `text` means: its id, the beginning of its id, or its name. It need not be this process's."""
         await self._start()
-        return await shown_anywhere(self._keeper, await lookup.find(self._keeper.store, text))
+        return await self._keeper.views.box(await lookup.find(self._keeper.store, text))
 
     async def boxes(self) -> tuple[BoxInfo, ...]:
         """Every box of the store, whoever keeps it, oldest first. Looking extends nothing."""
         await self._start()
-        return await all_shown(self._keeper, LOCAL_OWNER)
+        return await self._keeper.views.boxes(LOCAL_OWNER)
 
     async def observe(self, box_id: str) -> "ObservedBox":
         """The box itself, to look at, without its lease."""
@@ -231,7 +230,7 @@ class Hutch:
 
     async def status(self) -> "Status":
         """Always answers (lesson 11)."""
-        return await condition(self._keeper, self._keeper.boxes(), self._since)
+        return await self._keeper.views.status(self._keeper.boxes(), self._since)
 
     async def close(self) -> None:
         if not self._borrowed:

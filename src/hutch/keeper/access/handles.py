@@ -9,11 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hutch.errors import BoxBroken, HutchError, Invalid, LeaseLost, Unavailable
-from hutch.keeper.access.views import shown
-from hutch.keeper.boxes import pause as sleeping
-from hutch.keeper.boxes import update
-from hutch.keeper.boxes.health import recover
-from hutch.keeper.boxes.live import Live, taken_over
+from hutch.keeper.access.views import box_info
+from hutch.keeper.boxes.live import Live, lease_lost
 from hutch.keeper.keeper import Keeper
 from hutch.keeper.receipts.operations import Operation
 from hutch.model.arguments import checked_command
@@ -66,16 +63,16 @@ class BoxHandle:
     async def begin(self) -> Instance:
         """Check the epoch, pin the box, wake it if it sleeps. Every `begin` needs its `end`."""
         live = self._live
-        live.check_there()
+        live.check_not_gone()
         if not self._open:
             raise LeaseLost(f"box {self.id} was released by this handle", remedy="attach to it again")
         self._keeper.check_owned(live)
         if live.record.state is State.UNKNOWN:
-            await recover(live, self._keeper.states, self._keeper.engines)
+            await self._keeper.health.recover(live)
         live.pin(self._epoch)
         if live.record.state is State.PAUSED:
             try:
-                await sleeping.wake(self._keeper, live)
+                await self._keeper.pauser.resume(live)
             except BaseException:
                 live.unpin()
                 raise
@@ -227,28 +224,28 @@ class BoxHandle:
 
     async def info(self) -> BoxInfo:
         """Gone if the box has been destroyed, whoever did it."""
-        self._live.check_there()
-        return shown(self._live.record, self._live)
+        self._live.check_not_gone()
+        return box_info(self._live.record, self._live)
 
     async def state(self) -> State:
-        self._live.check_there()
+        self._live.check_not_gone()
         return self._live.record.state
 
     async def pause(self) -> None:
-        self._live.check_there()
-        await sleeping.pause(self._keeper, self._live)
+        self._live.check_not_gone()
+        await self._keeper.pauser.pause(self._live)
 
     async def resume(self) -> None:
-        self._live.check_there()
-        await sleeping.wake(self._keeper, self._live)
+        self._live.check_not_gone()
+        await self._keeper.pauser.resume(self._live)
 
     async def stop(self) -> None:
         """End a persistent box's processes and keep its files; the next attach brings it back."""
-        self._live.check_there()
+        self._live.check_not_gone()
         await self._keeper.teardown.stop(self._live, "stopped by a call")
 
     async def rename(self, name: str) -> None:
-        self._live.check_there()
+        self._live.check_not_gone()
         await self._keeper.rename(self._live, name)
 
     async def change(
@@ -257,7 +254,7 @@ class BoxHandle:
         """Apply to the live box; the names of those that would need a new one are returned, unapplied (B14)."""
         await self.begin()
         try:
-            return await update.change(self._keeper, self._live, self._session, retention, idle_timeout_sec, limits)
+            return await self._keeper.updater.change(self._live, self._session, retention, idle_timeout_sec, limits)
         finally:
             self.end()
 
@@ -275,14 +272,14 @@ class BoxHandle:
         await self._keeper.release(self._live, self._session, unless=lambda live: self._session in live.handles)
 
     async def export(self, file: str | Path) -> Moved:
-        from hutch.keeper import export as moving  # with archives and compression, which few need
+        from hutch.keeper.export import export_box  # with archives and compression, which few need
 
-        return await moving.export_box(self, file)
+        return await export_box(self, file)
 
     async def destroy(self) -> None:
         """LeaseLost if another session has the box by now: it is not ours to end any more."""
         if not await self._keeper.destroy(self.id, unless=lambda live: live.held_by_another(self._session)):
-            raise taken_over(self._live.record)
+            raise lease_lost(self._live.record)
         self.close()
 
     def close(self) -> None:

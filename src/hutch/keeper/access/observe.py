@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from hutch.errors import Conflict, HutchError, Refused
 from hutch.keeper.access.files import GuardedFiles
 from hutch.keeper.access.handles import JobHandle
-from hutch.keeper.access.views import shown
+from hutch.keeper.access.views import box_info
 from hutch.keeper.boxes.live import Live
 from hutch.keeper.boxes.states import describe_state
 from hutch.keeper.keeper import Keeper
@@ -30,7 +30,7 @@ class ObserverGuard:
 
     async def begin(self) -> Instance:
         """Only a running box can be looked into: a paused one would have to be woken."""
-        self._live.check_there()
+        self._live.check_not_gone()
         self._keeper.check_owned(self._live)
         if self._live.record.state is not State.RUNNING:
             raise Conflict(describe_state(self._live.record), details={"state": str(self._live.record.state)})
@@ -122,8 +122,8 @@ class ObservedBox:
         return await (await self._guard.begin()).usage()
 
     async def info(self) -> BoxInfo:
-        self._live.check_there()
-        return shown(self._live.record, self._live)
+        self._live.check_not_gone()
+        return box_info(self._live.record, self._live)
 
     async def state(self) -> State:
         return self._live.record.state
