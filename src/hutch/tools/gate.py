@@ -185,19 +185,6 @@ class Gate:
         )
 
 
-_log = log("tools")
-
-
-class DecidedBy(StrEnum):
-    """What decided on a permission; receipts and refusals carry it."""
-
-    RULE = "rule"
-    EARLIER_ANSWER = "earlier answer"
-    ANSWER = "answer"
-    NOBODY_TO_ASK = "nobody to ask"
-    NO_ANSWER = "no answer"
-
-
 async def write_receipt(hutch: Hutch, box_id: str, tool: str, decision: Mapping[str, str]) -> None:
     """Write the decision to the log and to the receipt chain of the box, or to the owner log if there is no box yet."""
     write = _log.warning if decision.get("decision") == "deny" else _log.info
