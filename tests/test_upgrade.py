@@ -14,6 +14,8 @@ import pytest
 from hutch.keeper.receipts.export import check_export
 from tests.server.serving import Client, Server
 
+pytestmark = pytest.mark.slow
+
 ARCHIVES = Path(__file__).with_name("fixtures") / "upgrade"
 NDJSON = "application/x-ndjson"
 AGES = "100000"
