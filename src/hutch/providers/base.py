@@ -79,7 +79,7 @@ class Process(ABC):
 
     @abstractmethod
     async def read(self, cursor: int = 0, *, stream: str = "stdout", limit: int = 65536, wait: float = 0.0) -> Chunk:
-        """Return bytes from `cursor` on, after at most `wait` seconds for the first one. `eof` is set at the end only."""
+        """Return bytes from `cursor` on, after at most `wait` seconds for the first. `eof` is set only at the end."""
 
     @abstractmethod
     def follow(self, stdout: int = 0, stderr: int = 0) -> AsyncIterator[tuple[str, bytes]]:
@@ -217,7 +217,7 @@ class Instance(ABC):
 
     @abstractmethod
     async def change_limits(self, limits: Limits) -> tuple[str, ...]:
-        """Apply limits to the live box. Return the names of those that would need a new box, which stay as they were."""
+        """Apply limits to the live box. Return the names of those that would need a new box and stay as they are."""
 
     @abstractmethod
     async def close(self) -> None:

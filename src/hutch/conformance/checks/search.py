@@ -116,7 +116,7 @@ async def check_watch(bench: Workbench) -> None:
         same(
             [each for each in wanted if each not in reported],
             [],
-            f"changes that were not reported (reported: {reported})",
+            f"changes that were not reported, only {reported}",
         )
         same(
             [kind for path, kind in reported if path == "d/before" and kind == "created"],
