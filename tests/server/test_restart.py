@@ -1,4 +1,4 @@
-"""A server that is killed and started again under many clients: they lose time, and nothing else (issue 4)."""
+"""A server that is killed and started again under many clients: they lose time, and nothing else."""
 
 import asyncio
 import json
@@ -73,7 +73,7 @@ def guests_of(server: Server) -> list[str]:
 
 @pytest.mark.timeout(240)
 async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
-    """Issue 4, B24: only typed retryable errors; what was acknowledged is there, and was done once; streams go on."""
+    """Clients get only typed retryable errors, acknowledged work was done exactly once, and streams go on (B24)."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=16, seconds=8.0, kills=2)
         assert seen["acknowledged"] and seen["lines"] and seen["events"], seen
@@ -81,7 +81,7 @@ async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
 
 @pytest.mark.proof
 async def test_many_clients_and_many_kills() -> None:
-    """Issue 4: 64 clients in another process for 60 s."""
+    """The same holds for 64 clients in another process for 60 s."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=64, seconds=60.0, kills=8)
     write("server-restart", clients=64, seconds=60, kills=8, **seen)

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from tests.mcp.serving.clients import environ
-from tests.server.serving import PATIENCE
+from tests.server.serving import TIMEOUT_SECONDS
 
 
 def hutch(top: Path, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "hutch.cli.main", *words, "--json"], env=environ(top), capture_output=True,
-        stdin=subprocess.DEVNULL, timeout=PATIENCE,
+        stdin=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
