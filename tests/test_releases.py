@@ -23,6 +23,8 @@ from hutch.model.state import State
 from tests.keeper.making import record
 from tests.server.serving import Server
 
+pytestmark = pytest.mark.slow
+
 NEWER = Path(__file__).with_name("server") / "newer_release.py"
 BOX = "b" * 20
 

@@ -17,6 +17,8 @@ from tests.keeper.gates import GatedStore, Gates
 from tests.skills.make_skill import run_dir, skill
 from tests.skills.test_boxes import AT, Mountless, output_of
 
+pytestmark = pytest.mark.slow
+
 
 def on(store: GatedStore, top: Path, provider: NativeProvider) -> Hutch:
     config = Config.load(state_dir=top / "state", run_dir=run_dir(top), mount_roots=[str(top)])

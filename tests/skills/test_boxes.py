@@ -26,6 +26,8 @@ from hutch.tools import Tools
 from tests.skills.make_skill import manifest, run_dir, skill
 from tests.skills.wheels import npm_archive, wheel
 
+pytestmark = pytest.mark.slow
+
 AT = "/workspace/.skills"
 
 

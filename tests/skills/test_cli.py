@@ -9,6 +9,8 @@ import pytest
 from tests.cli.conftest import Home
 from tests.skills.make_skill import skill
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def home(hutch_directories: Path) -> Iterator[Home]:

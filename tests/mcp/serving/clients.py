@@ -1,7 +1,9 @@
-"""Clients of the official SDK for `hutch mcp` and `/mcp`, in both eras of the protocol."""
+"""Clients of the official SDK for `hutch mcp` and `/mcp`, in both eras of the protocol, and the boxes they leave."""
 
 import asyncio
+import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -101,3 +103,24 @@ async def eventually(found: Callable[[], Awaitable[T]]) -> T:
         assert time.monotonic() < end, "it did not happen"
         await asyncio.sleep(0.02)
     return answer
+
+
+def hutch(top: Path, *words: str) -> dict[str, Any]:
+    done = subprocess.run(
+        [sys.executable, "-m", "hutch.cli.main", *words, "--json"], env=environ(top), capture_output=True,
+        stdin=subprocess.DEVNULL, timeout=PATIENCE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def boxes(top: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = hutch(top, "box", "list")["boxes"]
+    return found
+
+
+def end_boxes(top: Path) -> None:
+    if (top / "s").exists():
+        for box in boxes(top):
+            hutch(top, "box", "destroy", "--force", box["id"])

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from mcp import Client
-from tests.mcp.serving.clients import HUTCH, environ, run, stdio, text
-from tests.mcp.serving.left_boxes import boxes, hutch
+from tests.mcp.serving.clients import HUTCH, boxes, environ, hutch, run, stdio, text
 from tests.mcp.serving.raw_client import Raw
 from tests.server.serving import TIMEOUT_SECONDS, serving
 

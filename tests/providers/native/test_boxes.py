@@ -11,6 +11,8 @@ from hutch.errors import NotRunnable, Unsupported
 from hutch.model.results import Cause
 from hutch.model.spec import Mount, MountMode, Workspace
 
+pytestmark = pytest.mark.slow
+
 
 async def test_a_command_runs_as_an_ordinary_user_without_any_privilege() -> None:
     """No capability in any set, no way to gain one, a filter on every process (B1, lesson 29)."""

@@ -16,6 +16,8 @@ from hutch.providers.native.watch.disk_usage import DiskScan
 from hutch.providers.native.watch.memory import LimitHit
 from hutch.providers.native.watch.processes import BoxProcesses
 
+pytestmark = pytest.mark.slow
+
 
 def deepen(top: Path, depth: int, *names: str) -> None:
     """Directories in each other, each with further ones and a file of one block beside the next."""

@@ -16,6 +16,8 @@ from hutch.providers.native.rootfs import skeleton, unpack
 from hutch.providers.native.rootfs.images import Images
 from hutch.providers.native.rootfs.root import HOME, WORKSPACE
 
+pytestmark = pytest.mark.slow
+
 
 def archive(path: Path, *members: tuple[str, dict[str, object]]) -> Path:
     with tarfile.open(path, "w") as tar:

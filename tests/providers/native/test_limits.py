@@ -18,6 +18,8 @@ from hutch.model.results import Cause, Result
 from hutch.providers.guest_client.verdicts import Counters, End, Room, decide
 from hutch.providers.native.watch.processes import BoxProcesses
 
+pytestmark = pytest.mark.slow
+
 # It keeps what it got: a watchdog looks now and then, and cannot see what is gone again.
 HOG = "python3 -c 'import time; x = bytearray(400 << 20); time.sleep(60)'"
 

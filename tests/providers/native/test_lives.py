@@ -34,6 +34,8 @@ from hutch.providers.native.instance import NativeInstance
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawn.client import PendingRequest
 
+pytestmark = pytest.mark.slow
+
 
 def traces(record: InstanceRecord) -> list[str]:
     """What is left of a box on this machine."""

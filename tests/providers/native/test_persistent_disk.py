@@ -20,6 +20,8 @@ from hutch.providers.guest_client.verdicts import Counters, End, Excess, decide
 from hutch.providers.native import probe
 from hutch.providers.native.instance import NativeInstance
 
+pytestmark = pytest.mark.slow
+
 SMALL = LIMITS.but(disk_mb=8)
 FILES = 4096
 """What a box of that size may have, temporary or persistent."""

@@ -21,6 +21,8 @@ from hutch.providers.native import cleanup
 from hutch.providers.native.provider import NativeProvider
 from hutch.providers.native.spawn import launch, wire
 
+pytestmark = pytest.mark.slow
+
 
 def spawner_pids(native: NativeProvider) -> list[int]:
     spawners = [each for group in native._spawners.values() for each in group._spawners]

@@ -5,6 +5,8 @@ import os
 import pytest
 from tests.providers.native.network.stage import play
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(params=["0", "1"], ids=["still machine", "forwarding machine"])
 def forwarding(request: pytest.FixtureRequest) -> str:

@@ -37,7 +37,10 @@ NOBODY = 65534
 SECOND = "198.51.100.7"
 """Another address of the machine, one that pasta does not copy into our namespace."""
 
-pytestmark = pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(firewall.find_program("pasta") is None, reason="needs pasta (package passt)"),
+]
 
 
 @pytest.fixture(params=[0, NOBODY], ids=["root", "rootless"])

@@ -33,6 +33,8 @@ from hutch.providers.native.network.links import BoxLink
 from hutch.providers.native.network.namespaces import bring_loopback_up, in_namespace
 from hutch.providers.native.network.uplink import NetworkUnavailable, Uplink, sweep
 
+pytestmark = pytest.mark.slow
+
 
 def lift_route(box: int, box_link: BoxLink, *networks: str) -> None:
     """Take the refusal inside the box away, as nobody in a box could."""
