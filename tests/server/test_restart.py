@@ -75,31 +75,7 @@ def guests_of(server: Server) -> list[str]:
 
 @pytest.mark.timeout(240)
 async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
-    """
-    @@<<<<<<<
-    Clients get
-    @@|||||||
-    Issue 4, B24:
-    @@=======
-    Clients see
-    @@>>>>>>>
-     only typed retryable errors
-    @@<<<<<<<
-    ,
-    @@|||||||
-    ; what was
-    @@=======
-    ;
-    @@>>>>>>>
-    acknowledged
-    @@<<<<<<<
-    work was
-    @@|||||||
-    is there, and was
-    @@=======
-    work is there,
-    @@>>>>>>>
-    done exactly once, and streams go on (B24)."""
+    """Clients see only typed retryable errors; acknowledged work is there, done once; streams go on (B24)."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=16, seconds=8.0, kills=2)
         assert seen["acknowledged"] and seen["lines"] and seen["events"], seen
@@ -107,15 +83,7 @@ async def test_a_killed_server_costs_its_clients_nothing_but_time() -> None:
 
 @pytest.mark.proof
 async def test_many_clients_and_many_kills() -> None:
-    """
-    @@<<<<<<<
-    The same holds for
-    @@|||||||
-    Issue 4:
-    @@=======
-
-    @@>>>>>>>
-    64 clients in another process work for 60 s."""
+    """64 clients in another process work for 60 s."""
     with serving(HUTCH_SERVER_RATE_PER_SEC="0") as server:
         seen = await under_load(server, clients=64, seconds=60.0, kills=8)
     write("server-restart", clients=64, seconds=60, kills=8, **seen)

@@ -108,7 +108,7 @@ async def eventually(found: Callable[[], Awaitable[T]]) -> T:
 def hutch(top: Path, *words: str) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "hutch.cli.main", *words, "--json"], env=environ(top), capture_output=True,
-        stdin=subprocess.DEVNULL, timeout=PATIENCE,
+        stdin=subprocess.DEVNULL, timeout=TIMEOUT_SECONDS,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     answer: dict[str, Any] = json.loads(done.stdout)
