@@ -14,7 +14,7 @@ from hutch.server.auth import Caller
 from hutch.server.request import Call, Message
 from hutch.server.service import Service
 from tests.keeper.faulty import Engine
-from tests.keeper.house import crash, keeper_on, opened
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 
 
 def call(service: Service, owner: str, box: str) -> Call:
