@@ -295,8 +295,8 @@ async def test_a_box_that_was_met_outlives_a_spawner_that_had_not_heard_of_it() 
 class Late(NativeProvider):
     """The old keeper's spawner ends the box after the next keeper has found it alive."""
 
-    def _guard(self, box: NativeInstance, *, lived: bool) -> None:
-        super()._guard(box, lived=lived)
+    def _start_watchdogs(self, box: NativeInstance, *, lived: bool) -> None:
+        super()._start_watchdogs(box, lived=lived)
         data = box.record.data
         assert isinstance(data["pid"], int) and isinstance(data["groups"], list)
         os.kill(data["pid"], signal.SIGKILL)

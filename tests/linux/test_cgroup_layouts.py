@@ -7,7 +7,7 @@ import pytest
 
 from hutch.linux.cgroup_detect import Hierarchy, _counts_sockets
 from hutch.linux.cgroup_files import SOCKETS_FILE
-from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
+from hutch.linux.cgroups import CgroupSupport, Group, GroupLimits, Tree, detect
 from hutch.providers.native.cleanup import sweep_groups
 
 MB = 1024 * 1024
@@ -20,7 +20,7 @@ def fabricate(directory: Path, **files: str) -> Path:
     return directory
 
 
-def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str], keeper: int = 0) -> Machine:
+def mounted(tmp_path: Path, own: str, *mounts: tuple[str, str, str, str], keeper: int = 0) -> CgroupSupport:
     """`detect` with mounts (kind, point, root, options) below tmp_path."""
     lines = [
         f"{number} 1 0:{number} {root} {tmp_path}{point} rw,relatime shared:1 - {kind} {kind} {options}\n"
@@ -68,7 +68,7 @@ def test_a_sweep_that_takes_the_trial_is_no_refusal(tmp_path: Path, monkeypatch:
     def meet(path: str, mode: int) -> None:
         make(path, mode)
         swept.extend(
-            sweep_groups(Machine("v2", *[True] * 4, reason="", hierarchies=(("memory", Hierarchy(2, str(own))),)))
+            sweep_groups(CgroupSupport("v2", *[True] * 4, reason="", hierarchies=(("memory", Hierarchy(2, str(own))),)))
         )
 
     monkeypatch.setattr(os, "mkdir", meet)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from hutch.linux import cgroup_files as control
-from hutch.linux.cgroups import Group, GroupLimits, Machine, Tree, detect
+from hutch.linux.cgroups import CgroupSupport, Group, GroupLimits, Tree, detect
 
 MB = 1024 * 1024
 ROOMY = GroupLimits(memory_bytes=256 * MB, pids=64, cpus=2.0)
@@ -411,7 +411,7 @@ def test_real_v2_group_without_controllers_freezes() -> None:
     """The v2 code on a real v2 hierarchy: SIGKILL reaches a frozen process there."""
     hierarchy = MACHINE.hierarchy("freezer")
     assert hierarchy is not None and hierarchy.version == 2
-    machine = Machine("v2", False, False, False, True, "", (("freezer", hierarchy),))
+    machine = CgroupSupport("v2", False, False, False, True, "", (("freezer", hierarchy),))
     tree = Tree(machine, f"test-v2-{os.getpid()}")
     group = tree.make()
     process = subprocess.Popen(["sleep", "60"])

@@ -6,19 +6,19 @@ from hutch.doctor import checks
 from hutch.doctor.facts import Facts
 from hutch.errors import Unsupported
 from hutch.linux import landlock
-from hutch.linux.cgroup_detect import Machine as Groups
+from hutch.linux.cgroup_detect import CgroupSupport
 from hutch.model.capabilities import Pause
 from hutch.model.limits import EnforcedBy, Grades
 from hutch.model.spec import Retention
 from hutch.providers.native import orders, probe
 from hutch.providers.native.network.availability import Availability
 
-ALL = Groups("v2", memory=True, pids=True, cpu=True, freezer=True, reason="")
-NOTHING = Groups("none", memory=False, pids=False, cpu=False, freezer=False, reason="nothing is delegated")
+ALL = CgroupSupport("v2", memory=True, pids=True, cpu=True, freezer=True, reason="")
+NOTHING = CgroupSupport("none", memory=False, pids=False, cpu=False, freezer=False, reason="nothing is delegated")
 BLIND = "/proc hides the guest"
 
 
-def machine(groups: Groups = ALL, *, blind: str = "", abi: int = 6) -> probe.Machine:
+def machine(groups: CgroupSupport = ALL, *, blind: str = "", abi: int = 6) -> probe.Machine:
     network = Availability(usable=True, how="pasta")
     return probe.Machine(has_id_ranges=True, cgroups=groups, network=network, blind=blind, landlock=abi)
 
