@@ -260,8 +260,8 @@ class GuestInstance(Instance):
         end = checked(answer, End)
         after = self._facts.read()
         stdout, stderr = channel.output(0), channel.output(1)
-        feed_stderr = bool(end.exit_code) and (complains(stderr) or complains(stdout))
-        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, feed_stderr)
+        fork_refused = bool(end.exit_code) and (complains(stderr) or complains(stdout))
+        verdict = await self._verdict(link, end, seen or self._seen.get(end.job), after, fork_refused)
         return Result(
             job_id=end.job,
             exit_code=end.exit_code,
@@ -279,7 +279,7 @@ class GuestInstance(Instance):
         )
 
     async def _verdict(
-        self, link: Link, end: End, seen: _Seen | None, after: Counters, feed_stderr: bool
+        self, link: Link, end: End, seen: _Seen | None, after: Counters, fork_refused: bool
     ) -> Verdict:  # fmt: skip
         """Decided once: the box's counters go on, and a later look would blame this job for them."""
         if end.exit_code == 0 and not end.dropped:
@@ -295,7 +295,7 @@ class GuestInstance(Instance):
             limits=self.limits,
             timeout_sec=seen.timeout_sec,
             room=room,
-            feed_stderr=feed_stderr,
+            fork_refused=fork_refused,
             trouble=self.trouble(),
         )
         seen.verdict = verdict
@@ -330,7 +330,7 @@ class GuestInstance(Instance):
             stdout_total=end.stdout_total,
             stderr_total=end.stderr_total,
             dropped=end.dropped,
-            verdict=await self._verdict(link, end, self._seen.get(end.job), after, feed_stderr=False)
+            verdict=await self._verdict(link, end, self._seen.get(end.job), after, fork_refused=False)
             if end.ended
             else None,
             usage=_usage(end, after) if end.ended else None,
