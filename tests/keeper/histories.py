@@ -39,7 +39,7 @@ from hutch.model.ids import BoxId
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine, FaultyProvider
-from tests.keeper.house import die
+from tests.keeper.faulty_keeper import die
 
 Step = tuple[str, int, int]
 """What, which keeper or session, which box: numbers are taken modulo what there is."""

@@ -23,8 +23,8 @@ from hutch.keeper.takeover import heartbeat
 from hutch.keeper.takeover.heartbeat import Heartbeat
 from hutch.model.spec import Spec
 from tests.keeper.faulty import Engine, FaultyProvider
+from tests.keeper.faulty_keeper import die
 from tests.keeper.histories import ON_SEVERAL_MACHINES, OPERATIONS, History, Step
-from tests.keeper.house import die
 from tests.keeper.postgres_server import Server
 from tests.proofs import write
 

@@ -19,9 +19,9 @@ from hutch.keeper.store.open_store import open_store
 from hutch.keeper.store.postgres import PostgresStore
 from hutch.keeper.takeover.prune import prune
 from hutch.model.boxes import Event
-from tests.keeper.house import crash
-from tests.keeper.making import record
+from tests.keeper.faulty_keeper import crash
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from hutch.keeper.embedded import Hutch
 from hutch.model.spec import Spec
 from hutch.model.state import State
 from tests.keeper.faulty import Engine
-from tests.keeper.house import crash, keeper_on, opened
+from tests.keeper.faulty_keeper import crash, keeper_on, opened
 
 
 async def test_a_dead_keepers_boxes_are_adopted(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from hutch.keeper.store.sqlite import SqliteStore
 from hutch.keeper.store.state_key import StateKey
 from hutch.keeper.store.store import Store
 from hutch.model.boxes import Event
-from tests.keeper.making import record, spec
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record, spec
 
 VALUE = "orchard-west-71"
 

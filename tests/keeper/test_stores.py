@@ -18,8 +18,8 @@ from hutch.keeper.store.store import TOMBSTONE_SECONDS, MemoryStore, Store
 from hutch.model.boxes import Event
 from hutch.model.ids import BoxId, new_box_id
 from hutch.model.state import State
-from tests.keeper.making import record
 from tests.keeper.postgres_server import Server
+from tests.keeper.sample_records import record
 
 Open = Callable[[], Store]
 

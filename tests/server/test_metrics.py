@@ -9,9 +9,9 @@ from hutch.model.spec import Spec
 from hutch.server import exposition
 from hutch.server.metrics import Metrics
 from tests.keeper.faulty import Engine
-from tests.keeper.house import keeper_on
+from tests.keeper.faulty_keeper import keeper_on
 from tests.server.serving import Client, Server, serving, until
-from tests.server.test_sockets import attached
+from tests.server.test_websockets import attached
 
 
 def numbers(client: Client) -> dict[str, float]:

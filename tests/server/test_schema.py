@@ -23,7 +23,7 @@ from hutch.keeper.keys import Role
 from hutch.server.routes import ROUTES, Route
 from tests import proofs
 from tests.images import registry_server
-from tests.server.serving import PATIENCE, Server, serving
+from tests.server.serving import TIMEOUT_SECONDS, Server, serving
 from tests.server.world import World
 
 CHECKS = [
@@ -121,7 +121,7 @@ class RoleClient:
         given = case.as_transport_kwargs(base_url=self._url)
         key = self._key if self._chance.random() > 0.03 else self._chance.choice(["", "nonsense", self._key[:-1]])
         given["headers"] = {**given.get("headers", {}), "Accept": self._accept(route), "Hutch-Key": key}
-        answer = self._session.request(**given, stream=True, timeout=PATIENCE)
+        answer = self._session.request(**given, stream=True, timeout=TIMEOUT_SECONDS)
         with answer:
             endless = answer.headers.get("content-type", "").startswith(ENDLESS)
             content = next(answer.iter_content(None), b"") if endless else answer.content

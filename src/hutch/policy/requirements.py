@@ -33,7 +33,12 @@ def check(spec: EffectiveSpec, capabilities: Capabilities) -> None:
     if (mounted or spec.workspace.source != "own") and not capabilities.mounts:
         raise _unsupported(capabilities, "mounts", "mounts of the host's files", "mounts")
     if spec.ports and not capabilities.ports:
-        raise _unsupported(capabilities, "ports", "ports", "ports")
+        # No provider has them yet, so "choose another provider" would be a false remedy.
+        raise Unsupported(
+            "the ports of a box cannot be reached from outside yet",
+            remedy="leave `ports` out and use them from inside the box: `hutch box exec BOX -- curl localhost:8000`",
+            details={"field": "ports", "provider": capabilities.provider},
+        )
     _check_user(spec.user, capabilities)
 
 

@@ -306,7 +306,7 @@ class GuestInstance(Instance):
         try:
             return checked(await link.request("space", timeout=5.0, tasks=not counted, since=since), Room)
         except (Unavailable, Timeout):
-            return None  # the command has its result; only the reason "disk" cannot be told
+            return None  # the command has its result; only the reason "disk" stays unknown
 
     def _remember(self, job_id: str, seen: _Seen) -> None:
         self._seen[job_id] = seen

@@ -48,10 +48,10 @@ async def unpacked(pieces: AsyncIterator[bytes], source: str, target: str | Path
     finally:
         unpacker.abort()
         os.close(directory)
-    return told(source, report)
+    return check_report(source, report)
 
 
-def told(source: str, report: Copied) -> int:
+def check_report(source: str, report: Copied) -> int:
     """Bytes copied; what was left out is logged."""
     if report.skipped:
         log("files").warning(

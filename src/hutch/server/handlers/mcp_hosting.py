@@ -49,7 +49,7 @@ def _import_sdk() -> None:
 class OwnerHost(OwnerView):
     """One owner's boxes, volumes and receipts, in the form that `hutch.mcp.hosting` needs.
 
-    Its receipts name no session: each is written for whoever called the hosted tool.
+    Its receipts name no session: each is written for the caller of the hosted tool.
     """
 
     def __init__(self, service: Service, owner: str) -> None:
