@@ -1,4 +1,4 @@
-"""The world that the network tests play in."""
+"""The topology that the network tests run in."""
 
 import os
 import tempfile
@@ -7,19 +7,19 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from tests.providers.native.network.world import World
+from tests.providers.native.network.topology import Topology
 
 from hutch.providers.native.network.firewall import find_program
 
 
 @pytest.fixture
-def world() -> Iterator[World]:
+def topology() -> Iterator[Topology]:
     if os.geteuid() != 0:
         pytest.skip("needs root: makes network namespaces")
     if find_program("nft") is None:
         pytest.skip("needs nft (package nftables)")
     with ExitStack() as stack:
-        made = World(stack)
+        made = Topology(stack)
         made.set_forwarding("1")
         yield made
 

@@ -1,6 +1,6 @@
-"""Scenes with real boxes on the machine of a small world (stage.py).
+"""Scenarios with real boxes on the machine of a test topology (scenario_runner.py).
 
-Run one with `python -m tests.providers.native.network.played SCENE`.
+Run one with `python -m tests.providers.native.network.scenarios SCENARIO`.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from pathlib import Path
 from tests.keeper.crashing import House, house, spawners_of
 from tests.keeper.test_restart_native import holder, make
 from tests.providers.native.network import tls_server
-from tests.providers.native.network.world import MACHINE, OUTSIDE, PORT
+from tests.providers.native.network.topology import MACHINE, OUTSIDE, PORT
 
 from hutch.api import Box, Hutch
 from hutch.keeper.takeover.prune import prune
@@ -58,12 +58,12 @@ for number in range(8):
 '"""
 ASK = "python3 -c 'import socket; print(socket.gethostbyname(\"example.test\"))'"
 
-SCENES: dict[str, Callable[[], None]] = {}
+SCENARIOS: dict[str, Callable[[], None]] = {}
 
 
-def scene(play: Callable[[], None]) -> Callable[[], None]:
-    SCENES[play.__name__] = play
-    return play
+def scenario(function: Callable[[], None]) -> Callable[[], None]:
+    SCENARIOS[function.__name__] = function
+    return function
 
 
 async def reached(box: Box) -> str:
@@ -106,7 +106,7 @@ def routed() -> bool:
     return available().how == ROUTED
 
 
-@scene
+@scenario
 def on() -> None:
     """A box with a network and one without; a network and a mount do not get into each other's way."""
     mount = Mount(source=str(Path(__file__).parent), target="/mnt/here")  # below the working directory: allowed
@@ -124,7 +124,7 @@ def on() -> None:
         asyncio.run(act(place))
 
 
-@scene
+@scenario
 def private_ranges() -> None:
     """Boxes that may reach different private ranges have the same spawner, helper and pasta."""
 
@@ -170,7 +170,7 @@ def adopted(place: House, box_id: str, look: Callable[[Box], Awaitable[str]] = r
     until_nothing_is_left(place)
 
 
-@scene
+@scenario
 def killed_keeper() -> None:
     """Its spawner ends in good order, and leaves the helper to the box."""
     with house() as place:
@@ -182,7 +182,7 @@ def killed_keeper() -> None:
         adopted(place, box_id)
 
 
-@scene
+@scenario
 def killed_spawner() -> None:
     with house() as place:
         keeper = holder(place)
@@ -239,7 +239,7 @@ async def reached_soon(box: Box) -> str:
     return found
 
 
-@scene
+@scenario
 def killed_workers() -> None:
     """One after the other, while a keeper has the box, and when nobody has it."""
 
@@ -268,7 +268,7 @@ def killed_workers() -> None:
         adopted(place, box_id, reached_soon)
 
 
-@scene
+@scenario
 def killed_helper() -> None:
     """Nobody is left to mend it: the box is told of it in every way there is, and new boxes are online."""
 
@@ -319,7 +319,7 @@ async def prune_all(place: House) -> list[Leftover]:
     return found
 
 
-@scene
+@scenario
 def pruned() -> None:
     """Nobody comes for the box: it ends by its own clock, its helper with it, and prune removes the rest."""
 
@@ -349,7 +349,7 @@ def hutch(place: House, *arguments: str) -> str:
     return done.stdout.strip()
 
 
-@scene
+@scenario
 def left_by_the_command_line() -> None:
     """`hutch box create` ends at once; the box it made is online for whoever asks for it next."""
     with house() as place:
@@ -361,7 +361,7 @@ def left_by_the_command_line() -> None:
         assert left_on_the_machine() == []
 
 
-@scene
+@scenario
 def talking() -> None:
     """Not one of many connections is lost after its handshake."""
     with house() as place:
@@ -377,7 +377,7 @@ def doctors_word(place: House) -> dict[str, str]:
     return dict(found)
 
 
-@scene
+@scenario
 def tried() -> None:
     """A connection is made for the doctor, and nothing is left of it: no link, no name, no dead process without a
     parent. The first process of a container would be given such a one; here this process is."""
@@ -395,7 +395,7 @@ def orphans() -> list[str]:
     return [Path("/proc", pid, "comm").read_text().strip() for pid in children]
 
 
-@scene
+@scenario
 def tried_in_vain() -> None:
     """All parts are there, and nothing comes through: nobody is promised a network, and everybody hears why."""
     with house() as place:
@@ -408,7 +408,7 @@ def tried_in_vain() -> None:
         assert left_on_the_machine() == []
 
 
-@scene
+@scenario
 def run_by_the_command_line() -> None:
     """`hutch run --net on` reaches the outside and a resolver; with `--net off`, and by default, nothing is there."""
     with house() as place:
@@ -423,5 +423,5 @@ def run_by_the_command_line() -> None:
 
 
 if __name__ == "__main__":
-    SCENES[sys.argv[1]]()
-    print("played")
+    SCENARIOS[sys.argv[1]]()
+    print("done")
