@@ -14,7 +14,7 @@ from hutch import Hutch
 from hutch.errors import FileTooLarge, Invalid, QuotaExceeded
 from hutch.guest.files.trees import DATA, HOLE, PIECE
 from hutch.keeper.system_archive import OVERHEAD_BYTES, SystemArchive
-from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.local_trees import unpacked
 
 DISK_MB = 16
@@ -118,7 +118,7 @@ async def test_a_copy_out_of_a_box_has_at_most_its_disk(tmp_path: Path) -> None:
                 await box.export(tmp_path / "box.hutch")
             assert not list(tmp_path.glob("box.hutch*")) and not list(tmp_path.glob("hutch-export-*"))
             assert await box.files.copy_out("t", tmp_path / "all", most=64 << 20) == 24_000_000
-            assert most_of(box.spec, "t") == DISK_MB << 20 < most_of(box.spec, "/usr")
+            assert max_copy_bytes(box.spec, "t") == DISK_MB << 20 < max_copy_bytes(box.spec, "/usr")
 
 
 def test_what_is_no_archive_of_plain_files_is_refused() -> None:

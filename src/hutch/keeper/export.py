@@ -27,7 +27,7 @@ from hutch.model.boxes import Moved
 from hutch.model.record import Record
 from hutch.model.skills import INSTALLED_AT
 from hutch.model.spec import EffectiveSpec, MountMode, NetworkMode
-from hutch.providers.guest_client.copy_bounds import entries_of
+from hutch.providers.guest_client.copy_bounds import max_copy_entries
 
 B = TypeVar("B", bound=Box)
 
@@ -263,7 +263,7 @@ async def _copy_out_system(box: Box, here: Path, omissions: list[Omission]) -> l
         f" | tar -cSf - --no-recursion --null -T -"
     )
     left = await _bytes_left(box, here)
-    archive = SystemArchive(left, entries_of(left))
+    archive = SystemArchive(left, max_copy_entries(left))
     try:
         stream = box.stream(["/bin/bash", "-o", "pipefail", "-c", script], user="root")
         # Closing the stream kills a tar that never ends when it has written too much.

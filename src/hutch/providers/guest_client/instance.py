@@ -17,7 +17,7 @@ from hutch.model.spec import EffectiveSpec
 from hutch.providers.base import Command, Instance, InstanceRecord
 from hutch.providers.guest_client.answers import About, Cleared, CpuTime, Started, checked
 from hutch.providers.guest_client.channel import Channel
-from hutch.providers.guest_client.copy_bounds import most_of
+from hutch.providers.guest_client.copy_bounds import max_copy_bytes
 from hutch.providers.guest_client.files import GuestFiles
 from hutch.providers.guest_client.link import Link
 from hutch.providers.guest_client.process import GuestProcess
@@ -87,7 +87,7 @@ class GuestInstance(Instance):
 
     def most_copied(self, source: str) -> int:
         """Bytes that a copy of this path may bring to the host."""
-        return most_of(self.spec.but(limits=self.limits), source)
+        return max_copy_bytes(self.spec.but(limits=self.limits), source)
 
     # --- links -----------------------------------------------------------------------------------------------
 
