@@ -56,14 +56,14 @@ class ContainerInstance(BundledInstance):
         spec: EffectiveSpec,
         engine: Engine,
         connect: Callable[[], Awaitable[Link]],
-        deputy: Callable[[str], Awaitable[Link]],
+        root_guest: Callable[[str], Awaitable[Link]],
         facts: BoxCounters,
         traits: Traits,
         *,
         lived: bool,
     ) -> None:
         """`lived` says that something may have run in it."""
-        super().__init__(record, spec, connect, facts, deputy=deputy)
+        super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._engine = engine
         self._traits = traits
         self._end = asyncio.create_task(self._await_end()) if traits.blind else None

@@ -249,7 +249,7 @@ class DockerProvider(Provider):
             given, first_options = first_options, None
             return await lane.connect(GUEST_DIR, given)
 
-        async def deputy(user: str) -> Link:
+        async def root_guest(user: str) -> Link:
             return await self._root_guest(found, record, spec, lane, user)
 
         traits = Traits(
@@ -260,7 +260,7 @@ class DockerProvider(Provider):
             blind=lane.name != FastLane.name,
         )
         lived = options is None or "restored" in data
-        return ContainerInstance(record, spec, found.engine, connect, deputy, facts, traits, lived=lived)
+        return ContainerInstance(record, spec, found.engine, connect, root_guest, facts, traits, lived=lived)
 
     async def _root_guest(
         self, found: EngineContext, record: InstanceRecord, spec: EffectiveSpec, lane: Lane, user: str

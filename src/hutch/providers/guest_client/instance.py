@@ -1,6 +1,6 @@
-"""`GuestInstance`: the provider contract over links. An engine that can place a guest gets the rest from here.
+"""`GuestInstance`: the provider contract over links, for every engine that can place a guest.
 
-The engine gives a way to connect, its counters (`CounterSource`), and optionally a way to a deputy: a second guest of
+The engine gives a way to connect, its counters (`CounterSource`), and optionally a way to a second guest that runs as
 another user. It overrides what only an engine can do: pause, resume, limits.
 """
 
@@ -64,7 +64,7 @@ class GuestInstance(Instance):
         facts: CounterSource,
         *,
         guest_user: str = "user",
-        deputy: Callable[[str], Awaitable[Link]] | None = None,
+        root_guest: Callable[[str], Awaitable[Link]] | None = None,
     ) -> None:
         self.record = record
         self.spec = spec
@@ -72,7 +72,7 @@ class GuestInstance(Instance):
         self._connect = connect
         self._facts = facts
         self._guest_user = guest_user
-        self._deputy = deputy
+        self._root_guest = root_guest
         self._links: dict[str, Link] = {}
         # One connection for each user, however many callers find it broken at once.
         self._connecting = asyncio.Lock()
@@ -132,19 +132,19 @@ class GuestInstance(Instance):
     async def _reached(self, user: str) -> Link:
         if user == self._guest_user:
             return await self._connect()
-        if self._deputy is not None:
-            return await self._deputed(self._deputy, user)
+        if self._root_guest is not None:
+            return await self._connect_root_guest(self._root_guest, user)
         raise Unsupported(
             f"commands of this box run as {self._guest_user!r} only, not as {user!r}", remedy="leave out user"
         )
 
-    async def _deputed(self, deputy: Callable[[str], Awaitable[Link]], user: str) -> Link:
+    async def _connect_root_guest(self, root_guest: Callable[[str], Awaitable[Link]], user: str) -> Link:
         try:
-            return await deputy(user)
+            return await root_guest(user)
         except EngineError as error:
             if error.details.get("errno") != "EAGAIN" or not await self._make_room():
                 raise
-        return await deputy(user)
+        return await root_guest(user)
 
     async def _make_room(self, but: Link | None = None) -> int:
         """Have the guests kill what ended commands left behind; none can do that for another user."""

@@ -77,7 +77,7 @@ class NativeInstance(GuestInstance):
         show: Callable[[CheckedMount], Awaitable[None]],
     ) -> None:
         facts = GroupFacts(self._opened, lambda: watchdogs.counters(record.box_id))
-        super().__init__(record, spec, connect, facts, deputy=root_guest)
+        super().__init__(record, spec, connect, facts, root_guest=root_guest)
         self._watchdogs = watchdogs
         self._show = show
         self._files = self._written = WatchedFiles(self.link, self.most_copied, watchdogs.disk_watch(record.box_id))
