@@ -17,6 +17,8 @@ from hutch.skills.sources import Zip
 from hutch.skills.store import SkillStore
 from tests.skills.make_skill import entry, good, manifest, zipped
 
+pytestmark = pytest.mark.slow
+
 LINK, DEVICE, PIPE = ((kind | 0o777) << 16 for kind in (stat.S_IFLNK, stat.S_IFCHR, stat.S_IFIFO))
 
 
