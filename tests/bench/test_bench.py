@@ -1,4 +1,5 @@
-"""The bench itself: its arithmetic, its turns, and that a run writes what it promises. No timing decides anything."""
+"""The bench itself: its arithmetic, its turns, and that a run writes what it promises. No timing decides
+anything, and goals are ratios (lesson 52)."""
 
 import json
 import subprocess

@@ -62,7 +62,7 @@ async def probed() -> Capabilities:
 
 @pytest.mark.parametrize("need", [need for need in NEEDS if refusal_of(need) and need != "networks.on"])
 def test_a_capability_that_is_disclaimed_and_works_all_the_same_is_a_failure(need: str) -> None:
-    """A provider without a capability has to refuse it (issue 6, item 2); where native lacks it too, it does."""
+    """A provider without a capability has to refuse it; where native lacks it too, it does."""
     report = found(of(Modest, need=need), NEEDS[need])
     wanted = Outcome.FAILED if has(asyncio.run(probed()), need) else Outcome.REFUSED
     assert [finding.outcome for finding in report.findings] == [wanted], report.findings

@@ -1,4 +1,4 @@
-"""No check is idle: each fails on at least one provider that breaks what it states (issue 6)."""
+"""No check is idle: each fails on at least one provider that breaks what it states."""
 
 import asyncio
 from collections.abc import Iterator

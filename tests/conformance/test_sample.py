@@ -32,7 +32,7 @@ def hutch(environment: dict[str, str], *words: str) -> subprocess.CompletedProce
 
 
 def test_it_is_short() -> None:
-    """Issue 6: in its own package, under 200 lines of Python."""
+    """In its own package, under 200 lines of Python."""
     lines = [line for path in SAMPLE.glob("src/**/*.py") for line in path.read_text().splitlines()]
     assert len(lines) < 200
 

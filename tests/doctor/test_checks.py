@@ -1,4 +1,4 @@
-"""The doctor's checks on machines that are not here: each obstacle has its consequence and its fix (lesson 34)."""
+"""The doctor's checks on machines that are not here: each obstacle has its consequence and its fix (S11, lesson 34)."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""BoxLite: what is said where it is not installed, where KVM does not run guests, and where machines do not boot."""
+"""BoxLite, where it is not installed, where KVM runs no guests, and where machines do not boot (S1)."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""E2B through its real SDK, against a small server of ours that makes a real native box of each sandbox."""
+"""E2B through its real SDK, against a small server of ours that makes a native box for each sandbox (S1)."""
 
 import asyncio
 import os
@@ -92,7 +92,7 @@ async def test_a_ttl_is_never_moved(server: e2b_server.Server) -> None:
 async def test_the_guest_is_uploaded_once_for_a_sandbox_and_no_command_is_rewritten(
     server: e2b_server.Server,
 ) -> None:
-    """Issue 6, item 5: what a command says is what runs; attaching again uploads nothing."""
+    """What a command says is what runs; attaching again uploads nothing."""
     provider, asked = made(), order()
     before = server.uploads
     box = await provider.create(asked, provider.plan(asked))

@@ -1,4 +1,4 @@
-"""Paths of Windows and macOS, as an engine in a Linux beside them knows them (issue 6, item 10)."""
+"""Paths of Windows and macOS, as an engine in a Linux virtual machine beside them names them (B31)."""
 
 import subprocess
 import sys

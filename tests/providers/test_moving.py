@@ -67,7 +67,7 @@ async def test_from_native_to_docker_and_back(docker: daemons.Daemon, tmp_path: 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user's boxes have no root who could change the system")
 async def test_changes_of_a_writable_system_are_carried(tmp_path: Path) -> None:
-    """Issue 6, item 11: changed files outside of the workspace, with their rights; those of the image are not."""
+    """Changed files outside of the workspace, with their rights; those of the image are not."""
     async with Hutch() as hutch:
         async with hutch.box(provider="native", profile="code") as box:
             change = "echo 'changed by us' >/etc/motd && install -m 750 /bin/true /usr/local/bin/ours"

@@ -1,4 +1,4 @@
-"""Whether an engine is on this machine is proven, not believed: a forwarded socket looks like any other (issue 6)."""
+"""Whether an engine is on this machine is proven, not believed: a forwarded socket looks like any other."""
 
 import asyncio
 import contextlib

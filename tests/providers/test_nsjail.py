@@ -35,7 +35,7 @@ def values(command: list[str], option: str) -> list[str]:
 
 
 def test_one_jail_for_one_box() -> None:
-    """Issue 6, item 4: the guest is the jail's only command, and the jail has no end of its own."""
+    """The guest is the jail's only command, and the jail has no end of its own."""
     made = line()
     assert made[0] == "nsjail" and made[made.index("--") + 1 :] == list(SITE.guest)
     assert (values(made, "--mode"), values(made, "--time_limit")) == (["o"], ["0"])
